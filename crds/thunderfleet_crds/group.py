@@ -1,0 +1,115 @@
+"""What a running group says of itself: the answer of rank 0's supervisor to ``GET /v1/state`` on its control port.
+
+The operator polls it (mutual TLS with the group's keys) and copies it into ``ModelDeployment.status``. Times are RFC 3339
+in UTC.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+STATE_PATH = "/v1/state"
+"""``GET``: a GroupState from rank 0, of any other rank 421 with rank 0's address."""
+DRAIN_PATH = "/v1/drain"
+"""``POST`` to rank 0: admit nothing new, let running requests end within their grace, then stop every rank."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+class FaultClass(StrEnum):
+    """What a failure asks for; see the bootstrap page of the design."""
+
+    RETRY = "Retry"
+    REPLAN = "Replan"
+    CONFIGURE = "Configure"
+    REBOOT = "Reboot"
+    BUG = "Bug"
+
+
+class GroupPhase(StrEnum):
+    """Where a group stands. Only Ready serves."""
+
+    WAITING = "Waiting"
+    """Not all ranks have joined the rendezvous."""
+    PREPARING = "Preparing"
+    """Preflight checks run, or a back-off between attempts is being waited out."""
+    FORMING = "Forming"
+    """All ranks are in MLX's init."""
+    LOADING = "Loading"
+    READY = "Ready"
+    DRAINING = "Draining"
+    GAVE_UP = "GaveUp"
+    """The runner can do no more: attempts spent, or a failure that needs another placement or a person."""
+
+
+class RankPhase(StrEnum):
+    ABSENT = "Absent"
+    JOINED = "Joined"
+    CHECKED = "Checked"
+    FORMING = "Forming"
+    LOADING = "Loading"
+    SERVING = "Serving"
+    FAILED = "Failed"
+
+
+class Failure(_Value):
+    """The first cause of a failure; what the other ranks said after it stands in ``echoes``."""
+
+    fault: FaultClass
+    reason: str
+    """CamelCase, stable."""
+    message: str
+    rank: int | None = None
+    node: str | None = None
+    attempt: int = 0
+    at: datetime
+    echoes: tuple[str, ...] = ()
+
+
+class RankReport(_Value):
+    rank: int
+    node: str
+    phase: RankPhase
+    message: str = ""
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    loaded_layers: int = 0
+    peak_memory_bytes: int = 0
+
+
+class BenchmarkReport(_Value):
+    """What a benchmark through the served path gave. Rates are tokens per second."""
+
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    time_to_first_token_microseconds: int
+    prompt_tokens: int
+    generation_tokens: int
+    peak_memory_bytes: int = 0
+    all_reduce_megabytes_per_second: float | None = None
+    all_reduce_microseconds: int | None = None
+    measured_at: datetime
+    ran: str = ""
+    """What was run, in words."""
+
+
+class GroupState(_Value):
+    uid: str
+    index: int
+    epoch: int
+    phase: GroupPhase
+    message: str = ""
+    """One sentence: what is waited for, or what a person must do."""
+    attempt: int = 0
+    """Attempts begun in this epoch."""
+    recoveries: int = 0
+    """Times a formed group failed and was formed anew within this epoch."""
+    ready_since: datetime | None = None
+    failure: Failure | None = None
+    """The last failure, kept after the group has come back."""
+    ranks: tuple[RankReport, ...] = ()
+    benchmark: BenchmarkReport | None = None

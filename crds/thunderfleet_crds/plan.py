@@ -1,0 +1,131 @@
+"""The plan of one group: what the operator decided and every rank's supervisor carries out.
+
+It travels as the one key ``plan.json`` of an immutable ConfigMap, mounted into every pod of the group. The operator writes
+it, the runner reads it, neither imports the other: so it stands here, beside the API.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+PLAN_KEY = "plan.json"
+PLAN_FOLDER = "/etc/thunderfleet/plan"
+"""Mount path of the plan's ConfigMap in a runner pod."""
+KEYS_FOLDER = "/etc/thunderfleet/keys"
+"""Mount path of the group's Secret in a runner pod: ``tls.crt`` and ``tls.key`` (PEM)."""
+API_KEY_FOLDER = "/etc/thunderfleet/api-key"
+"""Mount path of the Secret that ``spec.server.apiKeySecret`` names; every value in it is an accepted key."""
+MODEL_FOLDER = "/model"
+"""Mount path of the model's folder (a hostPath) in a runner pod."""
+GROUP_TLS_NAME = "group.thunderfleet.io"
+"""The DNS name in the group's certificate; both sides of every connection of a group present and demand this one."""
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+class Backend(StrEnum):
+    """What the ranks are joined by, in MLX's own words."""
+
+    NONE = "none"
+    """One Mac alone: no group is made."""
+    RING = "ring"
+    JACCL = "jaccl"
+
+
+class Split(StrEnum):
+    """How the model is cut."""
+
+    NONE = "None"
+    TENSOR = "Tensor"
+    PIPELINE = "Pipeline"
+
+
+class RankPlan(_Value):
+    """One rank: where it runs, what it holds, where it listens."""
+
+    rank: Annotated[int, Field(ge=0)]
+    node: str
+    pod: str
+    address: str
+    """The Mac's own address: gateway and control listen on it."""
+    control_port: Port
+    gateway_port: Port
+    ring_address: str | None = None
+    """The address that this rank listens on for the ring (the cable's, on Thunderbolt)."""
+    ring_ports: tuple[Port, ...] = ()
+    """A block outside the ephemeral range; each attempt takes the next that can be bound."""
+    devices: tuple[str | None, ...] = ()
+    """JACCL: the RDMA device that faces each rank, null for itself."""
+    layers: tuple[int, int] | None = None
+    """Pipeline: first layer (included) and last (excluded). The last layers belong to rank 0."""
+    memory_bytes: Annotated[int, Field(ge=0)]
+    """What is reserved on this Mac for the rank."""
+
+
+class MemoryPlan(_Value):
+    """What the gateway admits by; tokens, from ``spec.memory``."""
+
+    context_tokens: Annotated[int, Field(ge=1)]
+    concurrent_requests: Annotated[int, Field(ge=1)]
+    cached_tokens: Annotated[int, Field(ge=0)]
+
+
+class BootstrapPlan(_Value):
+    attempts: Annotated[int, Field(ge=1)] = 8
+    attempt_timeout_seconds: Annotated[int, Field(ge=1)] = 60
+
+
+class BenchmarkPlan(_Value):
+    prompt_tokens: Annotated[int, Field(ge=1)] = 512
+    generation_tokens: Annotated[int, Field(ge=1)] = 128
+    every_seconds: Annotated[int, Field(ge=0)] = 86400
+
+
+class Plan(_Value):
+    """One placement of one group. ``uid`` is the ModelDeployment's; (uid, index, epoch) names the placement for good."""
+
+    version: Literal[1] = 1
+    namespace: str
+    deployment: str
+    uid: str
+    index: Annotated[int, Field(ge=0)]
+    epoch: Annotated[int, Field(ge=1)]
+    model: str
+    """The name that clients use and ``/v1/models`` lists."""
+    model_path: str
+    """The model's folder on every Mac of the group, as its NodeProfile names it."""
+    backend: Backend
+    split: Split
+    ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
+    memory: MemoryPlan
+    bootstrap: BootstrapPlan = BootstrapPlan()
+    benchmark: BenchmarkPlan = BenchmarkPlan()
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def group(self) -> str:
+        """``namespace/name-index``: how messages call the group."""
+        return f"{self.namespace}/{self.deployment}-{self.index}"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Plan":
+        if [entry.rank for entry in self.ranks] != list(range(len(self.ranks))):
+            raise ValueError("ranks must be listed in order, from 0, without a gap")
+        if (self.backend is Backend.NONE) != (len(self.ranks) == 1):
+            raise ValueError("backend none goes with exactly one rank")
+        if self.backend is Backend.RING and any(not r.ring_address or not r.ring_ports for r in self.ranks):
+            raise ValueError("every rank of a ring needs ringAddress and ringPorts")
+        if self.backend is Backend.JACCL and any(len(r.devices) != len(self.ranks) for r in self.ranks):
+            raise ValueError("every rank of a JACCL group needs one device entry a rank")
+        if self.split is Split.PIPELINE and any(r.layers is None for r in self.ranks):
+            raise ValueError("every rank of a pipeline needs its layers")
+        return self
