@@ -100,9 +100,7 @@ class Kube:
     async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
         """The current (or named) context of a kubeconfig file."""
         configuration = Configuration()
-        await load_kube_config(
-            config_file=str(path), context=context, client_configuration=configuration, persist_config=False
-        )
+        await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)
         return cls(configuration)
 
     @classmethod
