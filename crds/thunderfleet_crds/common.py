@@ -38,12 +38,14 @@ THUNDERBOLTLINK_PLURAL: Final = "thunderboltlinks"
 MODELDEPLOYMENT_PLURAL: Final = "modeldeployments"
 
 # Labels of children (pods, Services, ConfigMaps, Secrets): the operator finds by them what it owns.
-LABEL_MODELDEPLOYMENT: Final = f"{GROUP}/modeldeployment"
+LABEL_DEPLOYMENT: Final = f"{GROUP}/deployment"
 LABEL_GROUP: Final = f"{GROUP}/group"
 LABEL_EPOCH: Final = f"{GROUP}/epoch"
 LABEL_RANK: Final = f"{GROUP}/rank"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_NAME: Final = "app.kubernetes.io/name"
+MANAGED_BY: Final = "thunderfleet-operator"
+RUNNER_NAME: Final = "thunderfleet-runner"
 # On a NodeProfile, one a connected port: `domain.thunderfleet.io/<uuid>: ""`. One selective list finds the peer.
 LABEL_DOMAIN_PREFIX: Final = f"domain.{GROUP}/"
 # On a Node, set by its kubelet: which chip a Mac has, for node selectors.
@@ -70,16 +72,6 @@ class ConditionStatus(StrEnum):
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
-
-
-class FaultClass(StrEnum):
-    """What a failure asks for; see the design page on bootstrap."""
-
-    RETRY = "Retry"
-    REPLAN = "Replan"
-    CONFIGURE = "Configure"
-    REBOOT = "Reboot"
-    BUG = "Bug"
 
 
 class Parallelism(StrEnum):
@@ -114,13 +106,6 @@ class PlannedTransport(StrEnum):
     JACCL_RING = "JACCLRing"
     RING = "Ring"
     NONE = "None"
-
-
-class Backend(StrEnum):
-    """A communication backend by MLX's own name."""
-
-    RING = "ring"
-    JACCL = "jaccl"
 
 
 # The words of a field's name that Kubernetes' conventions write in capitals (unless they begin the name).
@@ -262,9 +247,7 @@ class Condition(ApiModel):
 
     type: Annotated[str, Field(max_length=316)] = Field(description="Which aspect this is, in CamelCase.")
     status: ConditionStatus = Field(description="Whether it holds: True, False or Unknown.")
-    observed_generation: Int64 | None = Field(
-        default=None, description="The metadata.generation that this was observed for."
-    )
+    observed_generation: Int64 | None = Field(default=None, description="The metadata.generation that this was observed for.")
     last_transition_time: Time = Field(description="When status last changed.")
     reason: Reason = Field(description="Why, as one word in CamelCase.")
     message: Message = Field(default="", description="Why, for people, and what to do next.")

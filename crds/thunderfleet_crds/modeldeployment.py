@@ -5,6 +5,7 @@ Every field but ``spec.model`` has a default: the ten-line manifest is the norma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal
@@ -19,7 +20,6 @@ from thunderfleet_crds.common import (
     ApiModel,
     Condition,
     Count,
-    FaultClass,
     HostPort,
     Int64,
     LabelValue,
@@ -40,6 +40,7 @@ from thunderfleet_crds.common import (
     Url,
     Word,
 )
+from thunderfleet_crds.group import FaultClass
 
 MODEL_RESOLVED: Final = "ModelResolved"
 PLACED: Final = "Placed"
@@ -68,33 +69,33 @@ class TaintEffect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
-class GroupState(StrEnum):
-    """Where a group is on its way; the conditions say why."""
+class GroupStage(StrEnum):
+    """Where a group is on its way: what the operator sees, then the phases that the group itself reports."""
 
     PENDING = "Pending"
     STARTING = "Starting"
+    WAITING = "Waiting"
+    PREPARING = "Preparing"
     FORMING = "Forming"
     LOADING = "Loading"
     READY = "Ready"
-    BACKING_OFF = "BackingOff"
     DRAINING = "Draining"
-    FAILED = "Failed"
+    GAVE_UP = "GaveUp"
+    BACKING_OFF = "BackingOff"
 
 
-class RankState(StrEnum):
-    """Where one rank is on its way."""
+class RankStage(StrEnum):
+    """Where one rank is on its way: what the operator sees, then the phases that its group reports."""
 
     PENDING = "Pending"
-    WAITING = "Waiting"
-    PREFLIGHT = "Preflight"
+    STARTING = "Starting"
+    ABSENT = "Absent"
+    JOINED = "Joined"
+    CHECKED = "Checked"
     FORMING = "Forming"
-    FORMED = "Formed"
     LOADING = "Loading"
-    READY = "Ready"
-    STOPPING = "Stopping"
-    STOPPED = "Stopped"
+    SERVING = "Serving"
     FAILED = "Failed"
-    LOST = "Lost"
 
 
 class ModelSource(ApiModel):
@@ -162,21 +163,13 @@ class Memory(ApiModel):
     headroom_percent: Percent = Field(default=10, description="Share kept free on top of what is reserved, in percent.")
 
 
-class SecretKey(ApiModel):
-    """One key of a Secret in the same namespace."""
-
-    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Name of the Secret.")
-    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        default="apiKey", description="Which key of the Secret."
-    )
-
-
 class Server(ApiModel):
     """The OpenAI-compatible endpoint."""
 
     port: Port | None = Field(default=None, description="Port of the endpoint; unset: the operator picks one.")
-    api_key_secret: SecretKey | None = Field(
-        default=None, description="Secret with the API key that requests must carry; unset: none is asked for."
+    api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Secret in the same namespace; every value in it is an accepted API key. Unset: none is asked for.",
     )
 
 
@@ -228,12 +221,8 @@ class ModelDeploymentSpec(ApiModel):
         default=1, description="Number of independent groups that serve the model."
     )
     nodes: Nodes = Field(default=Nodes(), description="Which Macs, and how many, one group may take.")
-    parallelism: Parallelism = Field(
-        default=Parallelism.AUTO, description="How the model is split: Auto, Tensor, Pipeline."
-    )
-    transport: Transport = Field(
-        default=Transport.AUTO, description="What ranks talk over: Auto, JACCL, JACCLRing or Ring."
-    )
+    parallelism: Parallelism = Field(default=Parallelism.AUTO, description="How the model is split: Auto, Tensor, Pipeline.")
+    transport: Transport = Field(default=Transport.AUTO, description="What ranks talk over: Auto, JACCL, JACCLRing or Ring.")
     memory: Memory = Field(default=Memory(), description="What is reserved beside the weights.")
     server: Server = Field(default=Server(), description="The OpenAI-compatible endpoint.")
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="How hard the ranks try to become a group.")
@@ -258,7 +247,7 @@ class Rank(ApiModel):
     layers: LayerRange | None = Field(default=None, description="Its layers, in a pipeline.")
     shard: Word | None = Field(default=None, description="Its shard in tensor parallelism, such as 1/2.")
     memory_bytes: Int64 | None = Field(default=None, description="Bytes of GPU memory that are reserved for it.")
-    state: RankState = Field(default=RankState.PENDING, description="Where it is on its way.")
+    state: RankStage = Field(default=RankStage.PENDING, description="Where it is on its way.")
     attempts: Count = Field(default=0, description="Bootstrap attempts in this epoch.")
     last_error: Message | None = Field(default=None, description="Its last error, in its own words.")
 
@@ -280,14 +269,10 @@ class Group(ApiModel):
     index: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(description="Number of the group, from 0.")
     uid: UUID | None = Field(default=None, description="Identity of the group; kept over its epochs.")
     epoch: Count = Field(default=0, description="Number of its placement; every new placement is a new epoch.")
-    state: GroupState = Field(default=GroupState.PENDING, description="Where it is on its way.")
+    state: GroupStage = Field(default=GroupStage.PENDING, description="Where it is on its way.")
     message: Message = Field(default="", description="What it waits for, for people.")
-    transport: PlannedTransport | None = Field(
-        default=None, description="What its ranks talk over; None for a single rank."
-    )
-    parallelism: PlannedParallelism | None = Field(
-        default=None, description="How the model is split; None for a single rank."
-    )
+    transport: PlannedTransport | None = Field(default=None, description="What its ranks talk over; None for a single rank.")
+    parallelism: PlannedParallelism | None = Field(default=None, description="How the model is split; None for a single rank.")
     reason: Message = Field(default="", description="Why this transport, parallelism and these Macs.")
     coordinator: HostPort | None = Field(default=None, description="Address and port at which rank 0 leads.")
     endpoint: Url | None = Field(default=None, description="URL of this group's OpenAI-compatible API.")
@@ -323,16 +308,17 @@ class BenchmarkResult(ApiModel):
 
     prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt tokens per second.")
     decode_tokens_per_second: Quantity | None = Field(default=None, description="Generated tokens per second.")
-    time_to_first_token_milliseconds: Int64 | None = Field(
-        default=None, description="Milliseconds from the request to the first token."
+    time_to_first_token_microseconds: Int64 | None = Field(
+        default=None, description="Microseconds from the request to the first token."
     )
     peak_memory_bytes: Annotated[tuple[Int64, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Peak GPU memory of each rank in bytes, in the order of ranks."
     )
-    all_reduce_gigabits_per_second: Quantity | None = Field(
-        default=None, description="Bandwidth of a large all-reduce in Gbit/s."
+    all_reduce_megabytes_per_second: Quantity | None = Field(
+        default=None, description="Bandwidth of a large all-reduce in MB/s."
     )
     all_reduce_microseconds: Int64 | None = Field(default=None, description="Latency of a small all-reduce.")
+    ran: Message | None = Field(default=None, description="What was run, in words.")
     prompt_tokens: Count | None = Field(default=None, description="Tokens of the prompt that was run.")
     generation_tokens: Count | None = Field(default=None, description="Tokens that were generated.")
     group: Count | None = Field(default=None, description="Group that was measured.")
@@ -348,17 +334,13 @@ class BenchmarkResult(ApiModel):
 class ModelDeploymentStatus(ApiModel):
     """What became of it; written by the operator alone."""
 
-    observed_generation: Int64 | None = Field(
-        default=None, description="The metadata.generation that this status is about."
-    )
+    observed_generation: Int64 | None = Field(default=None, description="The metadata.generation that this status is about.")
     replicas: Count = Field(default=0, description="Number of groups that exist.")
     ready_replicas: Count = Field(default=0, description="Number of groups that serve.")
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the pods that serve, for the scale subresource."
     )
-    endpoint: Url | None = Field(
-        default=None, description="URL of the OpenAI-compatible API: that of the lowest Ready group."
-    )
+    endpoint: Url | None = Field(default=None, description="URL of the OpenAI-compatible API: that of the lowest Ready group.")
     model: Token | None = Field(default=None, description="Name of the model for people (a column).")
     ready: Word | None = Field(default=None, description="Ready groups of all, such as 1/1 (a column).")
     nodes: Message | None = Field(default=None, description="Nodes that serve, separated by commas (a column).")
@@ -391,3 +373,12 @@ class ModelDeployment(ApiModel):
     metadata: ObjectMeta
     spec: ModelDeploymentSpec = Field(description="What to serve, and how.")
     status: ModelDeploymentStatus = Field(default=ModelDeploymentStatus(), description="What became of it.")
+
+
+def duration_seconds(text: str) -> int:
+    """Seconds of a duration such as ``24h`` or ``1h30m``. Raises ``ValueError`` for anything else."""
+    match = re.fullmatch(DURATION_PATTERN, text)
+    if not text or match is None:
+        raise ValueError(f"a duration is hours, minutes and seconds such as 24h or 1h30m, not {text!r}")
+    hours, minutes, seconds = (int(part[:-1]) if part else 0 for part in match.groups())
+    return hours * 3600 + minutes * 60 + seconds

@@ -17,7 +17,6 @@ from thunderfleet_crds.common import (
     UUID,
     Address,
     ApiModel,
-    Backend,
     Condition,
     Count,
     Int64,
@@ -120,7 +119,7 @@ class Runtime(ApiModel):
 
     mlx_version: Word | None = Field(default=None, description="Version of mlx that runners on this Mac use.")
     mlx_lm_version: Word | None = Field(default=None, description="Version of mlx-lm that runners on this Mac use.")
-    backends: Annotated[tuple[Backend, ...], Field(max_length=8)] = Field(
+    backends: Annotated[tuple[Word, ...], Field(max_length=8)] = Field(
         default=(), description="Communication backends that this MLX says it can run: ring, jaccl."
     )
 
@@ -150,9 +149,7 @@ class Interface(ApiModel):
     kind: InterfaceKind = Field(description="What it is: Thunderbolt, Ethernet, WiFi, Bridge, VPN or Other.")
     hardware_port: Token | None = Field(default=None, description="macOS' name of its port, such as Thunderbolt 2.")
     up: bool | None = Field(default=None, description="Whether it is up and has a carrier.")
-    addresses: Annotated[tuple[InterfaceAddress, ...], Field(max_length=32)] = Field(
-        default=(), description="Its addresses."
-    )
+    addresses: Annotated[tuple[InterfaceAddress, ...], Field(max_length=32)] = Field(default=(), description="Its addresses.")
     speed_mbps: Int64 | None = Field(default=None, description="Link speed in Mbit/s.")
     bridge: Word | None = Field(default=None, description="The bridge that it is a member of, such as bridge0.")
 
@@ -186,9 +183,7 @@ class ThunderboltPort(ApiModel):
     interface: Word | None = Field(default=None, description="Network interface of this port, such as en2.")
     rdma_device: Word | None = Field(default=None, description="RDMA device of this port, such as rdma_en2.")
     connected: bool = Field(default=False, description="Whether something is plugged in.")
-    speed_mbps: Int64 | None = Field(
-        default=None, description="Negotiated speed in Mbit/s; unset when nothing is plugged in."
-    )
+    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mbit/s; unset when nothing is plugged in.")
     domain_uuid: UUID | None = Field(default=None, description="Domain UUID of this port (not stable).")
     peers: Annotated[tuple[ThunderboltPeer, ...], Field(max_length=8)] = Field(
         default=(),
@@ -262,9 +257,7 @@ class Benchmarks(ApiModel):
     compute: ComputeBenchmark | None = Field(default=None, description="Arithmetic throughput.")
     memory: MemoryBenchmark | None = Field(default=None, description="Memory bandwidth.")
     tflops: Quantity | None = Field(default=None, description="fp16 throughput in TFLOPS for people (a column).")
-    gigabytes_per_second: Quantity | None = Field(
-        default=None, description="Memory bandwidth in GB/s for people (a column)."
-    )
+    gigabytes_per_second: Quantity | None = Field(default=None, description="Memory bandwidth in GB/s for people (a column).")
 
 
 class TensorSize(ApiModel):
@@ -295,9 +288,7 @@ class KVLayer(ApiModel):
     window_tokens: Count | None = Field(
         default=None, description="Tokens that are kept at most (a sliding window); unset: all."
     )
-    tensor_split: bool = Field(
-        default=False, description="Whether tensor parallelism divides this cache among the ranks."
-    )
+    tensor_split: bool = Field(default=False, description="Whether tensor parallelism divides this cache among the ranks.")
 
 
 class Model(ApiModel):
@@ -377,9 +368,7 @@ class NodeProfile(ApiModel):
     api_version: Literal["thunderfleet.io/v1alpha1"] = "thunderfleet.io/v1alpha1"
     kind: Literal["NodeProfile"] = "NodeProfile"
     metadata: ObjectMeta
-    status: NodeProfileStatus = Field(
-        default=NodeProfileStatus(), description="What this Mac's agent observed and measured."
-    )
+    status: NodeProfileStatus = Field(default=NodeProfileStatus(), description="What this Mac's agent observed and measured.")
 
 
 def domain_labels(domain_uuids: Iterable[str]) -> dict[str, str]:

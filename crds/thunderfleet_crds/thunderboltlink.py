@@ -72,9 +72,7 @@ class Endpoint(ApiModel):
     through: Annotated[tuple[Token, ...], Field(max_length=8)] = Field(
         default=(), description="Hubs and displays passed on the way, nearest first."
     )
-    sees_peer: bool = Field(
-        default=False, description="Whether this end sees the other; a display in between can hide it."
-    )
+    sees_peer: bool = Field(default=False, description="Whether this end sees the other; a display in between can hide it.")
 
 
 class Measurement(ApiModel):
@@ -106,9 +104,7 @@ class ThunderboltLinkStatus(ApiModel):
     speed: Word | None = Field(default=None, description="Negotiated speed for people, such as 80G (a column).")
     generation: Word | None = Field(default=None, description="TB5 above 40 Gb/s, else TB4 (a column).")
     rdma: Reason | None = Field(default=None, description="The reason of the condition RDMAUsable (a column).")
-    gbps: Quantity | None = Field(
-        default=None, description="Measured throughput of the worse way in Gbit/s (a column)."
-    )
+    gbps: Quantity | None = Field(default=None, description="Measured throughput of the worse way in Gbit/s (a column).")
     rtt: Word | None = Field(default=None, description="Measured round trip for people, such as 36us (a column).")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
@@ -124,9 +120,7 @@ class ThunderboltLink(ApiModel):
     kind: Literal["ThunderboltLink"] = "ThunderboltLink"
     metadata: ObjectMeta
     spec: ThunderboltLinkSpec = Field(description="Which two ends the cable joins.")
-    status: ThunderboltLinkStatus = Field(
-        default=ThunderboltLinkStatus(), description="What its ends see and measured."
-    )
+    status: ThunderboltLinkStatus = Field(default=ThunderboltLinkStatus(), description="What its ends see and measured.")
 
 
 def ordered(one: LinkEnd, other: LinkEnd) -> ThunderboltLinkSpec:
