@@ -1,0 +1,20 @@
+{{/* The one image of all programs. */}}
+{{- define "thunderfleet.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Labels that every object carries. Call with (dict "root" $ "component" "operator"). */}}
+{{- define "thunderfleet.labels" -}}
+app.kubernetes.io/name: thunderfleet
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* The part of them that selects pods: it never changes. */}}
+{{- define "thunderfleet.selector" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
