@@ -1,0 +1,362 @@
+"""What a supervisor and its rank say to each other, and how it is put on their socketpair.
+
+The two run different worlds (asyncio without MLX here, MLX and threads there), so the one thing that they share is kept
+free of both: plain values and a frame. A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, an object
+whose ``type`` names the message. Either end closing the socket ends the rank.
+
+Order of a rank's life: ``Start`` -> ``Formed`` -> ``Progress``... -> ``Loaded``; when all ranks have loaded, the supervisors
+send ``Check`` and every rank answers ``Ready``. From then on a rank is idle, blocked on the socket and not in a collective,
+until ``Turn`` comes. In a turn all ranks run mlx-lm's loop together (rank 0 shares its requests in the group); rank 0
+ends the turn in the group when nothing is left to do, and every rank says ``Idle``. A request that reached rank 0 too late
+for a turn waits in its queue: the leader sees ``Idle`` with work outstanding and announces the next turn. ``Stop`` is obeyed
+between turns: rank 0 ends the running turn (cancelling what still runs), then every rank frees its model, passes a barrier
+and exits 0. ``Prepare`` is answered at any time after ``Ready``, turn or not.
+"""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from thunderfleet_crds.plan import Backend, MemoryPlan, Split
+
+FD_VARIABLE = "THUNDERFLEET_RANK_FD"
+"""Environment variable with the number of the rank's end of the socketpair."""
+HEARTBEAT_SECONDS = 1.0
+"""How often a rank's heartbeat thread speaks, from ``Formed`` to its end."""
+FRAME_LIMIT = 64 * 1024 * 1024
+"""Bytes of the longest frame accepted; beyond it the stream is broken, not large."""
+_LENGTH = struct.Struct(">I")
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sampling(_Message):
+    """How tokens are chosen; names and meanings are mlx-lm's. Zero temperature is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 0.0
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: dict[int, float] = {}
+    """Token id -> bias added to its logit."""
+    seed: int | None = None
+
+
+class Request(_Message):
+    """One generation, as the gateway built it from its allow-list. One of the three prompts is set, as ``kind`` says."""
+
+    id: str
+    kind: Literal["chat", "completion", "tokens"]
+    messages: tuple[dict[str, Any], ...] = ()
+    """``chat``: OpenAI messages with text contents; the rank applies the model's own template."""
+    tools: tuple[dict[str, Any], ...] = ()
+    prompt: str = ""
+    """``completion``: text that the rank tokenizes."""
+    tokens: tuple[int, ...] = ()
+    """``tokens``: token ids as they stand (benchmark)."""
+    max_tokens: int = Field(ge=1)
+    stop: tuple[str, ...] = ()
+    """Non-empty strings."""
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0)
+    sampling: Sampling = Sampling()
+    cache: bool = True
+    """False: neither use nor feed the prompt cache (benchmark)."""
+
+
+# --- supervisor -> rank ---------------------------------------------------------------------------------------------
+
+
+class Start(_Message):
+    """First message. MLX_RANK and MLX_HOSTFILE are already in the rank's environment when ``backend`` is ring."""
+
+    type: Literal["start"] = "start"
+    attempt: int
+    rank: int
+    size: int
+    backend: Backend
+    split: Split
+    layers: tuple[int, int] | None = None
+    """Pipeline: this rank's first layer (included) and last (excluded)."""
+    pipeline: tuple[tuple[int, int], ...] = ()
+    """Pipeline: the layers of every rank, by rank; empty otherwise."""
+    model: str
+    """The name that clients use; mlx-lm's requests carry it on every rank."""
+    model_path: str
+    memory_bytes: int
+    """The reservation: the wired limit is at most this."""
+    memory: MemoryPlan
+    hostfile: str | None = None
+
+
+class Check(_Message):
+    """All ranks have loaded: run the fixed prompt together and answer ``Ready``."""
+
+    type: Literal["check"] = "check"
+
+
+class Turn(_Message):
+    """Join the group's loop now. Numbers grow by one; every rank gets every turn."""
+
+    type: Literal["turn"] = "turn"
+    number: int
+
+
+class Prepare(_Message):
+    """Rank 0 only: template and count, generate nothing. Answered by ``Prepared``."""
+
+    type: Literal["prepare"] = "prepare"
+    request: Request
+
+
+class Generate(_Message):
+    """Rank 0 only: queue this request; a ``Turn`` is announced besides.
+
+    Answered by ``Token``..., then ``Done`` or ``RequestError``.
+    """
+
+    type: Literal["generate"] = "generate"
+    request: Request
+
+
+class Cancel(_Message):
+    """Rank 0 only: end this request soon. Answered by ``Done`` with ``finish_reason`` cancelled, unless it ended before."""
+
+    type: Literal["cancel"] = "cancel"
+    id: str
+
+
+class Stop(_Message):
+    """End the turn if one runs, free the model, pass the group's barrier, exit 0."""
+
+    type: Literal["stop"] = "stop"
+
+
+ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Stop, Field(discriminator="type")]
+
+# --- rank -> supervisor ---------------------------------------------------------------------------------------------
+
+
+class Formed(_Message):
+    """The group's own answer after init, and what the all-sum of every rank's (rank + 1) gave: size*(size+1)/2 when right."""
+
+    type: Literal["formed"] = "formed"
+    rank: int
+    size: int
+    all_sum: int
+
+
+class Progress(_Message):
+    type: Literal["progress"] = "progress"
+    loaded_bytes: int
+    total_bytes: int
+    layers: int
+
+
+class Loaded(_Message):
+    type: Literal["loaded"] = "loaded"
+    total_bytes: int
+    peak_memory_bytes: int = 0
+
+
+class Ready(_Message):
+    """The fixed prompt was generated, greedily; ``tokens`` must be the same on every rank."""
+
+    type: Literal["ready"] = "ready"
+    tokens: tuple[int, ...]
+    vocabulary: int = 0
+    """Number of token ids that the model knows: ids are 0 <= id < vocabulary. 0: not known."""
+    chat_template: bool = True
+    """Whether the tokenizer can render chats."""
+    peak_memory_bytes: int = 0
+
+
+class Prepared(_Message):
+    """``error`` says why the request cannot be served (a client's mistake: 400); then ``prompt_tokens`` is 0."""
+
+    type: Literal["prepared"] = "prepared"
+    id: str
+    prompt_tokens: int = 0
+    error: str | None = None
+
+
+class TopLogprob(_Message):
+    token: int
+    text: str
+    logprob: float
+
+
+class Token(_Message):
+    """One step of one request. ``text`` is what became printable with it (may be empty, may close earlier tokens)."""
+
+    type: Literal["token"] = "token"
+    id: str
+    token: int
+    text: str
+    logprob: float | None = None
+    top_logprobs: tuple[TopLogprob, ...] = ()
+    kind: Literal["text", "reasoning", "tool"] = "text"
+    """What mlx-lm's state machine says this token belongs to."""
+
+
+class Done(_Message):
+    type: Literal["done"] = "done"
+    id: str
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt's, how many came from the prompt cache."""
+    generated_tokens: int
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """OpenAI ``function`` objects ({"name", "arguments"}) parsed from the text, when ``finish_reason`` is tool_calls."""
+    peak_memory_bytes: int = 0
+
+
+class RequestError(_Message):
+    """This request failed and the group did not."""
+
+    type: Literal["request_error"] = "request_error"
+    id: str
+    text: str
+
+
+class Heartbeat(_Message):
+    """From a thread of the rank, every HEARTBEAT_SECONDS: that the process runs, and whether its work moves."""
+
+    type: Literal["heartbeat"] = "heartbeat"
+    steps: int
+    """Steps ended since the start: layers loaded, tokens decoded, prompt chunks. Any change is movement."""
+    in_step: bool
+    """Whether the rank is at work (in a turn, loading, checking) rather than idle."""
+    step_seconds: float = 0.0
+    """How long the running step has taken."""
+    longest_step_seconds: float = 0.0
+    """The longest ended step of the running step's shape (loading, prefill, decode)."""
+    peak_memory_bytes: int = 0
+
+
+class Idle(_Message):
+    """This rank has left turn ``turn``."""
+
+    type: Literal["idle"] = "idle"
+    turn: int
+
+
+class Failed(_Message):
+    """Last words: the rank exits 1 after them. ``text`` is the error as its library said it."""
+
+    type: Literal["failed"] = "failed"
+    stage: Literal["start", "init", "load", "check", "serve", "stop"]
+    text: str
+
+
+class Log(_Message):
+    type: Literal["log"] = "log"
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+
+
+FromRank = Annotated[
+    Formed | Progress | Loaded | Ready | Prepared | Token | Done | RequestError | Heartbeat | Idle | Failed | Log,
+    Field(discriminator="type"),
+]
+
+_TO_RANK: TypeAdapter[ToRank] = TypeAdapter(ToRank)
+_FROM_RANK: TypeAdapter[FromRank] = TypeAdapter(FromRank)
+
+
+class BrokenStream(Exception):
+    """The bytes are no frame of this protocol; nothing after them can be read."""
+
+
+def encode(message: BaseModel) -> bytes:
+    """One frame."""
+    body = message.model_dump_json(exclude_defaults=False).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def _text(error: ValueError) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def decode_to_rank(body: bytes) -> ToRank:
+    """The message in a frame's body. Raises BrokenStream."""
+    try:
+        return _TO_RANK.validate_json(body)
+    except ValueError as error:
+        raise BrokenStream(f"not a message from a supervisor: {_text(error)}") from error
+
+
+def decode_from_rank(body: bytes) -> FromRank:
+    """The message in a frame's body. Raises BrokenStream."""
+    try:
+        return _FROM_RANK.validate_json(body)
+    except ValueError as error:
+        raise BrokenStream(f"not a message from a rank: {_text(error)}") from error
+
+
+class Frames:
+    """Cuts a byte stream into frames' bodies, however it arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that ``data`` completes. Raises BrokenStream for a length beyond FRAME_LIMIT."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > FRAME_LIMIT:
+                raise BrokenStream(f"a frame of {length} bytes was announced, at most {FRAME_LIMIT} are allowed")
+            if len(self._buffer) < _LENGTH.size + length:
+                return
+            body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+            del self._buffer[: _LENGTH.size + length]
+            yield body
+
+
+class Channel:
+    """The rank's end: blocking, and safe to send on from several threads.
+
+    ``receive`` is for one thread only. Both raise EOFError / OSError when the supervisor has gone: the rank must exit then.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._sending = threading.Lock()
+        self._frames = Frames()
+        self._ready: list[bytes] = []
+
+    @classmethod
+    def inherited(cls, environment: Mapping[str, str]) -> "Channel":
+        """The channel that the supervisor left in THUNDERFLEET_RANK_FD. Raises ValueError when there is none."""
+        value = environment.get(FD_VARIABLE, "")
+        if not value.isdigit():
+            raise ValueError(f"{FD_VARIABLE} is {value!r}: a rank is started by its supervisor, not by hand")
+        return cls(socket.socket(fileno=int(value)))
+
+    def send(self, *messages: BaseModel) -> None:
+        """Puts the messages on the socket, in order, in one write."""
+        data = b"".join(encode(message) for message in messages)
+        with self._sending:
+            self._socket.sendall(data)
+
+    def receive(self) -> ToRank:
+        """Blocks for the next message. Raises EOFError when the supervisor closed its end, BrokenStream for rubbish."""
+        while not self._ready:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise EOFError("the supervisor closed the channel")
+            self._ready.extend(self._frames.feed(data))
+        return decode_to_rank(self._ready.pop(0))
