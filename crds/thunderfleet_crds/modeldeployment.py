@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from thunderfleet_crds.common import (
     MAX_GROUPS,
+    MAX_NAME_LENGTH,
     MAX_RANKS,
     UUID,
     Address,
@@ -101,6 +102,17 @@ class RankStage(StrEnum):
 class ModelSource(ApiModel):
     """Which model; exactly one of repository and path."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "has(self.repository) != has(self.path)",
+                    "message": "model names exactly one of repository (on the hub) and path (on the nodes)",
+                }
+            ]
+        }
+    )
+
     repository: Name | None = Field(
         default=None,
         description="Repository on the hub, such as mlx-community/Qwen3-30B-A3B-4bit.",
@@ -137,6 +149,17 @@ class Toleration(ApiModel):
 
 class Nodes(ApiModel):
     """Which Macs, and how many, one group may take."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "!has(self.max) || self.max >= self.min",
+                    "message": "nodes.max is at least nodes.min, or unset for no bound",
+                }
+            ]
+        }
+    )
 
     min: Annotated[int, Field(ge=1, le=MAX_RANKS)] = Field(default=1, description="Fewest Macs of one group.")
     max: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = Field(
@@ -188,6 +211,17 @@ class Bootstrap(ApiModel):
 
 class Recovery(ApiModel):
     """What happens when a group breaks."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "self.backoffLimitSeconds >= self.backoffSeconds",
+                    "message": "recovery.backoffLimitSeconds is at least recovery.backoffSeconds",
+                }
+            ]
+        }
+    )
 
     max_restarts: Count = Field(default=10, description="New placements before it is given up.")
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
@@ -367,6 +401,19 @@ class ModelDeploymentStatus(ApiModel):
 
 class ModelDeployment(ApiModel):
     """A model, served across Macs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && "
+                    "self.metadata.name.matches('^[a-z]([a-z0-9-]*[a-z0-9])?$')",
+                    "message": f"the name has at most {MAX_NAME_LENGTH} characters of [a-z0-9-], begins with a letter "
+                    "and ends with a letter or digit (a Service is named after it)",
+                }
+            ]
+        }
+    )
 
     api_version: Literal["thunderfleet.io/v1alpha1"] = "thunderfleet.io/v1alpha1"
     kind: Literal["ModelDeployment"] = "ModelDeployment"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from thunderfleet_crds.common import (
     Address,
@@ -54,6 +54,21 @@ class LinkEnd(ApiModel):
 
 class ThunderboltLinkSpec(ApiModel):
     """Which two ends; immutable, a replugged cable is another link."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "self == oldSelf",
+                    "message": "spec.a and spec.b are immutable: a cable plugged elsewhere is another ThunderboltLink",
+                },
+                {
+                    "rule": "self.a.node < self.b.node || (self.a.node == self.b.node && self.a.port < self.b.port)",
+                    "message": "spec.a sorts before spec.b, by node and then by port",
+                },
+            ]
+        }
+    )
 
     a: LinkEnd = Field(description="The end that sorts first by node, then port.")
     b: LinkEnd = Field(description="The other end.")
@@ -115,6 +130,19 @@ class ThunderboltLinkStatus(ApiModel):
 
 class ThunderboltLink(ApiModel):
     """One Thunderbolt cable between two Macs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    # Not `+ string(port)`: the API server takes that for unbounded and refuses the rule for its cost.
+                    "rule": "self.metadata.name == '%s.tb%d--%s.tb%d'.format("
+                    "[self.spec.a.node, self.spec.a.port, self.spec.b.node, self.spec.b.port])",
+                    "message": "a link is named after its ends: <a.node>.tb<a.port>--<b.node>.tb<b.port>",
+                }
+            ]
+        }
+    )
 
     api_version: Literal["thunderfleet.io/v1alpha1"] = "thunderfleet.io/v1alpha1"
     kind: Literal["ThunderboltLink"] = "ThunderboltLink"

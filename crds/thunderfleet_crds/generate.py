@@ -1,0 +1,362 @@
+"""Writes the CustomResourceDefinitions from the pydantic models: into ``crds/`` and, as Helm templates, into the chart.
+
+The API server takes a structural subset of JSON schema, so pydantic's is lowered: references are inlined, ``anyOf`` with
+null and ``const`` disappear, exclusive bounds become inclusive ones, and what only Kubernetes knows (list keys, CEL rules)
+comes from ``x-`` entries that stand on the fields themselves. Whatever has no place in that subset is an error here, not a
+surprise at ``kubectl apply``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from thunderfleet_crds import common
+from thunderfleet_crds.common import ApiModel
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+
+Json = dict[str, Any]
+
+HEADER: Final = "# Generated from crds/thunderfleet_crds by `python -m thunderfleet_crds.generate`; do not edit.\n"
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+# What the structural subset keeps as it is.
+_KEPT: Final = (
+    "type",
+    "format",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "maxItems",
+    "minItems",
+    "maxProperties",
+)
+_HANDLED: Final = frozenset(
+    {*_KEPT, "$ref", "$defs", "anyOf", "title", "description", "default", "properties", "required", "items"}
+    | {"additionalProperties", "propertyNames", "exclusiveMinimum", "exclusiveMaximum"}
+    | {"x-list-keys", "x-rule", "x-message", "x-rules"}
+)
+_TYPE_META: Final[Mapping[str, Json]] = {
+    "apiVersion": {"description": "Version of the schema of this object.", "type": "string"},
+    "kind": {"description": "Kind of this object.", "type": "string"},
+    # The API server describes metadata itself, and refuses a CRD that does.
+    "metadata": {"type": "object"},
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of ``kubectl get``."""
+
+    name: str
+    json_path: str
+    type: str = "string"
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a CRD says beside its schema."""
+
+    model: type[ApiModel]
+    name: str
+    plural: str
+    short_name: str
+    scope: str
+    columns: tuple[Column, ...]
+    scale: bool = False
+
+
+_AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
+
+KINDS: Final = (
+    Kind(
+        model=NodeProfile,
+        name=common.NODEPROFILE_KIND,
+        plural=common.NODEPROFILE_PLURAL,
+        short_name="np",
+        scope="Cluster",
+        columns=(
+            Column("CHIP", ".status.hardware.chip"),
+            Column("MEMORY", ".status.hardware.memory"),
+            Column("MACOS", ".status.os.version"),
+            Column("RDMA", ".status.rdma.state"),
+            Column("LINKS", ".status.thunderbolt.links", "integer"),
+            Column("TFLOPS", ".status.benchmarks.tflops"),
+            Column("GB/S", ".status.benchmarks.gigabytesPerSecond"),
+            _AGE,
+        ),
+    ),
+    Kind(
+        model=ThunderboltLink,
+        name=common.THUNDERBOLTLINK_KIND,
+        plural=common.THUNDERBOLTLINK_PLURAL,
+        short_name="tbl",
+        scope="Cluster",
+        columns=(
+            Column("A", ".spec.a.node"),
+            Column("B", ".spec.b.node"),
+            Column("SPEED", ".status.speed"),
+            Column("GENERATION", ".status.generation"),
+            Column("RDMA", ".status.rdma"),
+            Column("GBPS", ".status.gbps"),
+            Column("RTT", ".status.rtt"),
+            _AGE,
+        ),
+    ),
+    Kind(
+        model=ModelDeployment,
+        name=common.MODELDEPLOYMENT_KIND,
+        plural=common.MODELDEPLOYMENT_PLURAL,
+        short_name="md",
+        scope="Namespaced",
+        columns=(
+            Column("MODEL", ".status.model"),
+            Column("READY", ".status.ready"),
+            Column("NODES", ".status.nodes"),
+            Column("TRANSPORT", ".status.transport"),
+            Column("TOK/S", ".status.tokensPerSecond"),
+            Column("STATUS", '.status.conditions[?(@.type=="Ready")].reason'),
+            _AGE,
+        ),
+        scale=True,
+    ),
+)
+
+
+class NotStructural(ValueError):
+    """A model uses something that a CRD cannot say; the message names the field."""
+
+
+def lower(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, *, defaults: bool) -> Json:
+    """The structural schema of one node of pydantic's JSON schema.
+
+    With ``defaults`` every default is kept, and an object all of whose fields have one gets theirs spelt out. Raises
+    ``NotStructural`` naming ``path`` for what the subset has no word for.
+    """
+    node = _resolved(node, definitions, path)
+    if unknown := sorted(set(node) - _HANDLED):
+        raise NotStructural(f"{path}: a CRD cannot say {', '.join(unknown)}")
+    out: Json = {}
+    if text := node.get("description"):
+        out["description"] = " ".join(str(text).split())
+    out.update({key: node[key] for key in _KEPT if key in node})
+    match node.get("type"):
+        case "integer":
+            _integer(node, out)
+        case "array":
+            _array(node, definitions, path, out)
+        case "object":
+            _object(node, definitions, path, out, defaults)
+        case "string" | "boolean":
+            pass
+        case other:
+            raise NotStructural(f"{path}: a CRD field is a string, integer, boolean, array or object, not {other}")
+    if defaults and node.get("default") is not None and "default" not in out:
+        out["default"] = node["default"]
+    if rules := _rules(node):
+        # A rule comes with a sentence; the pattern's own refusal would come on top of it and says less.
+        if "x-rule" in node:
+            out.pop("pattern", None)
+        out["x-kubernetes-validations"] = rules
+    return out
+
+
+def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str) -> Json:
+    """The node without ``$ref`` and without ``anyOf`` with null; what stands beside them wins."""
+    resolved = dict(node)
+    while "$ref" in resolved or "anyOf" in resolved:
+        if "$ref" in resolved:
+            inner: Mapping[str, Any] = definitions[str(resolved.pop("$ref")).removeprefix("#/$defs/")]
+        else:
+            choices = [choice for choice in resolved.pop("anyOf") if choice.get("type") != "null"]
+            if len(choices) != 1:
+                raise NotStructural(f"{path}: a CRD field has one type, not a choice of {len(choices)}")
+            inner = choices[0]
+        resolved = {**inner, **resolved}
+    return resolved
+
+
+def _integer(node: Mapping[str, Any], out: Json) -> None:
+    if "exclusiveMinimum" in node:
+        out["minimum"] = node["exclusiveMinimum"] + 1
+    if "exclusiveMaximum" in node:
+        out["maximum"] = node["exclusiveMaximum"] - 1
+    out["format"] = "int32" if out.get("maximum", _INT64_MAX) <= _INT32_MAX else "int64"
+    # The API server reads bounds as floats, which do not hold this one; the format says it exactly.
+    if out.get("maximum") == _INT64_MAX:
+        del out["maximum"]
+
+
+def _array(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, out: Json) -> None:
+    # Entries of lists have no defaults: with several writers they would belong to nobody.
+    out["items"] = items = lower(node["items"], definitions, f"{path}[]", defaults=False)
+    keys = node.get("x-list-keys")
+    if keys is None:
+        out["x-kubernetes-list-type"] = "atomic"
+        return
+    if missing := [key for key in keys if key not in items.get("required", ())]:
+        raise NotStructural(f"{path}: keys of a list are required fields of its entries, not {', '.join(missing)}")
+    out["x-kubernetes-list-type"] = "map"
+    out["x-kubernetes-list-map-keys"] = list(keys)
+
+
+def _object(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, out: Json, defaults: bool) -> None:
+    if isinstance(node.get("additionalProperties"), Mapping):
+        out["additionalProperties"] = lower(node["additionalProperties"], definitions, f"{path}.*", defaults=False)
+        return
+    out["properties"] = properties = {
+        name: lower(child, definitions, f"{path}.{name}", defaults=defaults)
+        for name, child in node.get("properties", {}).items()
+    }
+    if required := node.get("required"):
+        out["required"] = list(required)
+    elif defaults and "default" in node:
+        out["default"] = {name: child["default"] for name, child in properties.items() if "default" in child}
+
+
+def _rules(node: Mapping[str, Any]) -> list[Json]:
+    rules = [{"rule": entry["rule"], "message": entry["message"]} for entry in node.get("x-rules", ())]
+    if "x-rule" in node:
+        rules.append({"rule": node["x-rule"], "message": node["x-message"]})
+    return rules
+
+
+def schema(model: type[ApiModel]) -> Json:
+    """The ``openAPIV3Schema`` of a kind."""
+    source = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = source.get("$defs", {})
+    properties: Json = {name: dict(value) for name, value in _TYPE_META.items()}
+    for part in ("spec", "status"):
+        if part in source["properties"]:
+            # Status has no defaults: what nobody observed stays unset.
+            properties[part] = lower(source["properties"][part], definitions, part, defaults=part == "spec")
+    out: Json = {"description": source["description"], "type": "object", "properties": properties}
+    if "spec" in properties:
+        out["required"] = ["spec"]
+    if rules := _rules(source):
+        out["x-kubernetes-validations"] = rules
+    return out
+
+
+def crd(kind: Kind) -> Json:
+    """The CustomResourceDefinition of a kind."""
+    subresources: Json = {"status": {}}
+    if kind.scale:
+        subresources["scale"] = {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{common.GROUP}"},
+        "spec": {
+            "group": common.GROUP,
+            "names": {
+                "kind": kind.name,
+                "listKind": f"{kind.name}List",
+                "plural": kind.plural,
+                "singular": kind.name.lower(),
+                "shortNames": [kind.short_name],
+                "categories": [common.CATEGORY],
+            },
+            "scope": kind.scope,
+            "versions": [
+                {
+                    "name": common.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": subresources,
+                    "additionalPrinterColumns": [
+                        {"name": column.name, "type": column.type, "jsonPath": column.json_path} for column in kind.columns
+                    ],
+                    "schema": {"openAPIV3Schema": schema(kind.model)},
+                }
+            ],
+        },
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML without anchors: a CRD is read by people and by tools that know none."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def to_yaml(document: Json) -> str:
+    """The document as YAML in a fixed order."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + text
+
+
+def as_template(document: Json) -> str:
+    """The document as a Helm template that upgrades with the release and outlives it."""
+    kept = {
+        **document,
+        "metadata": {**document["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}},
+    }
+    return to_yaml(kept).replace("{{", '{{ "{{" }}')
+
+
+def files(folder: Path, chart: Path | None) -> Iterator[tuple[Path, str]]:
+    """What is generated: each file's path and its text."""
+    for kind in KINDS:
+        document = crd(kind)
+        name = f"{common.GROUP}_{kind.plural}.yaml"
+        yield folder / name, to_yaml(document)
+        if chart is not None:
+            yield chart / "templates" / "crds" / name, as_template(document)
+
+
+def stale(folder: Path, chart: Path | None) -> list[Path]:
+    """The generated files that are missing or differ from what the models say."""
+    return [path for path, text in files(folder, chart) if not path.is_file() or path.read_text("utf-8") != text]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m thunderfleet_crds.generate``: 0 done or up to date, 1 stale, 2 bad usage."""
+    root = Path(__file__).resolve().parents[2]
+    parser = argparse.ArgumentParser(
+        prog="python -m thunderfleet_crds.generate",
+        description="Write the CustomResourceDefinitions from the models.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", metavar="DIR", type=Path, default=root / "crds", help="where to write")
+    parser.add_argument(
+        "--chart",
+        metavar="DIR",
+        type=Path,
+        default=root / "charts" / "thunderfleet",
+        help="chart whose templates/crds are written as well",
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
+    options = parser.parse_args(arguments)
+    outdated = stale(options.folder, options.chart)
+    if options.check:
+        for path in outdated:
+            print(f"{path} is stale: run `python -m thunderfleet_crds.generate`", file=sys.stderr)
+        return 1 if outdated else 0
+    texts = dict(files(options.folder, options.chart))
+    for path in outdated:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[path], "utf-8")
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
