@@ -150,7 +150,7 @@ def lower(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, *
         raise NotStructural(f"{path}: a CRD cannot say {', '.join(unknown)}")
     out: Json = {}
     if text := node.get("description"):
-        out["description"] = " ".join(str(text).split())
+        out["description"] = " ".join(str(text).replace("``", "`").split())
     out.update({key: node[key] for key in _KEPT if key in node})
     match node.get("type"):
         case "integer":

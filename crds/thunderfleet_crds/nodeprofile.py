@@ -351,7 +351,7 @@ class NodeProfileStatus(ApiModel):
         json_schema_extra={"x-list-keys": ["node", "address"]},
     )
     benchmarks: Benchmarks | None = Field(default=None, description="What the GPU does.")
-    models: Annotated[tuple[Model, ...], Field(max_length=128)] = Field(
+    models: Annotated[tuple[Model, ...], Field(max_length=64)] = Field(
         default=(), description="Models on this Mac's disk, by path.", json_schema_extra={"x-list-keys": ["path"]}
     )
     quarantine: Quarantine | None = Field(default=None, description="Why placements avoid this Mac, if they do.")
