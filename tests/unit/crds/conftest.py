@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -27,13 +27,15 @@ def _text(node: Json, path: str) -> st.SearchStrategy[str]:
     if "enum" in node:
         return st.sampled_from(node["enum"])
     if node.get("format") == "date-time":
-        years = {"min_value": datetime(1970, 1, 1), "max_value": datetime(2200, 1, 1)}
-        return st.datetimes(**years, timezones=st.just(UTC)).map(lambda time: time.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        times = st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2200, 1, 1))
+        return times.map(lambda time: time.strftime("%Y-%m-%dT%H:%M:%SZ"))
     # What a CEL rule says of a string is not in the schema; these are strings that the rules of `spec` allow.
     if path.endswith(".every"):
         return st.sampled_from(["24h", "1h30m", "90s"])
     if "pattern" in node:
-        return st.from_regex(node["pattern"], fullmatch=True).filter(lambda text: len(text) <= node["maxLength"])
+        pattern: str = node["pattern"]
+        matching = st.from_regex(pattern, fullmatch=True)
+        return matching.filter(lambda text: len(text) <= node["maxLength"])
     return st.text(min_size=node.get("minLength", 0), max_size=min(node["maxLength"], 12))
 
 
@@ -48,9 +50,13 @@ def _documents(node: Json, path: str = "") -> st.SearchStrategy[Any]:
         case "array":
             entries = _documents(node["items"], f"{path}[]")
             keys = node.get("x-kubernetes-list-map-keys")
-            unique = (lambda entry: tuple(entry[key] for key in keys)) if keys else None
-            # Duplicates are allowed in a list that is no map.
-            return st.lists(entries, max_size=2, unique_by=unique) if unique else st.lists(entries, max_size=2)
+            if not keys:
+                return st.lists(entries, max_size=2)
+
+            def key_of(entry: Json) -> tuple[Any, ...]:
+                return tuple(entry[key] for key in keys)
+
+            return st.lists(entries, max_size=2, unique_by=key_of)
         case "object" if "additionalProperties" in node:
             return st.dictionaries(st.text("abc/", max_size=5), _documents(node["additionalProperties"]), max_size=2)
         case "object":
