@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def _documents(node: Json, path: str = "") -> st.SearchStrategy[Any]:
         case "object":
             required = node.get("required", ())
             children = {
-                name: st.deferred(lambda child=child, name=name: _documents(child, f"{path}.{name}"))
+                name: st.deferred(partial(_documents, child, f"{path}.{name}"))
                 for name, child in node.get("properties", {}).items()
             }
             return st.fixed_dictionaries(
