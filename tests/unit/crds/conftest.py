@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +39,11 @@ def _text(node: Json, path: str) -> st.SearchStrategy[str]:
     return st.text(min_size=node.get("minLength", 0), max_size=min(node["maxLength"], 12))
 
 
+def _later(node: Json, path: str) -> st.SearchStrategy[Any]:
+    # Deferred, since a strategy with the whole schema in it is too large for Hypothesis to name.
+    return st.deferred(lambda: _documents(node, path))
+
+
 def _documents(node: Json, path: str = "") -> st.SearchStrategy[Any]:
     match node["type"]:
         case "string":
@@ -62,10 +66,7 @@ def _documents(node: Json, path: str = "") -> st.SearchStrategy[Any]:
             return st.dictionaries(st.text("abc/", max_size=5), _documents(node["additionalProperties"]), max_size=2)
         case "object":
             required = node.get("required", ())
-            children = {
-                name: st.deferred(partial(_documents, child, f"{path}.{name}"))
-                for name, child in node.get("properties", {}).items()
-            }
+            children = {name: _later(child, f"{path}.{name}") for name, child in node.get("properties", {}).items()}
             return st.fixed_dictionaries(
                 {name: child for name, child in children.items() if name in required},
                 optional={name: child for name, child in children.items() if name not in required},
