@@ -1,0 +1,164 @@
+"""``thunderfleet-agent``: ``run`` beside a cluster, ``inspect`` without one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+LISTEN_PORT = 9440
+METRICS_PORT = 9441
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: done; 1: failed; 2: used wrongly (argparse)."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=arguments.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    return asyncio.run(_inspect(arguments) if arguments.command == "inspect" else _run(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="thunderfleet-agent",
+        description="Publishes what this Mac is and can do, and its end of each Thunderbolt cable.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--model-folder",
+        type=_folder,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="where models are looked for (may be repeated): <PATH>/<org>/<name>, or a Hugging Face cache",
+    )
+    common.add_argument(
+        "--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node (or $NODE_NAME)", metavar="NAME"
+    )
+    common.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="what is logged")
+
+    inspect = commands.add_parser(
+        "inspect",
+        parents=[common],
+        help="print what would be published, without a cluster",
+        description="Asks this Mac's commands once and prints what the agent would publish. Needs no cluster.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="form of the output")
+    inspect.add_argument("--why", action="store_true", help="say for everything that does not work why, and what mends it")
+    inspect.add_argument("--no-size", action="store_true", help="do not size models (faster: MLX is not started)")
+
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        help="publish, until told to stop",
+        description="Publishes this Mac's NodeProfile and its ends of ThunderboltLinks, and keeps them true, until SIGTERM.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    run.add_argument(
+        "--host-ip", default=os.environ.get("HOST_IP"), help="address that the agent listens on (or $HOST_IP)", metavar="IP"
+    )
+    run.add_argument(
+        "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="HTTPS port for other agents; 0 picks one"
+    )
+    run.add_argument(
+        "--metrics-port", type=_port, default=METRICS_PORT, metavar="PORT", help="HTTP port of /metrics; 0 picks one"
+    )
+    run.add_argument(
+        "--interval", type=_seconds, default=10.0, metavar="SECONDS", help="time between looks at interfaces and RDMA"
+    )
+    run.add_argument(
+        "--thunderbolt-interval",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="time between looks at the Thunderbolt tree",
+    )
+    run.add_argument("--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="time between looks at the disk")
+    run.add_argument("--kubeconfig", type=Path, metavar="FILE", help="instead of the pod's service account")
+    run.set_defaults(log_level="info")
+    return parser
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_absolute():
+        raise argparse.ArgumentTypeError(f"a model folder is an absolute path, not {text!r}")
+    return path
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"an interval is 1 to 86400 seconds, not {text!r}")
+    return value
+
+
+async def _inspect(arguments: argparse.Namespace) -> int:
+    from thunderfleet_crds.common import ObjectMeta
+    from thunderfleet_crds.nodeprofile import NodeProfile
+
+    from thunderfleet_agent.collect import Collector
+    from thunderfleet_agent.derive import profile
+    from thunderfleet_agent.host import Host
+
+    node = arguments.node_name or socket.gethostname()
+    collector = Collector(Host(), arguments.model_folder)
+    await asyncio.gather(collector.fast(), collector.slow(), collector.runtime(), collector.scan_models())
+    while not arguments.no_size and await collector.size_model():
+        pass
+    found = profile(collector.facts, datetime.now(UTC))
+    if arguments.output == "table":
+        from thunderfleet_agent.inspection import page
+
+        print(page(node, found, why=arguments.why))
+        return 0
+    whole = NodeProfile(metadata=ObjectMeta(name=node, labels=found.labels), status=found.status).dump()
+    if arguments.output == "json":
+        print(json.dumps(whole, indent=2))
+    else:
+        import yaml
+
+        print(yaml.safe_dump(whole, sort_keys=False, allow_unicode=True), end="")
+    return 0
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    from thunderfleet_agent.agent import Settings, run
+
+    if not arguments.node_name or not arguments.host_ip:
+        print("thunderfleet-agent run needs --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
+        return 2
+    return await run(
+        Settings(
+            node=arguments.node_name,
+            host_ip=arguments.host_ip,
+            listen_port=arguments.listen_port,
+            metrics_port=arguments.metrics_port,
+            model_folders=tuple(arguments.model_folder),
+            fast_seconds=arguments.interval,
+            slow_seconds=arguments.thunderbolt_interval,
+            models_seconds=arguments.models_interval,
+            kubeconfig=arguments.kubeconfig,
+        )
+    )

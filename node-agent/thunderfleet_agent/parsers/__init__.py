@@ -1,0 +1,47 @@
+"""From what macOS' commands print to values: pure functions of text, one module a family of commands.
+
+They hold under damage. Whatever the text is, a parser gives a value or raises ``ParseError``, which names the command; never
+anything else. Values leave here clean: no half characters that JSON refuses, and within the bounds that the API sets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from thunderfleet_agent.host import quote
+
+
+class ParseError(Exception):
+    """What a command printed cannot be read. ``command`` names it, ``problem`` says why."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        super().__init__(f"`{command}` {problem}")
+        self.command = command
+        self.problem = problem
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def clean(value: object, limit: int) -> str | None:
+    """The value as text that the API takes, at most ``limit`` characters; None when it is no text or empty."""
+    if not isinstance(value, str):
+        return None
+    text = _CONTROL.sub(" ", value.encode("utf-8", "replace").decode("utf-8", "replace")).strip()
+    return (text if len(text) <= limit else text[: limit - 1] + "…") or None
+
+
+def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:
+    """The sections of ``system_profiler … -json``: the objects in the list under ``data_type``. Raises ParseError."""
+    if not text.strip():
+        raise ParseError(command, "printed nothing")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ParseError(command, f"printed no JSON ({error}): {quote(text[:200])}") from None
+    sections = document.get(data_type) if isinstance(document, dict) else None
+    if not isinstance(sections, list):
+        raise ParseError(command, f"printed JSON without a list {data_type}")
+    return [section for section in sections if isinstance(section, dict)]

@@ -1,0 +1,87 @@
+"""``rdma_ctl status``, ``ibv_devices`` and ``ibv_devinfo -v``: the switch, the devices, their port states and GIDs."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from thunderfleet_agent.host import quote
+from thunderfleet_agent.parsers import ParseError, clean
+
+STATUS_COMMAND = ("rdma_ctl", "status")
+DEVICES_COMMAND = ("ibv_devices",)
+DEVINFO_COMMAND = ("ibv_devinfo", "-v")
+
+NO_DEVICES = "No IB devices found"
+
+_HCA = re.compile(r"hca_id:\s*(\S{1,64})")
+_STATE = re.compile(r"\bstate:\s*(PORT_\w{1,32})")
+_GID = re.compile(r"GID\[\s*\d+\]:\s*(\S{1,64})")
+_DEVICE = re.compile(r"^\s*(\S{1,64})\s+([0-9a-fA-F]{16})\s*$")
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device of ``ibv_devinfo``: its port's state as printed (``PORT_ACTIVE``) and its first IPv4-mapped GID."""
+
+    name: str
+    state: str | None = None
+    gid: str | None = None
+
+
+def parse_status(text: str) -> bool:
+    """Whether RDMA is switched on. Raises ParseError for anything but ``enabled`` and ``disabled``."""
+    words = re.findall(r"[a-z]+", text.lower())
+    on, off = "enabled" in words, "disabled" in words
+    if on == off:
+        raise ParseError(" ".join(STATUS_COMMAND), f"says neither enabled nor disabled: {quote(text[:200]) or 'nothing'}")
+    return on
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """The names of the listed devices. Raises ParseError when the text is not that table."""
+    names: dict[str, None] = {}
+    table = False
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["device"] or NO_DEVICES in line:
+            table = True
+        elif match := _DEVICE.match(line):
+            name = clean(match.group(1), 64)
+            if name:
+                table = True
+                names.setdefault(name)
+    if not table:
+        raise ParseError(" ".join(DEVICES_COMMAND), f"printed no table of devices: {quote(text[:200]) or 'nothing'}")
+    return tuple(names)
+
+
+def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
+    """The devices, one of a name; lines may be run together. Raises ParseError when the text neither describes one nor says
+    that there is none."""
+    if NO_DEVICES in text:
+        return ()
+    heads = list(_HCA.finditer(text))
+    if not heads:
+        raise ParseError(" ".join(DEVINFO_COMMAND), f"describes no device: {quote(text[:200]) or 'nothing'}")
+    found: dict[str, DeviceInfo] = {}
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        part = text[head.end() : following.start() if following else len(text)]
+        name = clean(head.group(1), 64)
+        if not name:
+            continue
+        state = _STATE.search(part)
+        gids = (_ipv4_mapped(match.group(1)) for match in _GID.finditer(part))
+        found.setdefault(name, DeviceInfo(name, state.group(1) if state else None, next((gid for gid in gids if gid), None)))
+    return tuple(found.values())
+
+
+def _ipv4_mapped(text: str) -> str | None:
+    """``::ffff:169.254.1.2`` when the GID stands for an IPv4 address, however it is written."""
+    try:
+        address = ipaddress.IPv6Address(text.rstrip(","))
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped
+    return f"::ffff:{mapped}" if mapped and not mapped.is_unspecified else None

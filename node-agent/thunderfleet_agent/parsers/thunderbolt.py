@@ -1,0 +1,189 @@
+"""``system_profiler SPThunderboltDataType -json``: the Thunderbolt ports of this Mac, and the computers seen through them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from thunderfleet_agent.parsers import ParseError, clean, report
+
+COMMAND = ("system_profiler", "SPThunderboltDataType", "-json")
+NAME = " ".join(COMMAND)
+
+MAX_DEPTH = 32
+MAX_HUBS = 8
+MAX_PEERS = 8
+MAX_RECEPTACLE = 64
+# What prints "x1" or "x2" after the speed is older than Thunderbolt 5.
+OLD_SHAPE_LIMIT_MBPS = 40_000
+
+_FIGURE = r"(\d{1,4}(?:[.,]\d{1,3})?)"
+_SPEED = re.compile(rf"{_FIGURE}(?:\s*/\s*{_FIGURE})?\s*([GM])b/s(?:\s*x\s*(\d))?", re.IGNORECASE)
+_RECEPTACLE = re.compile(r"^receptacle_(\w+)_tag$")
+_UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another computer: the domain UUID of its end, its name, the hubs passed on the way (nearest first), and the negotiated
+    speed of the slowest hop that this Mac can see, in Mbit/s."""
+
+    domain_uuid: str
+    name: str | None = None
+    through: tuple[str, ...] = ()
+    speed_mbps: int | None = None
+
+
+@dataclass(frozen=True)
+class Port:
+    """One receptacle. ``speed_mbps`` is the negotiated speed, None while nothing is plugged in."""
+
+    receptacle: int
+    switch_uid: str | None = None
+    domain_uuid: str | None = None
+    connected: bool = False
+    speed_mbps: int | None = None
+    peers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Thunderbolt:
+    """The ports by receptacle, and what of the report could not be used."""
+
+    ports: tuple[Port, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def parse(text: str) -> Thunderbolt:
+    """Reads the report. A machine without Thunderbolt has no ports. Raises ParseError when there is no report at all."""
+    ports: dict[int, Port] = {}
+    problems: list[str] = []
+    sections = report(NAME, text, "SPThunderboltDataType")
+    for section in sections:
+        if not section.get("_name") and not _receptacles(section):
+            # A virtual machine's `{"Thunderbolt": "no_hardware"}`.
+            continue
+        name = clean(section.get("_name"), 64) or "a bus without a name"
+        try:
+            found = list(_ports(section))
+        except RecursionError:
+            raise ParseError(NAME, f"nests devices deeper than {MAX_DEPTH} levels under {name}") from None
+        if not found:
+            problems.append(f"{name} has no receptacle number")
+        for port in found:
+            if port.receptacle in ports:
+                problems.append(f"receptacle {port.receptacle} is listed twice")
+            else:
+                ports[port.receptacle] = port
+    return Thunderbolt(tuple(ports[number] for number in sorted(ports)), tuple(problems))
+
+
+def speed_mbps(value: object) -> int | None:
+    """A negotiated speed in Mbit/s: "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster way says which Thunderbolt it is).
+
+    None for "Up to …", which is what an idle port could do, and for anything else."""
+    if not isinstance(value, str) or value.strip().lower().startswith("up to"):
+        return None
+    match = _SPEED.search(value)
+    if not match:
+        return None
+    figures = [float(figure.replace(",", ".")) for figure in match.group(1, 2) if figure]
+    speed = round(max(figures) * (1000 if match.group(3).upper() == "G" else 1))
+    if match.group(4):
+        return min(speed * int(match.group(4)), OLD_SHAPE_LIMIT_MBPS) or None
+    return speed or None
+
+
+def _receptacles(item: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The receptacle tags of a bus or a device by what stands between `receptacle_` and `_tag`."""
+    found = {}
+    for key, value in item.items():
+        match = _RECEPTACLE.match(key)
+        if match and isinstance(value, dict):
+            found[match.group(1)] = value
+    return found
+
+
+def _connected(tag: dict[str, Any]) -> bool:
+    """Whether something is plugged in. The status says so; where it is missing, only a port in use has a plain speed."""
+    status = tag.get("receptacle_status_key")
+    if isinstance(status, str):
+        return status == "receptacle_connected"
+    return speed_mbps(tag.get("current_speed_key")) is not None
+
+
+def _ports(bus: dict[str, Any]) -> Iterator[Port]:
+    uuid = _uuid(bus.get("domain_uuid_key"))
+    tags = []
+    for tag in _receptacles(bus).values():
+        number = _number(tag.get("receptacle_id_key"))
+        if number is not None:
+            tags.append((number, tag))
+    # Apple silicon has one receptacle a bus. Older Macs have two, and the report does not say through which of them a peer is
+    # seen: the first that has something plugged in gets them.
+    tags.sort(key=lambda pair: (not _connected(pair[1]), pair[0]))
+    for index, (number, tag) in enumerate(tags):
+        connected = _connected(tag)
+        speed = speed_mbps(tag.get("current_speed_key")) if connected else None
+        peers: dict[str, Peer] = {}
+        if index == 0:
+            for peer in _peers(bus, speed, (), 0):
+                if peer.domain_uuid.lower() != (uuid or "").lower():
+                    peers.setdefault(peer.domain_uuid.lower(), peer)
+        yield Port(
+            receptacle=number,
+            switch_uid=clean(bus.get("switch_uid_key"), 64),
+            domain_uuid=uuid,
+            connected=connected or bool(peers),
+            speed_mbps=speed,
+            peers=tuple(peers.values())[:MAX_PEERS],
+        )
+
+
+def _peers(item: dict[str, Any], speed: int | None, through: tuple[str, ...], depth: int) -> Iterator[Peer]:
+    """Depth first: what has a domain UUID is a computer, what has none is a hub, a display or a drive."""
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    children = item.get("_items")
+    for child in children if isinstance(children, list) else []:
+        if not isinstance(child, dict):
+            continue
+        name = clean(child.get("_name"), 128) or clean(child.get("device_name_key"), 128)
+        uuid = _uuid(child.get("domain_uuid_key"))
+        if uuid:
+            yield Peer(uuid, name, through[:MAX_HUBS], speed)
+            continue
+        yield from _peers(child, _slower(speed, _hub_speed(child)), (*through, name or "unnamed hub"), depth + 1)
+
+
+def _hub_speed(hub: dict[str, Any]) -> int | None:
+    """The slower of a hub's uplink and its fastest downlink in use. Which downlink leads to the peer is not said; that last hop
+    is the other Mac's own port, which its own profile tells."""
+    tags = _receptacles(hub)
+    up = [speed_mbps(tag.get("current_speed_key")) for key, tag in tags.items() if key.startswith("upstream")]
+    down = [
+        speed_mbps(tag.get("current_speed_key"))
+        for key, tag in tags.items()
+        if not key.startswith("upstream") and _connected(tag)
+    ]
+    fastest = max((speed for speed in down if speed), default=None)
+    return _slower(next(iter(up), None), fastest)
+
+
+def _slower(one: int | None, other: int | None) -> int | None:
+    return min(one, other) if one and other else one or other
+
+
+def _uuid(value: object) -> str | None:
+    text = clean(value, 64)
+    return text if text and _UUID.match(text) else None
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value.strip()) < 4:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RECEPTACLE:
+        return value
+    return None
