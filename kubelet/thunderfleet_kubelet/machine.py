@@ -1,0 +1,298 @@
+"""Asks the machine what it is: the only module that runs commands and reads /proc for the Node.
+
+A Mac is a Mac because its commands say so, never because of a flag: a recorded Mac is a folder of such commands at the front
+of PATH, and the same code reads both. Every command has a time limit and something to fall back on, because a kubelet that
+waits for a hung command takes its pods with it.
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import re
+import shutil
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+COMMAND_SECONDS = 2.0
+GIB = 1024**3
+# macOS lets the GPU wire 75 % of a large Mac's memory and two thirds of a small one's, unless told otherwise.
+LARGE_MAC_BYTES = 36 * GIB
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What stays the same for as long as the machine is up. Bytes are bytes."""
+
+    operating_system: str
+    """``darwin`` or ``linux``."""
+    architecture: str
+    """Go's word: ``arm64`` or ``amd64``."""
+    cpus: int
+    memory_bytes: int
+    """What pods can have of the memory: on a Mac what the GPU may wire, elsewhere all of it."""
+    disk_bytes: int
+    """Size of the file system that holds the kubelet's folder."""
+    os_image: str
+    kernel_version: str
+    machine_id: str
+    boot_id: str
+    chip: str | None = None
+    """Apple's name of the chip (``Apple M3 Ultra``); None on other machines."""
+
+    @property
+    def is_mac(self) -> bool:
+        return self.operating_system == "darwin"
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What changes from moment to moment. None: could not be read."""
+
+    memory_short: bool | None
+    memory_text: str
+    disk_free_bytes: int | None
+    disk_total_bytes: int | None
+    processes: int | None
+    processes_limit: int | None
+
+
+def wired_limit_bytes(memory_bytes: int, limit_mb: int | None) -> int:
+    """What the GPU may wire of ``memory_bytes`` given ``iogpu.wired_limit_mb`` (0 or None: the system's default)."""
+    if limit_mb:
+        return min(limit_mb * 1024**2, memory_bytes)
+    return memory_bytes * 3 // 4 if memory_bytes > LARGE_MAC_BYTES else memory_bytes * 2 // 3
+
+
+def go_architecture(word: str) -> str:
+    """Go's name of an architecture from uname's."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(word, word)
+
+
+def parse_sw_vers(text: str) -> dict[str, str]:
+    """``sw_vers`` output to {``ProductName``: …, ``ProductVersion``: …, ``BuildVersion``: …}."""
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines()) if value}
+
+
+class Asker:
+    """Runs the machine's commands, found through ``path`` before the system's own folders."""
+
+    def __init__(self, path: Sequence[Path], seconds: float = COMMAND_SECONDS) -> None:
+        self.search = os.pathsep.join([*(str(folder) for folder in path), os.environ.get("PATH", ""), SYSTEM_PATH])
+        self.seconds = seconds
+
+    def has(self, command: str) -> bool:
+        return shutil.which(command, path=self.search) is not None
+
+    async def ask(self, command: str, *arguments: str) -> str | None:
+        """Standard output without trailing white space; None (and a line in the log) when it failed or took too long."""
+        program = shutil.which(command, path=self.search)
+        if program is None:
+            return None
+        said = " ".join([command, *arguments])
+        environment = {"PATH": self.search, "LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.warning("%s: cannot be run: %s", said, error.strerror)
+            return None
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), self.seconds)
+        except TimeoutError:
+            log.warning("%s: no answer within %g s", said, self.seconds)
+            return None
+        finally:
+            if process.returncode is None:
+                _kill_group(process.pid)
+                await process.wait()
+        if process.returncode:
+            log.warning("%s: exit status %d: %s", said, process.returncode, err.decode("utf-8", "replace").strip()[:200])
+            return None
+        return out.decode("utf-8", "replace").rstrip()
+
+    async def number(self, command: str, *arguments: str) -> int | None:
+        text = await self.ask(command, *arguments)
+        if text is None:
+            return None
+        match = re.match(r"-?\d+", text.strip())
+        if match is None:
+            log.warning("%s %s: %r is no number", command, " ".join(arguments), text[:80])
+        return int(match[0]) if match else None
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, 9)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    return {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def _host_memory() -> int:
+    total = meminfo(_read("/proc/meminfo")).get("MemTotal")
+    if total:
+        return total
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _os_release() -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', _read("/etc/os-release"), re.MULTILINE)
+    return match[1] if match else platform.system()
+
+
+def _own_id(root: Path) -> str:
+    """A number of our own for a machine that tells none; kept in the kubelet's folder."""
+    file = root / "machine-id"
+    known = _read(str(file))
+    if not known:
+        known = uuid.uuid4().hex
+        file.write_text(known + "\n")
+    return known
+
+
+def _disk_bytes(root: Path) -> int:
+    disk = os.statvfs(root)
+    return disk.f_blocks * disk.f_frsize
+
+
+async def is_mac(asker: Asker) -> dict[str, str] | None:
+    """What ``sw_vers`` says, on a Mac; None elsewhere."""
+    if not asker.has("sw_vers"):
+        return None
+    text = await asker.ask("sw_vers")
+    if text is None and sys.platform != "darwin":
+        # A hung sw_vers still means a Mac: a Mac that registers as Linux would attract pods that cannot run on it.
+        log.warning("sw_vers exists but does not answer; this is taken for a Mac of unknown version")
+    return parse_sw_vers(text) if text else {}
+
+
+async def look(asker: Asker, root: Path) -> Machine:
+    """The machine's lasting facts. Never fails: what cannot be had falls back, with a line in the log."""
+    version = await is_mac(asker)
+    if version is not None:
+        return await _look_at_mac(asker, root, version)
+    return Machine(
+        operating_system="linux",
+        architecture=go_architecture(platform.machine()),
+        cpus=os.cpu_count() or 1,
+        memory_bytes=_host_memory(),
+        disk_bytes=_disk_bytes(root),
+        os_image=_os_release(),
+        kernel_version=platform.release(),
+        machine_id=_read("/etc/machine-id") or _own_id(root),
+        boot_id=_read("/proc/sys/kernel/random/boot_id"),
+    )
+
+
+async def _look_at_mac(asker: Asker, root: Path, version: dict[str, str]) -> Machine:
+    memory, cpus, limit = await asyncio.gather(
+        asker.number("sysctl", "-n", "hw.memsize"),
+        asker.number("sysctl", "-n", "hw.ncpu"),
+        asker.number("sysctl", "-n", "iogpu.wired_limit_mb"),
+    )
+    chip, kernel, boot, registry = await asyncio.gather(
+        asker.ask("sysctl", "-n", "machdep.cpu.brand_string"),
+        asker.ask("sysctl", "-n", "kern.osrelease"),
+        asker.ask("sysctl", "-n", "kern.bootsessionuuid"),
+        asker.ask("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
+    )
+    if memory is None:
+        memory = _host_memory()
+        log.warning("sysctl hw.memsize: no answer; memory is taken to be %d MiB", memory // 1024**2)
+    if cpus is None:
+        cpus = os.cpu_count() or 1
+        log.warning("sysctl hw.ncpu: no answer; %d CPUs are assumed", cpus)
+    platform_id = re.search(r'"IOPlatformUUID" = "([^"]+)"', registry or "")
+    words = [version.get("ProductName", "macOS"), version.get("ProductVersion", ""), version.get("BuildVersion", "")]
+    return Machine(
+        operating_system="darwin",
+        architecture="arm64",
+        cpus=cpus,
+        memory_bytes=wired_limit_bytes(memory, limit),
+        disk_bytes=_disk_bytes(root),
+        os_image=" ".join(word for word in words if word),
+        kernel_version=kernel or "unknown",
+        machine_id=platform_id[1] if platform_id else _own_id(root),
+        boot_id=boot or _read("/proc/sys/kernel/random/boot_id"),
+        chip=chip or None,
+    )
+
+
+# kern.memorystatus_vm_pressure_level
+PRESSURE_LEVELS = {1: "normal", 2: "warning", 4: "critical"}
+# What Kubernetes' own kubelet starts to evict at.
+MEMORY_FLOOR_BYTES = 100 * 1024**2
+
+
+class Reader:
+    """Reads what changes. Remembers which questions a machine cannot answer, and asks those no more."""
+
+    def __init__(self, asker: Asker, root: Path, mac: bool) -> None:
+        self.asker = asker
+        self.root = root
+        self._ask_pressure = mac
+        self._limit: int | None = None
+
+    async def read(self) -> Readings:
+        short, text = await self._memory()
+        free, total = self._disk()
+        processes, limit = await self._processes()
+        return Readings(short, text, free, total, processes, limit)
+
+    async def _memory(self) -> tuple[bool | None, str]:
+        if self._ask_pressure:
+            level = await self.asker.number("sysctl", "-n", "kern.memorystatus_vm_pressure_level")
+            if level in PRESSURE_LEVELS:
+                return level == 4, f"macOS says memory pressure is {PRESSURE_LEVELS[level]}"
+            if sys.platform != "darwin":
+                self._ask_pressure = False
+                log.warning("memory pressure is read from the machine that carries this recorded Mac")
+        available = meminfo(_read("/proc/meminfo")).get("MemAvailable")
+        if available is None:
+            return None, "the machine does not say how much memory is free"
+        # Rounded: a message that changes with every byte would be written again and again.
+        short = available < MEMORY_FLOOR_BYTES
+        return short, f"{'less than' if short else 'at least'} {MEMORY_FLOOR_BYTES // 1024**2} MiB are free"
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        try:
+            disk = os.statvfs(self.root)
+        except OSError as error:
+            log.warning("%s: free space cannot be read: %s", self.root, error.strerror)
+            return None, None
+        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
+    async def _processes(self) -> tuple[int | None, int | None]:
+        if sys.platform == "darwin":
+            if self._limit is None:
+                self._limit = await self.asker.number("sysctl", "-n", "kern.maxproc")
+            listing = await self.asker.ask("ps", "-A", "-o", "pid=")
+            return (len(listing.splitlines()) if listing else None), self._limit
+        running = re.search(r"\d+/(\d+)", _read("/proc/loadavg"))
+        limits = [int(text) for name in ("pid_max", "threads-max") if (text := _read(f"/proc/sys/kernel/{name}")).isdigit()]
+        return (int(running[1]) if running else None), (min(limits) if limits else None)
