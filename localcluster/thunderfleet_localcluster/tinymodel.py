@@ -147,7 +147,7 @@ def _shapes(layers: int) -> dict[str, tuple[int, ...]]:
 
 
 def _normals(source: random.Random, count: int) -> array[float]:
-    """``count`` draws of normal(0, DEVIATION) as float32; Box and Muller's method, since ``gauss`` may change between Pythons."""
+    """``count`` draws of normal(0, DEVIATION) as float32 (Box and Muller: ``gauss`` may change between Pythons)."""
     values = array("f")
     while len(values) < count:
         radius = DEVIATION * math.sqrt(-2.0 * math.log(1.0 - source.random()))

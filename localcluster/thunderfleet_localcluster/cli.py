@@ -1,0 +1,241 @@
+"""The ``thunderfleet`` command: local clusters up and down, and what one asks of them."""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.fleet import load_fleet
+from thunderfleet_localcluster.paths import DEFAULT_NAME, ClusterFolder, checked_name
+from thunderfleet_localcluster.progress import Progress
+
+MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "off", "on")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--name", default=DEFAULT_NAME, help="name of the cluster; several can run side by side")
+    shared.add_argument("--dir", type=Path, help="the cluster's folder (default: below the system's or the user's state folder)")
+    top = argparse.ArgumentParser(
+        prog="thunderfleet",
+        description="Kubernetes on this machine with recorded Macs to join it: a real control plane, no VM, no containers.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=text, description=text, parents=[shared], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+
+    up = command("up", "start a cluster and its machines; returns when every Node is Ready")
+    up.add_argument("fleet", nargs="?", type=Path, metavar="FLEET", help="fleet file (default: two Studios, a mini, two Linux machines)")
+    up.add_argument("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="how machines get addresses")
+    up.add_argument("--foreground", action="store_true", help="stay; Ctrl-C takes everything down")
+    up.add_argument("--no-machines", action="store_true", help="start machines without kubelets")
+    up.add_argument("--audit", action="store_true", help="write the API server's audit log")
+    up.add_argument("--check", action="store_true", help="only check the fleet file")
+    down = command("down", "end a cluster and remove its data; logs and models stay")
+    down.add_argument("--purge", action="store_true", help="remove logs and models too")
+    status = command("status", "show what runs, and where")
+    status.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of the output")
+    kubeconfig = command("kubeconfig", "print the administrator's kubeconfig")
+    kubeconfig.add_argument("--path", action="store_true", help="print its path instead")
+    token = command("token", "make a bootstrap token, valid for an hour, and print the line that joins a machine")
+    token.add_argument("--inside", action="store_true", help="with the API server's address in the cluster's own network")
+    node = command("node", "what a node cannot do for itself")
+    node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")
+    node.add_argument("node", metavar="NODE", help="name of the Node")
+    machine = command("machine", "switch a machine or its kubelet, or run a command on it")
+    machine.add_argument("action", choices=(*MACHINE_ACTIONS, "exec"), help="what to do")
+    machine.add_argument("machine", metavar="MACHINE", help="name of the machine")
+    machine.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="for exec: the command")
+    component = command("component", "kill or start a program of the control plane")
+    component.add_argument("action", choices=("off", "on"), help="off: SIGKILL")
+    component.add_argument("component", metavar="COMPONENT", help="etcd, kube-apiserver, kube-controller-manager or kube-scheduler")
+    commands.add_parser("demo", help="the whole line, from nothing to tokens", add_help=False)
+    return top
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    fleet = load_fleet(arguments.fleet)
+    if arguments.check:
+        print(f"{arguments.fleet or 'the default fleet'}: {len(fleet.machines)} machines, {len(fleet.cables)} cables")
+        return 0
+    with Progress() as progress:
+
+        def show(event: dict[str, object]) -> None:
+            if event.get("state") == "network" and event["network"] == "loopback":
+                progress.line(f"machines get loopback addresses: {escape(str(event['reason']))}")
+            else:
+                progress.event(event)
+
+        cluster = Cluster.start(
+            arguments.fleet,
+            name=arguments.name,
+            directory=arguments.dir,
+            network=arguments.network,
+            on_event=show,
+            audit=arguments.audit,
+            join=not arguments.no_machines,
+        )
+        progress.line(f"cluster {cluster.name} is up after {cluster.began_seconds:.1f} s")
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+    sys.stdout.flush()
+    if not arguments.foreground:
+        cluster.detach()
+        return 0
+    with cluster:
+        return cluster.wait()
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    folder = ClusterFolder.of(arguments.name, arguments.dir)
+    ended = end_cluster(folder)
+    remove(folder, everything=arguments.purge)
+    print(f"cluster {arguments.name} is down" if ended else f"no cluster {arguments.name} was up")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    folder = ClusterFolder.of(arguments.name, arguments.dir)
+    if not running(folder):
+        if arguments.output == "json":
+            print(json.dumps({"running": False, "folder": str(folder.root)}))
+        else:
+            print(f"cluster {arguments.name} is not up ({folder.root})")
+        return 1
+    cluster = Cluster.attach(arguments.name, arguments.dir)
+    status = cluster.status()
+    if arguments.output == "json":
+        print(json.dumps({"running": True, **status}, indent=2))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    state = cluster.state
+    for key, value in (
+        ("cluster", cluster.name),
+        ("keeper", f"process {cluster.pid}"),
+        ("network", f"{state['network']}" + (f" ({state['reason']})" if state["reason"] else "")),
+        ("kubeconfig", state["kubeconfig"]),
+        ("API server", f"{state['server']} (inside: {state['innerServer']})"),
+        ("HTTP proxy", f"{state['proxy']} (http_proxy={state['proxy']} curl http://ADDRESS:PORT/ from this machine)"),
+        ("models", state["models"]),
+        ("logs", state["logs"]),
+    ):
+        console.print(f"[bold]{key:<11}[/bold] {escape(str(value))}")
+    components = Table(box=None, pad_edge=False)
+    for column in ("COMPONENT", "STATE", "LOG"):
+        components.add_column(column, no_wrap=True)
+    for item in status["components"]:
+        components.add_row(item["name"], "running" if item["pid"] else f"ended ({item['end']})", item["log"])
+    console.print(components)
+    for item in status["components"]:
+        if item["tail"]:
+            console.print(escape(f"{item['name']} ended ({item['end']}); the last lines of {item['log']}:\n{item['tail']}"))
+    machines = Table(box=None, pad_edge=False)
+    for column in ("MACHINE", "MODEL", "ADDRESS", "POWER", "KUBELET", "NODE", "CABLES"):
+        machines.add_column(column, no_wrap=True)
+    facts = {item["name"]: item for item in state["machines"]}
+    for item in status["machines"]:
+        fact = facts[item["name"]]
+        cables = ", ".join(f"{cable['port']}→{cable['peer']}:{cable['peerPort']}" for cable in fact["cables"])
+        kubelet = "running" if item["kubelet"] else f"ended ({item['end']})" if item["end"] else "none"
+        power = "on" if item["on"] else "off"
+        machines.add_row(item["name"], fact["model"] or "Linux", fact["address"], power, kubelet, item["node"], cables)
+    console.print(machines)
+    return 0
+
+
+def _kubeconfig(arguments: argparse.Namespace) -> int:
+    cluster = Cluster.attach(arguments.name, arguments.dir)
+    print(cluster.kubeconfig if arguments.path else cluster.kubeconfig.read_text().rstrip())
+    return 0
+
+
+def _token(arguments: argparse.Namespace) -> int:
+    cluster = Cluster.attach(arguments.name, arguments.dir)
+    server = cluster.state["innerServer"] if arguments.inside else cluster.server
+    print(f"thunderfleet-kubelet join --server {server} --token {cluster.token()} --ca-hash {cluster.state['caHash']}")
+    return 0
+
+
+def _node(arguments: argparse.Namespace) -> int:
+    cluster = Cluster.attach(arguments.name, arguments.dir)
+    print(cluster.kubectl("delete", "node", arguments.node).stdout.rstrip())
+    return 0
+
+
+def _machine(arguments: argparse.Namespace) -> int:
+    cluster = Cluster.attach(arguments.name, arguments.dir)
+    machine = cluster.machines.get(arguments.machine)
+    if machine is None:
+        raise LocalClusterError(
+            f"no machine is named {arguments.machine}; machines: {', '.join(cluster.machines)}", usage=True
+        )
+    if arguments.action != "exec":
+        cluster.order(do="machine", name=machine.name, action=arguments.action)
+        return 0
+    argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
+    if not argv:
+        raise LocalClusterError("say what to run: thunderfleet machine exec MACHINE -- COMMAND", usage=True)
+    done = machine.run(argv, seconds=600)
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    return done.returncode
+
+
+def _component(arguments: argparse.Namespace) -> int:
+    Cluster.attach(arguments.name, arguments.dir).component(arguments.component, arguments.action)
+    return 0
+
+
+COMMANDS = {
+    "up": _up,
+    "down": _down,
+    "status": _status,
+    "kubeconfig": _kubeconfig,
+    "token": _token,
+    "node": _node,
+    "machine": _machine,
+    "component": _component,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of ``thunderfleet``. Exit code 0: done, 1: failed, 2: bad input, 130: interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["demo"]:
+        # The demo has its own command line, and is not needed for anything else.
+        from thunderfleet_localcluster import demo
+
+        return int(demo.main(given[1:]))
+    parsed = parser().parse_args(given)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # A closed terminal or a polite kill ends `up` like Ctrl-C does: nothing is left behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+    try:
+        checked_name(parsed.name)
+        return COMMANDS[parsed.command](parsed)
+    except LocalClusterError as error:
+        print(f"thunderfleet: {error}", file=sys.stderr)
+        return 2 if error.usage else 1
+    except KeyboardInterrupt:
+        print("thunderfleet: interrupted", file=sys.stderr)
+        return 130
+    except subprocess.SubprocessError as error:
+        print(f"thunderfleet: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,252 @@
+"""The first process of a machine: what launchd is on a Mac, as little of it as a recorded Mac needs.
+
+It makes the machine (namespaces for its network, its processes and its name, where the cluster has them), starts and ends the
+kubelet when told to, adopts what the kubelet leaves behind, and takes everything with it when it goes: killed, it is the
+power plug of that Mac; when the keeper at the other end of its input goes away, it ends by itself.
+
+Run as a file with the standard library alone, so that a fleet of many machines costs little memory. Orders come as JSON
+lines on standard input, events go out as JSON lines on standard output.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
+MS_PRIVATE, MS_REC, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1 << 18, 1 << 14, 2, 4, 8
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def libc_call(name: str, *arguments: object) -> None:
+    """Calls a function of the C library that gives 0 on success. Raises OSError naming it."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+
+
+def mount_own_proc() -> None:
+    """Gives this mount namespace a /proc that shows this PID namespace, without a trace outside."""
+    libc_call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    libc_call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+
+
+def parents() -> dict[int, int]:
+    """Parent of every process that /proc shows; empty where there is no /proc."""
+    found: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{entry}/stat", "rb") as file:
+                    found[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
+    return found
+
+
+def descendants(root: int) -> set[int]:
+    """All processes that descend from ``root`` (which is not among them)."""
+    table = parents()
+    if not table:
+        table = _parents_by_ps()
+    known, grew = {root}, True
+    while grew:
+        fresh = {pid for pid, parent in table.items() if parent in known} - known
+        known |= fresh
+        grew = bool(fresh)
+    return known - {root}
+
+
+def _parents_by_ps() -> dict[int, int]:
+    try:
+        out = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return {int(pid): int(parent) for pid, parent in (line.split() for line in out.splitlines() if line.strip())}
+
+
+def kill_all(pids: set[int]) -> None:
+    """SIGKILL to each that still is."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Launchd:
+    """Runs jobs by order of the keeper."""
+
+    def __init__(self, own_namespace: bool) -> None:
+        self.own_namespace = own_namespace
+        self.jobs: dict[str, int] = {}
+        self.runs: dict[int, tuple[dict[str, Any], float, Any, Any]] = {}
+        self.recorded: set[int] = set()
+
+    def say(self, **event: object) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, json.dumps(event).encode() + b"\n")
+
+    def start(self, order: dict[str, Any]) -> None:
+        name = str(order["name"])
+        if name in self.jobs:
+            self.say(event="refused", name=name, reason=f"{name} runs already (process {self.jobs[name]})")
+            return
+        try:
+            with open(order["log"], "ab") as log:
+                # Not Popen.wait: this process reaps every child itself.
+                job = subprocess.Popen(
+                    order["argv"],
+                    env=order["env"],
+                    cwd=order.get("cwd") or "/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self.say(event="refused", name=name, reason=f"cannot start {order['argv'][0]}: {error.strerror}")
+            return
+        job.returncode = 0
+        self.jobs[name] = job.pid
+        self.say(event="started", name=name, pid=job.pid)
+
+    def kill(self, order: dict[str, Any]) -> None:
+        pid = self.jobs.get(str(order["name"]))
+        if pid is None:
+            self.say(event="refused", name=order["name"], reason=f"{order['name']} does not run")
+        else:
+            os.kill(pid, int(order["signal"]))
+
+    def run(self, order: dict[str, Any]) -> None:
+        """One command in the machine, with its output in the event that follows."""
+        import tempfile
+
+        out, err, given = tempfile.TemporaryFile(), tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        given.write(str(order.get("input") or "").encode())
+        given.seek(0)
+        try:
+            job = subprocess.Popen(
+                order["argv"], env=order["env"], cwd="/", stdin=given, stdout=out, stderr=err, start_new_session=True
+            )
+        except OSError as error:
+            self.say(event="ran", id=order["id"], code=127, stdout="", stderr=f"{order['argv'][0]}: {error.strerror}\n")
+            return
+        finally:
+            given.close()
+        job.returncode = 0
+        self.runs[job.pid] = (order, time.monotonic() + float(order["seconds"]), out, err)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            for name, job in list(self.jobs.items()):
+                if job == pid:
+                    del self.jobs[name]
+                    self.say(event="exited", name=name, pid=pid, code=code)
+            if pid in self.runs:
+                order, _, out, err = self.runs.pop(pid)
+                texts = []
+                for file in (out, err):
+                    file.seek(0)
+                    texts.append(file.read().decode("utf-8", "replace"))
+                    file.close()
+                self.say(event="ran", id=order["id"], code=code, stdout=texts[0], stderr=texts[1])
+
+    def expire(self) -> None:
+        for pid, (_, deadline, _, _) in self.runs.items():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Takes the whole machine down. In a PID namespace of its own the kernel does it when this process goes."""
+        if self.own_namespace:
+            os._exit(0)
+        for _ in range(200):
+            left = descendants(os.getpid()) | {pid for pid in self.recorded if _alive(pid)}
+            if not left:
+                break
+            kill_all(left)
+            self.recorded.clear()
+            self.reap()
+            time.sleep(0.02)
+        os._exit(0)
+
+    def loop(self) -> None:
+        """Until the input ends."""
+        read, write = os.pipe()
+        for end in (read, write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        watched = selectors.DefaultSelector()
+        watched.register(0, selectors.EVENT_READ, "orders")
+        watched.register(read, selectors.EVENT_READ, "signals")
+        buffer = b""
+        # Where orphans go to another parent (macOS) only a record kept while they still belong shows what to end.
+        recording = not self.own_namespace and not sys.platform.startswith("linux")
+        while True:
+            wait = 1.0 if self.runs else 2.0 if recording else None
+            for key, _ in watched.select(wait):
+                if key.data == "signals":
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(read, 4096)
+                    continue
+                data = os.read(0, 65536)
+                if not data:
+                    self.end()
+                buffer += data
+            self.reap()
+            self.expire()
+            if recording:
+                self.recorded |= descendants(os.getpid())
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                {"start": self.start, "kill": self.kill, "run": self.run}[order["do"]](order)
+                self.reap()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def main(name: str, mode: str) -> int:
+    """``mode`` is ``namespaces`` or ``loopback``."""
+    if mode == "namespaces":
+        libc_call("unshare", CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS)
+        libc_call("sethostname", name.encode(), len(name))
+        pid = os.fork()
+        if pid:
+            # The keeper is this process's parent and the first process of its PID namespace, so it inherits the child.
+            os.write(1, json.dumps({"event": "born", "pid": pid}).encode() + b"\n")
+            os._exit(0)
+        mount_own_proc()
+    else:
+        os.setsid()
+        if sys.platform.startswith("linux"):
+            libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        os.write(1, json.dumps({"event": "born", "pid": os.getpid()}).encode() + b"\n")
+    Launchd(mode == "namespaces").loop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,54 @@
+"""What people watch while something takes long: one line a step with its time; on a terminal the running one moves."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress:
+    """Shows steps on ``stream``. Without a terminal only whole lines are written."""
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.console = Console(file=stream or sys.stderr, quiet=quiet, highlight=False, soft_wrap=True)
+        self.began = time.monotonic()
+        self._status: Status | None = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def running(self, title: str) -> None:
+        """The step that runs now."""
+        if self.console.is_terminal:
+            if self._status is None:
+                self._status = self.console.status(title)
+                self._status.start()
+            else:
+                self._status.update(title)
+
+    def done(self, title: str, seconds: float) -> None:
+        """A step that has ended well."""
+        self.line(f"[green]✓[/green] {title} [dim]{seconds:.1f} s[/dim]")
+
+    def line(self, text: str) -> None:
+        """A line of rich's markup that stays."""
+        self._stop()
+        self.console.print(text)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Shows an event of the keeper."""
+        if event.get("state") == "start":
+            self.running(str(event["step"]))
+        elif event.get("state") == "done":
+            self.done(str(event["step"]), float(event["seconds"]))
