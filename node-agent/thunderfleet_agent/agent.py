@@ -1,0 +1,249 @@
+"""The running agent: rounds that read this Mac, and one that publishes when something has changed.
+
+Level-triggered. Every publishing round starts from the facts as they are; a round that fails (the API server is away) is tried
+again, backing off, and loses nothing, because nothing but the facts is carried over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_crds.nodeprofile import Agent
+
+from thunderfleet_agent import identity
+from thunderfleet_agent.collect import Collector
+from thunderfleet_agent.derive import PeerPort, Profile, cables, find_peer, profile, wanted_uuids
+from thunderfleet_agent.facts import Facts
+from thunderfleet_agent.host import Host
+from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.publish import Publisher
+from thunderfleet_agent.server import Server
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+# Publishing does not wait longer than this for the first round of commands.
+FIRST_ROUND_SECONDS = 15.0
+# Changes that come together are written together.
+SETTLE_SECONDS = 0.5
+# The API server is looked at again (was something taken away? has a peer come?) after this time, sooner after a change.
+LOOK_SECONDS = 60.0
+FIRST_LOOK_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+RETRY_LIMIT_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the agent runs and how often it looks; seconds are the middle of a jittered interval."""
+
+    node: str
+    host_ip: str
+    listen_port: int
+    metrics_port: int
+    model_folders: tuple[Path, ...] = ()
+    fast_seconds: float = 10.0
+    slow_seconds: float = 30.0
+    models_seconds: float = 60.0
+    kubeconfig: Path | None = None
+
+
+def jittered(seconds: float) -> float:
+    """Within a tenth of ``seconds``, so that Macs that boot together do not ask together."""
+    return seconds * random.uniform(0.9, 1.1)
+
+
+class Loop:
+    """The agent's rounds over one collector and one publisher."""
+
+    def __init__(self, settings: Settings, collector: Collector, publisher: Publisher, metrics: Metrics) -> None:
+        self._settings = settings
+        self._collector = collector
+        self._publisher = publisher
+        self._metrics = metrics
+        self._changed = asyncio.Event()
+        self._look_around = asyncio.Event()
+        self._read_once = asyncio.Event()
+        self._turned = time.monotonic()
+        self._peers: dict[str, PeerPort] = {}
+        self._looked: float | None = None
+        self._look_after = FIRST_LOOK_SECONDS
+        self._wanted: frozenset[str] = frozenset()
+        self.agent: Agent | None = None
+
+    def trouble(self) -> str | None:
+        """Why a restart would help: the fast round has not ended for very long."""
+        silent = time.monotonic() - self._turned
+        limit = 60 + 10 * self._settings.fast_seconds
+        return f"no round has ended for {silent:.0f} s" if silent > limit else None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as rounds:
+            rounds.create_task(self._every("fast", self._settings.fast_seconds, self._fast))
+            rounds.create_task(self._every("slow", self._settings.slow_seconds, self._slow, self._look_around))
+            rounds.create_task(self._every("models", self._settings.models_seconds, self._models))
+            rounds.create_task(self._publish_for_ever())
+
+    async def _every(
+        self, name: str, seconds: float, turn: Callable[[], Awaitable[None]], sooner: asyncio.Event | None = None
+    ) -> None:
+        while True:
+            if sooner is not None:
+                sooner.clear()
+            try:
+                await turn()
+            except Exception:
+                # A fault of ours costs this round; the next one starts afresh.
+                self._metrics.erred(name)
+                log.exception("the %s round failed", name)
+            if sooner is None:
+                await asyncio.sleep(jittered(seconds))
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(sooner.wait(), jittered(seconds))
+
+    async def _fast(self) -> None:
+        before = _carriers(self._collector.facts)
+        await self._observe(self._collector.fast)
+        self._turned = time.monotonic()
+        if before is not None and _carriers(self._collector.facts) != before:
+            # A carrier came or went: somebody has touched a cable.
+            self._look_around.set()
+
+    async def _slow(self) -> None:
+        await self._observe(self._collector.slow)
+        self._read_once.set()
+
+    async def _models(self) -> None:
+        await self._observe(self._collector.scan_models)
+        await self._observe(self._collector.runtime)
+        while await self._observe(self._collector.size_model):
+            pass
+
+    async def _observe(self, turn: Callable[[], Awaitable[Answer]]) -> Answer:
+        before = self._collector.facts
+        answer = await turn()
+        if self._collector.facts != before:
+            self._changed.set()
+        return answer
+
+    async def _publish_for_ever(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._read_once.wait(), FIRST_ROUND_SECONDS)
+        delay = 0.0
+        while True:
+            await asyncio.sleep(SETTLE_SECONDS)
+            self._changed.clear()
+            try:
+                await self.publish()
+                if delay:
+                    log.info("the API server answers again")
+                delay = 0.0
+                self._metrics.published.set_to_current_time()
+            except ApiError as error:
+                delay = min(max(RETRY_SECONDS, delay * 2), RETRY_LIMIT_SECONDS)
+                self._looked = None
+                log.warning("%s; again in %.0f s", error, delay)
+                await asyncio.sleep(jittered(delay))
+                continue
+            except Exception:
+                self._metrics.erred("publish")
+                log.exception("publishing failed")
+                delay = RETRY_LIMIT_SECONDS
+                await asyncio.sleep(jittered(delay))
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.0, self._due() - time.monotonic()))
+
+    def _due(self) -> float:
+        return 0.0 if self._looked is None else self._looked + self._look_after
+
+    async def publish(self) -> None:
+        """One round: profile, then cables. Raises ApiError."""
+        facts = self._collector.facts
+        looking = self._looked is None or time.monotonic() >= self._due()
+        if looking:
+            await self._publisher.look()
+        found = profile(facts, datetime.now(UTC), agent=self.agent, before=self._publisher.conditions)
+        wrote = await self._publisher.profile(found)
+        wanted = wanted_uuids(found.status)
+        if wanted != self._wanted:
+            self._wanted, looking, self._look_after = wanted, True, FIRST_LOOK_SECONDS
+        if looking:
+            await self._find_peers(found)
+            self._looked = time.monotonic()
+            # Peers that come up together find each other within seconds; a quiet fleet is asked once a minute.
+            self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
+        ends = cables(self._settings.node, found.status, self._peers, self._publisher.links)
+        written = await self._publisher.cables(ends)
+        self._metrics.links.set(len(ends))
+        self._metrics.models.set(len(found.status.models))
+        if wrote or written:
+            log.info("published: %d links, %d models%s", len(ends), len(found.status.models), " (profile)" if wrote else "")
+
+    async def _find_peers(self, found: Profile) -> None:
+        peers: dict[str, PeerPort] = {}
+        for uuid in sorted(self._wanted):
+            peer = find_peer(uuid, await self._publisher.profiles_with(uuid), self._settings.node, found.status)
+            if peer is not None:
+                peers[uuid] = peer
+        self._peers = peers
+
+
+def _carriers(facts: Facts) -> frozenset[tuple[str, bool]] | None:
+    if facts.interfaces is None:
+        return None
+    return frozenset((interface.name, interface.up) for interface in facts.interfaces)
+
+
+async def run(settings: Settings) -> int:
+    """Until SIGTERM or SIGINT (0), or until it cannot work at all (1)."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    metrics = Metrics()
+    host = Host()
+    collector = Collector(host, settings.model_folders, metrics.observed)
+    try:
+        kube = await Kube.connect(settings.kubeconfig)
+        certificate = await identity.make(host)
+    except Exception as error:
+        log.error("cannot start: %s", error)
+        return 1
+    async with kube:
+        rounds = Loop(settings, collector, Publisher(kube, settings.node, metrics.wrote), metrics)
+        server = Server(settings.host_ip, settings.node, metrics, rounds.trouble)
+        try:
+            port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.context)
+        except OSError as error:
+            log.error("cannot listen on %s: %s (--host-ip, --listen-port, --metrics-port)", settings.host_ip, error)
+            await server.close()
+            return 1
+        rounds.agent = Agent(address=settings.host_ip, port=port, certificate_sha256=certificate.sha256)
+        log.info("agent of %s listens on %s, ports %d (TLS) and %d", settings.node, settings.host_ip, port, metrics_port)
+        working = asyncio.create_task(rounds.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        working.cancel()
+        (outcome,) = await asyncio.gather(working, return_exceptions=True)
+        await server.close()
+    if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+        log.error("ended: %r", outcome)
+        return 1
+    log.info("ended")
+    return 0
