@@ -24,6 +24,11 @@ from thunderfleet_crds.plan import Backend, MemoryPlan, Split
 
 FD_VARIABLE = "THUNDERFLEET_RANK_FD"
 """Environment variable with the number of the rank's end of the socketpair."""
+PARENT_VARIABLE = "THUNDERFLEET_SUPERVISOR_PID"
+"""Environment variable with the supervisor's process id: a rank calls ``parentdeath.die_with`` with it before anything else.
+
+A rank leaves SIGTERM to the kernel's default: MLX's init keeps Python's own handlers from running.
+"""
 HEARTBEAT_SECONDS = 1.0
 """How often a rank's heartbeat thread speaks, from ``Formed`` to its end."""
 FRAME_LIMIT = 64 * 1024 * 1024
@@ -197,8 +202,14 @@ class TopLogprob(_Message):
     logprob: float
 
 
+NO_TOKEN = -1
+
+
 class Token(_Message):
-    """One step of one request. ``text`` is what became printable with it (may be empty, may close earlier tokens)."""
+    """One step of one request. ``text`` is what became printable with it (may be empty, may close earlier tokens).
+
+    ``token`` is NO_TOKEN when a step's text was of two kinds: the second kind's text follows by itself.
+    """
 
     type: Literal["token"] = "token"
     id: str

@@ -1,0 +1,241 @@
+"""The control port: mutual TLS with the group's one key pair, and the connections that carry orders and reports.
+
+Who has no certificate of the group is refused by TLS, before a byte of HTTP. Liveness is not left to TCP: both ends speak
+every second, and silence is counted in ticks of our own, so that a process that was itself stopped does not blame its peer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from pydantic import BaseModel
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupState
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+
+from thunderfleet_runner import peers
+
+log = logging.getLogger(__name__)
+
+JOIN_PATH = "/v1/join"
+HANDSHAKE_SECONDS = 5.0
+TICK_SECONDS = 0.5
+SILENT_TICKS = round(peers.CUT_OFF_SECONDS / TICK_SECONDS)
+_MESSAGE_LIMIT = 1 << 20
+
+
+class CutOff(Exception):
+    """The connection ended; the text says how."""
+
+
+class JoinRefused(Exception):
+    """The leader does not accept this supervisor; the text is its reason."""
+
+
+def server_tls(folder: Path) -> ssl.SSLContext:
+    """For listening: only clients with the group's certificate. Raises OSError / ssl.SSLError when the keys are not usable."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "tls.crt"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    return _with_keys(context, folder)
+
+
+def client_tls(folder: Path) -> ssl.SSLContext:
+    """For connecting: only servers with the group's certificate, whatever their address."""
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / "tls.crt"))
+    return _with_keys(context, folder)
+
+
+def _with_keys(context: ssl.SSLContext, folder: Path) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # The group's certificate is its own anchor, and it is no CA.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_cert_chain(str(folder / "tls.crt"), str(folder / "tls.key"))
+    return context
+
+
+class Connection:
+    """One end of a control connection: sends in order without waiting, and ends itself when the other end is silent."""
+
+    def __init__(self, socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse, peer: str) -> None:
+        self.peer = peer
+        self._socket = socket
+        self._outgoing: asyncio.Queue[str] = asyncio.Queue()
+        self._silent = 0
+        self._cut: str | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    def send(self, message: BaseModel) -> None:
+        self._outgoing.put_nowait(message.model_dump_json())
+
+    def cut(self, why: str) -> None:
+        """Ends the connection soon; ``serve`` raises CutOff with ``why``."""
+        if self._cut is None:
+            self._cut = why
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def flush(self, seconds: float) -> None:
+        """Waits until everything was handed to the socket, at most ``seconds``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._outgoing.join()
+
+    async def serve(self, on_text: Callable[[str], None], on_tick: Callable[[], None]) -> str:
+        """Reads until the connection ends and returns how it did. ``on_tick`` runs every TICK_SECONDS.
+
+        A text that ``on_text`` does not understand (ValueError) ends the connection.
+        """
+        self._reading = asyncio.create_task(self._read(on_text), name="control-read")
+        writing = asyncio.create_task(self._write(), name="control-write")
+        ticking = asyncio.create_task(self._tick(on_tick), name="control-tick")
+        if self._cut is not None:
+            self._reading.cancel()
+        tasks = (self._reading, writing, ticking)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, CutOff):
+                return self._cut or str(end)
+            if isinstance(end, (ConnectionError, ValueError)):
+                return self._cut or f"{type(end).__name__}: {' '.join(str(end).split())[:300]}"
+            if isinstance(end, Exception):
+                raise end
+        return self._cut or "closed"
+
+    async def _read(self, on_text: Callable[[str], None]) -> None:
+        while True:
+            message = await self._socket.receive()
+            self._silent = 0
+            if message.type is aiohttp.WSMsgType.TEXT:
+                on_text(message.data)
+            elif message.type is aiohttp.WSMsgType.ERROR:
+                raise CutOff(f"{self.peer} sent what is no websocket: {self._socket.exception()}")
+            else:
+                raise CutOff(f"{self.peer} closed the connection")
+
+    async def _write(self) -> None:
+        while True:
+            text = await self._outgoing.get()
+            await self._socket.send_str(text)
+            self._outgoing.task_done()
+
+    async def _tick(self, on_tick: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._silent += 1
+            if self._silent > SILENT_TICKS:
+                raise CutOff(f"{self.peer} has been silent for {peers.CUT_OFF_SECONDS:g} s")
+            on_tick()
+
+
+async def serve_control(
+    plan: Plan,
+    rank: int,
+    tls: ssl.SSLContext,
+    *,
+    state: Callable[[], GroupState],
+    join: Callable[[peers.Hello, Connection], Awaitable[peers.Refusal | None]],
+    drain: Callable[[], None],
+) -> web.AppRunner:
+    """Listens on the plan's address and control port of ``rank``; ``cleanup()`` of what it returns ends it.
+
+    ``join`` judges a claim; when it returns None it has run the member's connection to its end. Raises OSError when the
+    address or the port is not to be had.
+    """
+    leader = plan.ranks[0]
+    elsewhere = f"this is rank {rank}; ask rank 0 at https://{leader.address}:{leader.control_port}"
+
+    def misdirected() -> web.Response:
+        return web.json_response({"message": elsewhere, "state": state().model_dump(mode="json", by_alias=True)}, status=421)
+
+    async def get_state(_: web.Request) -> web.Response:
+        if rank != 0:
+            return misdirected()
+        return web.Response(text=state().model_dump_json(by_alias=True), content_type="application/json")
+
+    async def post_drain(_: web.Request) -> web.Response:
+        if rank != 0:
+            return misdirected()
+        drain()
+        return web.Response(status=202, text=state().model_dump_json(by_alias=True), content_type="application/json")
+
+    async def get_join(request: web.Request) -> web.StreamResponse:
+        if rank != 0:
+            return misdirected()
+        socket = web.WebSocketResponse(max_msg_size=_MESSAGE_LIMIT, timeout=1.0)
+        await socket.prepare(request)
+        peer = request.remote or "a peer without an address"
+        try:
+            hello = peers.Hello.model_validate_json(await socket.receive_str(timeout=HANDSHAKE_SECONDS))
+        except (ValueError, TypeError, TimeoutError, aiohttp.WSMessageTypeError) as error:
+            log.warning("refused %s: no hello: %s", peer, " ".join(str(error).split())[:200])
+            await socket.close()
+            return socket
+        connection = Connection(socket, f"rank {hello.rank} ({hello.node}, {peer})")
+        refusal = await join(hello, connection)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            if refusal is not None:
+                log.warning("refused rank %d of %s: %s", hello.rank, peer, refusal.message)
+                await socket.send_str(refusal.model_dump_json())
+            await socket.close()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get(STATE_PATH, get_state), web.post(DRAIN_PATH, post_drain), web.get(JOIN_PATH, get_join)])
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    entry = plan.ranks[rank]
+    site = web.TCPSite(runner, entry.address, entry.control_port, ssl_context=tls)
+    try:
+        await site.start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return runner
+
+
+async def join_group(
+    plan: Plan,
+    tls: ssl.SSLContext,
+    hello: peers.Hello,
+    serve: Callable[[Connection], Awaitable[str]],
+) -> str:
+    """Connects to rank 0 once, and runs ``serve`` until the connection ends; returns how it did.
+
+    Raises JoinRefused with the leader's reason, ConnectionError when rank 0 does not answer or is not of the group.
+    """
+    leader = plan.ranks[0]
+    where = f"rank 0 at {leader.address}:{leader.control_port}"
+    url = f"https://{leader.address}:{leader.control_port}{JOIN_PATH}"
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=HANDSHAKE_SECONDS)
+    connector = aiohttp.TCPConnector(ssl=tls, limit=1, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                socket = await session.ws_connect(
+                    url,
+                    server_hostname=GROUP_TLS_NAME,
+                    max_msg_size=_MESSAGE_LIMIT,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                )
+                await socket.send_str(hello.model_dump_json())
+                answer = peers.ANSWER.validate_json(await socket.receive_str())
+        except TimeoutError as error:
+            raise ConnectionError(f"{where} did not answer within {HANDSHAKE_SECONDS:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError, TypeError, aiohttp.WSMessageTypeError) as error:
+            raise ConnectionError(f"{where} cannot be joined: {' '.join(str(error).split())[:300]}") from error
+        try:
+            if isinstance(answer, peers.Refusal):
+                raise JoinRefused(f"{where} refused: {answer.message}")
+            return await serve(Connection(socket, where))
+        finally:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await socket.close()

@@ -1,0 +1,148 @@
+"""What a failure is: one table from texts, errnos, exit codes, signals and silences to a class, a reason and a sentence.
+
+The class decides what happens next (see ``FaultClass``), so it is decided in one place, by rules that are tried against every
+message known. Libraries' own texts are kept whole: the sentence says what to do, the text says what was seen.
+"""
+
+import re
+import signal
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from thunderfleet_crds.group import FaultClass
+
+
+class Stage(StrEnum):
+    """Where a rank was when it failed."""
+
+    PREFLIGHT = "preflight"
+    START = "start"
+    INIT = "init"
+    LOAD = "load"
+    CHECK = "check"
+    SERVE = "serve"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure of one rank, classed. ``echo`` says that it only tells of a peer that went first."""
+
+    fault: FaultClass
+    reason: str
+    message: str
+    echo: bool = False
+
+
+@dataclass(frozen=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    fault: FaultClass
+    reason: str
+    advice: str
+    echo: bool = False
+    stages: frozenset[Stage] = frozenset(Stage)
+
+
+def _rule(
+    pattern: str, fault: FaultClass, reason: str, advice: str, *, echo: bool = False, stages: frozenset[Stage] | None = None
+) -> _Rule:
+    return _Rule(re.compile(pattern, re.IGNORECASE), fault, reason, advice, echo, stages or frozenset(Stage))
+
+
+_LOADING = frozenset({Stage.LOAD, Stage.CHECK})
+
+# The first rule that matches wins: particular texts before general ones. Errnos are (Linux|macOS).
+_RULES: tuple[_Rule, ...] = (
+    _rule(r"(bind socket|bind).*error: (98|48)\)|address already in use", FaultClass.RETRY, "PortTaken",
+          "another process took the port between check and use; the next attempt takes another port"),
+    _rule(r"bind.*error: (99|49)\)|(can't|cannot) assign requested address", FaultClass.REPLAN, "AddressLost",
+          "the planned address is not on this Mac any more"),
+    _rule(r"error: 65\)|no route to host", FaultClass.CONFIGURE, "LocalNetworkDenied",
+          "the system refuses the peer's address: allow the runner under Privacy & Security > Local Network"),
+    _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, "PeerRefused",
+          "the peer was not listening in time", echo=True),
+    _rule(r"connect.*error: (110|60|113|101|51)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
+          "PeerUnreachable", "the peer's address did not answer", echo=True),
+    _rule(r"\[ring\].*(connection to a peer was lost|closed by the peer|too many send/recv errors)|connection reset by peer"
+          r"|broken pipe", FaultClass.RETRY, "PeerLost", "a peer left the group", echo=True),
+    _rule(r"protection domain", FaultClass.REBOOT, "ProtectionDomain",
+          "this Mac's RDMA stack is stuck until it is rebooted"),
+    _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, "QueuePairBusy",
+          "this Mac's RDMA stack is stuck until it is rebooted"),
+    _rule(r"queue pair.*rtr|changing queue pair|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, "RdmaAddress",
+          "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
+    _rule(r"rdma device .*(not found|not active|down)|(couldn't|could not) open (rdma )?device", FaultClass.REPLAN,
+          "DeviceDown",
+          "the RDMA device of the plan is not usable: is the cable in?"),
+    _rule(r"Rank cannot be larger|both a rank \(MLX_RANK\)|couldn't initialize any backend|only valid values for backend",
+          FaultClass.BUG, "BackendRefused", "MLX did not accept what the supervisor gave it"),
+    _rule(r"planned rank|planned size|all-sum", FaultClass.BUG, "WrongGroup",
+          "a group formed that is not the planned one"),
+    _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
+          FaultClass.RETRY, "OutOfMemory", "something else on this Mac holds the memory that was planned for the rank"),
+    _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, "ModelUnsupported",
+          "mlx-lm does not know this model; choose another model or another version"),
+    _rule(r"not divisible|does not support (tensor|pipeline)|cannot be (split|sharded)|no attribute 'shard'|can't be divided",
+          FaultClass.CONFIGURE, "ModelCannotSplit", "this model cannot be split so; change the split or the number of Macs"),
+    _rule(r"missing \d+ parameters|received \d+ parameters not in model|no safetensors|no such file|not found in .*safetensors",
+          FaultClass.CONFIGURE, "ModelIncomplete", "files of the model are missing or do not fit each other", stages=_LOADING),
+)  # fmt: skip
+
+
+def from_text(stage: Stage, text: str) -> Fault:
+    """The fault that an error's text tells of. A text that no rule knows is a Bug, with the whole text."""
+    seen = " ".join(text.split()) or "it gave no reason"
+    for rule in _RULES:
+        if stage in rule.stages and rule.pattern.search(text):
+            return Fault(rule.fault, rule.reason, f"{seen}: {rule.advice}", rule.echo)
+    return Fault(FaultClass.BUG, "Unknown", f"failed in {stage}: {seen}")
+
+
+def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
+    """The fault of a rank that went without last words. ``tail`` is the end of what it wrote to stderr.
+
+    Exit codes lie (0 or 134 on failure), so the text is asked first, whatever the code.
+    """
+    how = _ending(returncode)
+    if tail.strip():
+        fault = from_text(stage, tail)
+        if fault.reason != "Unknown":
+            return replace(fault, message=f"the rank {how} in {stage}: {fault.message}")
+    last = " ".join(tail.strip().splitlines()[-3:])
+    said = f"; last it wrote: {last}" if last else ""
+    if returncode < 0:
+        kind = FaultClass.RETRY if -returncode in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) else FaultClass.BUG
+        hint = " (out of memory, or killed by hand)" if -returncode == signal.SIGKILL else ""
+        return Fault(kind, "RankKilled", f"the rank {how} in {stage}{hint}{said}")
+    return Fault(FaultClass.BUG, "RankExited", f"the rank {how} in {stage}{said}")
+
+
+def _ending(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was ended by signal {-returncode}"
+
+
+def init_deadline(seconds: int, missing: str) -> Fault:
+    """MLX's init has no time limit of its own; ``missing`` names the ranks that did not form."""
+    return Fault(FaultClass.RETRY, "InitDeadline", f"the group did not form within {seconds} s: no word from {missing}")
+
+
+def frozen(seconds: float) -> Fault:
+    return Fault(FaultClass.RETRY, "RankFrozen", f"the rank's heartbeat has been silent for {seconds:g} s")
+
+
+def stalled(seconds: float, stage: Stage) -> Fault:
+    return Fault(FaultClass.RETRY, "Stalled", f"no rank has moved a step for {seconds:g} s in {stage}")
+
+
+def supervisor_lost(why: str) -> Fault:
+    return Fault(FaultClass.RETRY, "SupervisorLost", f"the connection to the rank's supervisor was lost: {why}")
+
+
+def tokens_differ(detail: str) -> Fault:
+    return Fault(FaultClass.BUG, "TokensDiffer", f"the ranks do not compute the same: {detail}")

@@ -1,0 +1,304 @@
+"""One rank's place in the group, on its own Mac: carries out the leader's orders and reports what becomes of them.
+
+It is the same on every rank; only the way to the leader differs (a call on rank 0, a websocket elsewhere). It holds at most
+one rank process, and says Ended only when that is reaped.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.plan import Backend, Plan
+
+from thunderfleet_runner import faults, peers, preflight, protocol
+from thunderfleet_runner.faults import Fault, Stage
+from thunderfleet_runner.ports import NoFreePort, PortBlock
+from thunderfleet_runner.rankprocess import RankProcess, rank_command
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+SILENT_TICKS = 6
+"""A serving rank whose heartbeat missed this many of our own ticks (3 s) is frozen. Ticks, not seconds: if this process was
+itself held up, time has passed for both."""
+SILENT_TICKS_LOADING = 60
+"""While loading, libraries hold the interpreter for seconds at a time."""
+
+
+class Member:
+    """``report`` carries to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        state_folder: Path,
+        report: Callable[[peers.Report], None],
+        on_rank: Callable[[protocol.FromRank], None],
+        command: Callable[[str, int, int, int], list[str]] = rank_command,
+    ) -> None:
+        self.plan = plan
+        self.entry = plan.ranks[rank]
+        self.rank = rank
+        self._folder = state_folder
+        self._report = report
+        self._on_rank = on_rank
+        self._command = command
+        self._block = PortBlock(self.entry.ring_ports)
+        self._process: RankProcess | None = None
+        self._attempt = 0
+        self._stage = Stage.PREFLIGHT
+        self._ending = False
+        self._blamed = False
+        self._heard = 0.0
+        self._silent_ticks = 0
+        self._beating = False
+        self._heartbeat: protocol.Heartbeat | None = None
+        self._orders: asyncio.Queue[peers.Order] = asyncio.Queue()
+        self._end_asked = 0
+
+    @property
+    def pid_file(self) -> Path:
+        return self._folder / "rank.pid"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the rank spoke last; 0 when it is not expected to."""
+        return time.monotonic() - self._heard if self._beating else 0.0
+
+    def pulse(self) -> peers.Pulse:
+        """How the rank's work moves, for the leader."""
+        beat = self._heartbeat
+        if beat is None:
+            return peers.Pulse(attempt=self._attempt)
+        return peers.Pulse(
+            attempt=self._attempt,
+            steps=beat.steps,
+            in_step=beat.in_step,
+            longest_step_seconds=beat.longest_step_seconds,
+            heartbeat_age_seconds=round(self.heartbeat_age, 1),
+            peak_memory_bytes=beat.peak_memory_bytes,
+        )
+
+    def order(self, order: peers.Order) -> None:
+        """Takes an order; orders are carried out one after the other, but End interrupts a preflight's result."""
+        if isinstance(order, peers.End):
+            self._end_asked = max(self._end_asked, order.attempt)
+        if isinstance(order, peers.TurnRank) and order.attempt == self._attempt and self._process is not None:
+            # Turns wait behind nothing: tokens depend on them.
+            self._process.send(protocol.Turn(number=order.number))
+            return
+        self._orders.put_nowait(order)
+
+    def to_rank(self, message: protocol.ToRank) -> None:
+        """Straight to the rank's process, if there is one."""
+        if self._process is not None:
+            self._process.send(message)
+
+    async def run(self) -> None:
+        """Carries out orders until cancelled; then the rank is ended and reaped."""
+        watch = asyncio.create_task(self._watch(), name="rank-watch")
+        try:
+            while True:
+                await self._carry_out(await self._orders.get())
+        finally:
+            watch.cancel()
+            await self.end()
+
+    async def end(self) -> None:
+        """Ends and reaps the rank, if there is one."""
+        process, self._ending = self._process, True
+        if process is not None:
+            await asyncio.shield(process.end())
+
+    def forget(self) -> None:
+        """The leader is gone: what it still wanted is void, and the next one counts its attempts anew."""
+        while not self._orders.empty():
+            self._orders.get_nowait()
+        self._attempt, self._end_asked = 0, 0
+
+    # --- orders ---
+
+    async def _carry_out(self, order: peers.Order) -> None:
+        match order:
+            case peers.Preflight(attempt=attempt):
+                await self._preflight(attempt)
+            case peers.Launch(attempt=attempt, hosts=hosts):
+                if attempt > self._end_asked:
+                    await self._launch(attempt, hosts)
+            case peers.CheckRank(attempt=attempt):
+                if attempt == self._attempt:
+                    self._stage = Stage.CHECK
+                    self.to_rank(protocol.Check())
+            case peers.StopRank(attempt=attempt):
+                await self._stop(attempt)
+            case peers.End(attempt=attempt):
+                await self.end()
+                self._report(peers.Ended(attempt=attempt))
+            case _:
+                pass
+
+    async def _preflight(self, attempt: int) -> None:
+        await self.end()
+        self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.PREFLIGHT, False, False
+        try:
+            passed = await asyncio.to_thread(preflight.check, self.plan, self.entry)
+            port = self._block.take(self.entry.ring_address or "") if self.plan.backend is Backend.RING else 0
+        except preflight.PreflightFailed as error:
+            self._blame(error.fault)
+        except NoFreePort as error:
+            self._blame(Fault(FaultClass.RETRY, "PortTaken", f"{error}: what listens there is not of this group"))
+        except OSError as error:
+            self._blame(faults.from_text(Stage.PREFLIGHT, str(error)))
+        else:
+            self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
+
+    async def _launch(self, attempt: int, hosts: Sequence[str]) -> None:
+        await self.end()
+        self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.INIT, False, False
+        self._heartbeat, self._beating, self._silent_ticks = None, False, 0
+        hostfile = self._write_hostfile(attempt, hosts) if hosts else None
+        try:
+            process = await RankProcess.start(
+                self._command(self.plan.group, self.plan.epoch, self.rank, attempt),
+                rank=self.rank,
+                hostfile=hostfile,
+                pid_file=self.pid_file,
+                on_message=lambda message: self._said(attempt, message),
+                on_exit=lambda code: self._exited(attempt, code),
+            )
+        except OSError as error:
+            self._blame(Fault(FaultClass.BUG, "RankNotStarted", f"the rank's process cannot be started: {error}"))
+            return
+        self._process = process
+        process.send(self._start(attempt, hostfile))
+        log.info("attempt %d: started rank %d as process %d", attempt, self.rank, process.pid)
+
+    def _start(self, attempt: int, hostfile: Path | None) -> protocol.Start:
+        plan = self.plan
+        return protocol.Start(
+            attempt=attempt,
+            rank=self.rank,
+            size=plan.world_size,
+            backend=plan.backend,
+            split=plan.split,
+            layers=self.entry.layers,
+            pipeline=tuple(entry.layers for entry in plan.ranks if entry.layers is not None),
+            model=plan.model,
+            model_path=plan.model_path,
+            memory_bytes=self.entry.memory_bytes,
+            memory=plan.memory,
+            hostfile=str(hostfile) if hostfile else None,
+        )
+
+    def _write_hostfile(self, attempt: int, hosts: Sequence[str]) -> Path:
+        """MLX's own format: one list of ``ip:port`` a rank. A file for each attempt: an orphan must not read the next one's."""
+        for old in self._folder.glob("hosts-*.json"):
+            old.unlink(missing_ok=True)
+        path = self._folder / f"hosts-{attempt}.json"
+        path.write_text("[" + ",".join(f'["{host}"]' for host in hosts) + "]")
+        return path
+
+    async def _stop(self, attempt: int) -> None:
+        process = self._process
+        if process is not None and attempt == self._attempt:
+            self._ending = True
+            process.send(protocol.Stop())
+            # The leader has the limit: it sends End when this takes too long, and End must not wait behind this.
+            waits = asyncio.create_task(process.wait())
+            while not waits.done() and self._end_asked < attempt:
+                await asyncio.wait({waits}, timeout=0.1)
+            waits.cancel()
+        if self._process is None:
+            self._report(peers.Ended(attempt=attempt))
+
+    # --- the rank ---
+
+    def _said(self, attempt: int, message: protocol.FromRank) -> None:
+        self._heard, self._silent_ticks = time.monotonic(), 0
+        match message:
+            case protocol.Formed(rank=rank, size=size, all_sum=all_sum):
+                self._formed(attempt, rank, size, all_sum)
+            case protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers):
+                self._report(peers.RankProgress(attempt=attempt, loaded_bytes=loaded, total_bytes=total, layers=layers))
+            case protocol.Loaded(total_bytes=total, peak_memory_bytes=peak):
+                self._report(peers.RankLoaded(attempt=attempt, total_bytes=total, peak_memory_bytes=peak))
+            case protocol.Ready() as ready:
+                self._stage = Stage.SERVE
+                self._report(
+                    peers.RankReady(
+                        attempt=attempt,
+                        tokens=ready.tokens,
+                        vocabulary=ready.vocabulary,
+                        chat_template=ready.chat_template,
+                        peak_memory_bytes=ready.peak_memory_bytes,
+                    )
+                )
+            case protocol.Heartbeat() as beat:
+                self._beating, self._heartbeat = True, beat
+            case protocol.Failed(stage=stage, text=text):
+                self._stage = Stage(stage)
+                self._blame(faults.from_text(self._stage, text))
+            case protocol.Log(level=level, text=text):
+                logging.getLogger("rank").log(logging.getLevelNamesMapping()[level.upper()], "%s", text)
+            case _:
+                pass
+        self._on_rank(message)
+
+    def _formed(self, attempt: int, rank: int, size: int, all_sum: int) -> None:
+        planned = self.plan.world_size
+        right = planned * (planned + 1) // 2
+        if (rank, size) != (self.rank, planned):
+            text = f"MLX says rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
+            self._blame(Fault(FaultClass.BUG, "WrongGroup", text))
+        elif all_sum != right:
+            self._blame(Fault(FaultClass.BUG, "WrongSum", f"the group's all-sum gave {all_sum}, {right} is right"))
+        else:
+            self._stage = Stage.LOAD
+            self._report(peers.RankFormed(attempt=attempt, rank=rank, size=size, all_sum=all_sum))
+
+    def _exited(self, attempt: int, code: int) -> None:
+        process, self._process = self._process, None
+        self._beating = False
+        log.info("attempt %d: rank %d has gone (code %d)", attempt, self.rank, code)
+        if not self._ending and process is not None:
+            self._blame(faults.from_exit(self._stage, code, process.tail))
+
+    def _blame(self, fault: Fault) -> None:
+        """Reports a failure of this attempt, the first one only: what follows from it is not news."""
+        if self._blamed or self._ending:
+            return
+        self._blamed = True
+        self._report(
+            peers.Failure(
+                attempt=self._attempt,
+                stage=self._stage,
+                fault=fault.fault,
+                reason=fault.reason,
+                message=fault.message,
+                echo=fault.echo,
+            )
+        )
+
+    async def _watch(self) -> None:
+        """Notices a rank whose heartbeat thread has fallen silent. Init is not watched: it holds the interpreter."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if not self._beating:
+                continue
+            self._silent_ticks += 1
+            limit = SILENT_TICKS if self._stage is Stage.SERVE else SILENT_TICKS_LOADING
+            if self._silent_ticks > limit:
+                self._beating = False
+                self._blame(faults.frozen(limit * TICK_SECONDS))

@@ -1,0 +1,234 @@
+"""The container's process: puts a leader or a follower together with a member, the control port and the gateway.
+
+It imports no MLX and no tokenizer, neither here nor in what it imports: nothing that the rank does may freeze it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.plan import Plan
+
+from thunderfleet_runner import attempts, control, peers, preflight
+from thunderfleet_runner.follower import Follower
+from thunderfleet_runner.leader import Leader
+from thunderfleet_runner.member import Member
+from thunderfleet_runner.metrics import GroupMetrics
+from thunderfleet_runner.rankprocess import end_orphan, rank_command
+from thunderfleet_runner.rendezvous import Identity
+from thunderfleet_runner.service import Service
+
+log = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 25.0
+"""How long a supervisor that was told to end waits for its group."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a supervisor is given. ``pod`` and ``node`` come from the pod's own metadata."""
+
+    plan: Plan
+    pod: str
+    node: str
+    keys_folder: Path
+    state_folder: Path
+    api_keys: frozenset[str] = frozenset()
+    command: Callable[[str, int, int, int], list[str]] = rank_command
+    limits: attempts.Limits | None = None
+    gateway: bool = True
+    benchmark: bool = True
+
+    @property
+    def rank(self) -> int:
+        """This pod's rank. Raises ValueError when the plan does not name it."""
+        for entry in self.plan.ranks:
+            if entry.pod == self.pod:
+                return entry.rank
+        pods = ", ".join(entry.pod for entry in self.plan.ranks)
+        raise ValueError(f"the plan of {self.plan.group} does not name pod {self.pod}; it names {pods}")
+
+
+class Supervisor:
+    """Raises ValueError for settings that cannot be, OSError / ssl.SSLError for keys that cannot be read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.plan = settings.plan
+        self.rank = settings.rank
+        entry = self.plan.ranks[self.rank]
+        if settings.node != entry.node:
+            raise ValueError(f"the plan puts pod {settings.pod} on node {entry.node}, this is node {settings.node}")
+        self._server_tls = control.server_tls(settings.keys_folder)
+        self._client_tls = control.client_tls(settings.keys_folder)
+        self._ending = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.service = Service(self.plan, self.rank, lambda: self.role.state)
+        self._metrics = GroupMetrics(self.service.registry, self._ages)
+        self._benchmark: asyncio.Task[None] | None = None
+        self.role: Leader | Follower
+        if self.rank == 0:
+            identity = Identity(preflight.version("mlx"), preflight.version("mlx-lm"), preflight.digest(self.plan))
+            leader = Leader(self.plan, identity, lambda: self.service, self._changed, self._ready, settings.limits)
+            self.role = leader
+            report: Callable[[peers.Report], None] = lambda said: leader.heard(0, said)  # noqa: E731
+        else:
+            self.role = Follower(self.plan, self._client_tls, self._hello, self._changed)
+            report = self.role.report
+        self.member = Member(self.plan, self.rank, settings.state_folder, report, self.service.deliver, settings.command)
+        self.role.member = self.member
+
+    @property
+    def state(self) -> GroupState:
+        return self.role.state
+
+    def end(self) -> None:
+        """What SIGTERM asks for: drain, stop together, leave."""
+        self._ending.set()
+
+    async def run(self) -> None:
+        """Until ``end``. Raises OSError when the control or the gateway port cannot be had."""
+        settings = self.settings
+        await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
+        orphan = await asyncio.to_thread(end_orphan, self.member.pid_file, self.plan.group)
+        if orphan is not None:
+            log.warning("ended process %d, a rank that an earlier supervisor left behind", orphan)
+        leader = self.role if isinstance(self.role, Leader) else None
+        server = await control.serve_control(
+            self.plan,
+            self.rank,
+            self._server_tls,
+            state=lambda: self.state,
+            join=leader.join if leader is not None else _nobody,
+            drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+        )
+        gateway: web.AppRunner | None = None
+        try:
+            gateway = await self._serve_gateway() if settings.gateway else None
+            self._metrics.observe(self.state)
+            self._start(self.member.run(), "member")
+            self._start(self.role.run(), "role")
+            if leader is not None:
+                leader.feed(attempts.Joined(0))
+            ending = asyncio.create_task(self._ending.wait(), name="ending")
+            await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            for task in self._tasks:
+                if task.done():
+                    await task
+            await self._leave()
+        finally:
+            if self._benchmark is not None:
+                self._tasks.append(self._benchmark)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.member.end()
+            if gateway is not None:
+                await gateway.cleanup()
+            await server.cleanup()
+
+    async def _leave(self) -> None:
+        if isinstance(self.role, Leader):
+            self.role.feed(attempts.Drain(for_good=True))
+        else:
+            self.role.leave()
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self.role.released.wait()
+        except TimeoutError:
+            log.warning("the group did not stop within %g s; leaving", LEAVE_SECONDS)
+        if isinstance(self.role, Leader):
+            await self.role.flush(2.0)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _serve_gateway(self) -> web.AppRunner:
+        from thunderfleet_runner import gateway
+
+        entry = self.plan.ranks[self.rank]
+        runner = web.AppRunner(
+            gateway.create_app(self.service, self.settings.api_keys),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=2.0,
+            handler_cancellation=True,
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, entry.address, entry.gateway_port).start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        return runner
+
+    def _hello(self) -> peers.Hello:
+        return peers.Hello(
+            uid=self.plan.uid,
+            index=self.plan.index,
+            epoch=self.plan.epoch,
+            rank=self.rank,
+            node=self.settings.node,
+            mlx=preflight.version("mlx"),
+            mlx_lm=preflight.version("mlx-lm"),
+            digest=preflight.digest(self.plan),
+        )
+
+    def _changed(self, state: GroupState) -> None:
+        self._metrics.observe(state)
+
+    def _ages(self) -> dict[int, float]:
+        if isinstance(self.role, Leader):
+            return self.role.heartbeat_ages
+        return {self.rank: self.member.heartbeat_age}
+
+    def _ready(self) -> None:
+        if not self.settings.benchmark or self.service.benchmark is not None:
+            return
+        if self._benchmark is None or self._benchmark.done():
+            self._benchmark = asyncio.create_task(self._measure(), name="benchmark")
+
+    async def _measure(self) -> None:
+        from thunderfleet_runner import benchmark
+
+        try:
+            self.service.benchmark = await benchmark.run(self.service, self.plan.benchmark)
+        except Exception:
+            # A figure that could not be taken must not take the group with it.
+            log.exception("the benchmark did not end")
+
+
+async def _nobody(_: peers.Hello, __: control.Connection) -> peers.Refusal | None:
+    return peers.Refusal(reason="NotLeader", message="this supervisor does not lead")
+
+
+def api_keys(folder: Path) -> frozenset[str]:
+    """Every value in the mounted Secret; empty when there is none. Raises OSError when it cannot be read."""
+    if not folder.is_dir():
+        return frozenset()
+    files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".."))
+    return frozenset(filter(None, (path.read_text(encoding="utf-8").strip() for path in files)))
+
+
+async def serve(settings: Settings) -> None:
+    """Runs a supervisor until SIGTERM or SIGINT, and what that asks for."""
+    supervisor = Supervisor(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.end)
+    with contextlib.suppress(AttributeError):
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    log.info(
+        "supervisor of rank %d of %s, epoch %d, process %d",
+        supervisor.rank, settings.plan.group, settings.plan.epoch, os.getpid(),
+    )  # fmt: skip
+    await supervisor.run()
