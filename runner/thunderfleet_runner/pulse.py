@@ -1,0 +1,77 @@
+"""Whether a rank's work moves: counted where the work is done, read by the heartbeat thread.
+
+MLX waits on a dead peer without a limit, so the thread that computes cannot say that it is stuck. It marks the begin and the
+end of each step here; the heartbeat thread, which keeps running meanwhile, tells the supervisor how long the step has taken.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["loading", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``steps`` ended since the start; the running step's seconds so far, and the longest ended one of its shape."""
+
+    steps: int
+    in_step: bool
+    step_seconds: float
+    longest_step_seconds: float
+
+
+class Pulse:
+    """Written by the working thread, read by any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._working = False
+        self._shape: Shape = "loading"
+        self._since = time.monotonic()
+        self._longest: dict[Shape, float] = {}
+
+    @contextmanager
+    def work(self, shape: Shape) -> Iterator[None]:
+        """While the rank is at work (a load, a turn) rather than idle."""
+        self.wake(shape)
+        try:
+            yield
+        finally:
+            self.rest()
+
+    def wake(self, shape: Shape) -> None:
+        """Work begins, with a step of this shape."""
+        with self._lock:
+            self._working, self._shape, self._since = True, shape, time.monotonic()
+
+    def rest(self) -> None:
+        """Nothing is left to do."""
+        with self._lock:
+            self._working = False
+
+    def step(self, shape: Shape) -> None:
+        """A step of this shape has ended and the next one begins."""
+        now = time.monotonic()
+        with self._lock:
+            self._steps += 1
+            self._longest[shape] = max(self._longest.get(shape, 0.0), now - self._since)
+            self._since = now
+
+    def begin(self, shape: Shape) -> None:
+        """The running step has this shape."""
+        with self._lock:
+            self._shape, self._since = shape, time.monotonic()
+
+    def read(self) -> Reading:
+        with self._lock:
+            return Reading(
+                steps=self._steps,
+                in_step=self._working,
+                step_seconds=time.monotonic() - self._since if self._working else 0.0,
+                longest_step_seconds=self._longest.get(self._shape, 0.0),
+            )

@@ -1,0 +1,242 @@
+"""One rank of a group: the process that has MLX in it. Started by its supervisor, one for each attempt, and ended with it.
+
+MLX's init, collectives and evaluations hold their thread, some the interpreter, without a time limit; so nothing here decides
+when to give up. The supervisor does, from outside. Three threads: main (all of MLX), a reader (the supervisor's messages; ends
+the process when the supervisor is gone), and the heartbeat.
+"""
+
+import logging
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from thunderfleet_crds.plan import Backend, Split
+
+from thunderfleet_runner import parentdeath, protocol
+from thunderfleet_runner.pulse import Pulse
+
+if TYPE_CHECKING:
+    from thunderfleet_runner.generation import Engine
+
+log = logging.getLogger("thunderfleet.rank")
+
+_ENVIRONMENT = {
+    # Weights are on the Mac's disk; a rank talks to its peers and to nobody else.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class NotFormed(RuntimeError):
+    """MLX gave a group that is not the planned one."""
+
+
+class Rank:
+    """The process's state: where it stands, and how its threads reach each other."""
+
+    def __init__(self, channel: protocol.Channel) -> None:
+        self._channel = channel
+        self._pulse = Pulse()
+        self._first: queue.SimpleQueue[protocol.ToRank] = queue.SimpleQueue()
+        self._engine: Engine | None = None
+        self._early: list[protocol.ToRank] = []
+        self._lock = threading.Lock()
+        self.stage: Literal["start", "init", "load", "check", "serve", "stop"] = "start"
+
+    def send(self, *messages: Any) -> None:
+        """To the supervisor; a supervisor that is gone ends the process."""
+        try:
+            self._channel.send(*messages)
+        except OSError as error:
+            log.error("the supervisor is gone: %s", error)
+            os._exit(1)
+
+    # --- threads ---
+
+    def read(self) -> None:
+        """The reader thread. Never returns while the supervisor lives."""
+        try:
+            self._first.put(self._channel.receive())
+            while True:
+                self._route(self._channel.receive())
+        except (EOFError, OSError, protocol.BrokenStream) as error:
+            log.error("the supervisor's channel ended: %s", error)
+        except Exception:
+            log.exception("the reader thread failed")
+        # The main thread may be stuck in MLX: there is no gentler way out.
+        os._exit(1)
+
+    def _route(self, message: protocol.ToRank) -> None:
+        with self._lock:
+            engine = self._engine
+            if engine is None:
+                self._early.append(message)
+                return
+        self._dispatch(engine, message)
+
+    def _dispatch(self, engine: "Engine", message: protocol.ToRank) -> None:
+        match message:
+            case protocol.Turn() | protocol.Check() | protocol.Stop():
+                engine.command(message)
+            case protocol.Prepare(request=request):
+                self.send(engine.prepare(request))
+            case protocol.Generate(request=request):
+                engine.generate(request)
+            case protocol.Cancel(id=name):
+                engine.cancel(name)
+            case protocol.Start():
+                log.error("a second start message was ignored")
+
+    def beat(self) -> None:
+        """The heartbeat thread."""
+        import mlx.core as mx
+
+        pause = threading.Event()
+        while not pause.wait(protocol.HEARTBEAT_SECONDS):
+            reading = self._pulse.read()
+            self.send(
+                protocol.Heartbeat(
+                    steps=reading.steps,
+                    in_step=reading.in_step,
+                    step_seconds=reading.step_seconds,
+                    longest_step_seconds=reading.longest_step_seconds,
+                    peak_memory_bytes=mx.get_peak_memory(),
+                )
+            )
+
+    # --- the main thread ---
+
+    def run(self) -> None:
+        """The whole life, as the protocol tells it. Raises what went wrong; ``stage`` says where."""
+        start = self._first.get()
+        if not isinstance(start, protocol.Start):
+            raise ValueError(f"the first message was {start.type}, it must be start")
+        self.stage = "init"
+        group = form(start)
+        self.send(formed(group))
+        threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
+        self.stage = "load"
+        with self._pulse.work("loading"):
+            engine = self._load(start, group)
+        with self._lock:
+            self._engine = engine
+            for message in self._early:
+                self._dispatch(engine, message)
+        self.stage = "check"
+        engine.run()
+        self.stage = "stop"
+        if group is not None:
+            from thunderfleet_runner.loading import barrier
+
+            barrier(group)
+
+    def _load(self, start: protocol.Start, group: Any) -> "Engine":
+        import mlx.core as mx
+
+        from thunderfleet_runner import loading, mlxlm
+        from thunderfleet_runner.generation import Engine
+
+        mlxlm.forget_wired_limit()
+        if mx.metal.is_available():
+            mx.set_wired_limit(start.memory_bytes)
+
+        def report(loaded: int, total: int, layers: int) -> None:
+            self._pulse.step("loading")
+            self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
+
+        loaded = loading.load(
+            Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report
+        )
+        trimmable = mlxlm.always_trimmable(loaded.model)
+        if group is not None:
+            count = mx.distributed.all_sum(mx.array(int(trimmable)), group=group, stream=mx.cpu).item()
+            trimmable = count == group.size()
+        if not trimmable:
+            mlxlm.forbid_trimming()
+        memory = start.memory
+        engine = Engine(
+            mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),
+            self._pulse,
+            self.send,
+            group=group,
+            vocabulary=vocabulary(loaded.config),
+            memory_tokens=memory.cached_tokens,
+            context=memory.context_tokens,
+            share_tokens=start.split is Split.PIPELINE,
+            trimmable=trimmable,
+        )
+        self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=mx.get_peak_memory()))
+        return engine
+
+
+def form(start: protocol.Start) -> Any:
+    """MLX's group for the plan's rank and size; None for one Mac alone. Waits as long as MLX does.
+
+    Raises NotFormed for another group than the plan's, RuntimeError with MLX's text when it cannot be made.
+    """
+    import mlx.core as mx
+
+    if start.backend is Backend.NONE:
+        size = mx.distributed.init().size()
+        if size != 1:
+            raise NotFormed(f"one rank alone was planned, MLX made a group of {size}: are MLX_* variables set?")
+        return None
+    group = mx.distributed.init(strict=True, backend=start.backend.value)
+    if (group.rank(), group.size()) != (start.rank, start.size):
+        raise NotFormed(
+            f"rank {start.rank} of {start.size} was planned, MLX says rank {group.rank()} of {group.size()}"
+        )
+    return group
+
+
+def formed(group: Any) -> protocol.Formed:
+    """What the group says of itself, an all-sum of every rank's number (from 1) included."""
+    if group is None:
+        return protocol.Formed(rank=0, size=1, all_sum=1)
+    import mlx.core as mx
+
+    answer: Any = mx.distributed.all_sum(mx.array(group.rank() + 1), group=group, stream=mx.cpu).item()
+    return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=answer)
+
+
+def vocabulary(config: dict[str, Any]) -> int:
+    """How many token ids a model's configuration speaks of; 0 when it does not say."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return 0
+
+
+def main() -> int:
+    """``python -m thunderfleet_runner.rank``: never returns normally but by exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        channel = protocol.Channel.inherited(os.environ)
+    except (ValueError, OSError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 2
+    if os.environ.get(protocol.PARENT_VARIABLE, "").isdigit():
+        parentdeath.die_with(int(os.environ[protocol.PARENT_VARIABLE]))
+    os.environ.update(_ENVIRONMENT)
+    rank = Rank(channel)
+    threading.Thread(target=rank.read, name="reader", daemon=True).start()
+    code = 0
+    try:
+        rank.run()
+    except BaseException as error:
+        log.exception("rank failed in %s", rank.stage)
+        rank.send(protocol.Failed(stage=rank.stage, text=f"{type(error).__name__}: {error}"))
+        code = 1
+    sys.stderr.flush()
+    # Not sys.exit: MLX's destructors wait for peers that may be gone, and turn success into signals.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
