@@ -1,0 +1,192 @@
+"""A group on loopback: keys, a plan, a model folder, and supervisors with a rank that needs no model."""
+
+import asyncio
+import datetime
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_runner import attempts
+from thunderfleet_runner.supervisor import Settings, Supervisor
+
+STAND_IN = Path(__file__).with_name("stand_in_rank.py")
+
+
+def make_keys(folder: Path) -> Path:
+    """A group's one certificate, as the operator makes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, GROUP_TLS_NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(GROUP_TLS_NAME)]), critical=False)
+        .sign(key, None)
+    )
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "tls.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder
+
+
+def make_model(folder: Path) -> Path:
+    """Files enough for preflight: one tensor of four float32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    return folder
+
+
+def _claim(address: str, count: int, taken: set[int]) -> list[int]:
+    """Ports that were free a moment ago, outside of what the kernel hands out."""
+    found: list[int] = []
+    candidate = 21000 + (os.getpid() * 131) % 8000
+    while len(found) < count:
+        candidate = 21000 + (candidate - 21000 + 1) % 8900
+        if candidate in taken:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, candidate))
+            except OSError:
+                continue
+        taken.add(candidate)
+        found.append(candidate)
+    return found
+
+
+class Group:
+    """A plan on 127.0.0.x, and the supervisors that a test has started."""
+
+    def __init__(self, folder: Path, size: int, attempts_budget: int = 4) -> None:
+        self.folder = folder
+        self.keys = make_keys(folder / "keys")
+        self.model = make_model(folder / "model")
+        self.faults = folder / "faults"
+        self.faults.mkdir()
+        self.ports: set[int] = set()
+        self.plan = self.make_plan(size, attempts_budget)
+        self.running: dict[int, tuple[Supervisor, asyncio.Task[None]]] = {}
+
+    def make_plan(self, size: int, budget: int) -> Plan:
+        ranks: list[dict[str, Any]] = []
+        for rank in range(size):
+            address = f"127.0.0.{rank + 1}"
+            control, gateway, *ring = _claim(address, 2 + 2 * budget, self.ports)
+            ranks.append(
+                {
+                    "rank": rank,
+                    "node": f"studio-{rank}",
+                    "pod": f"tiny-0-{rank}",
+                    "address": address,
+                    "controlPort": control,
+                    "gatewayPort": gateway,
+                    "memoryBytes": 1 << 20,
+                }
+                | ({"ringAddress": address, "ringPorts": ring} if size > 1 else {})
+            )
+        return Plan.model_validate(
+            {
+                "namespace": "default",
+                "deployment": "tiny",
+                "uid": "5c1f",
+                "index": 0,
+                "epoch": 3,
+                "model": "thunderfleet/tiny",
+                "modelPath": str(self.model),
+                "backend": "ring" if size > 1 else "none",
+                "split": "Tensor" if size > 1 else "None",
+                "ranks": ranks,
+                "memory": {"contextTokens": 256, "concurrentRequests": 2, "cachedTokens": 0},
+                "bootstrap": {"attempts": budget, "attemptTimeoutSeconds": 20},
+            }
+        )
+
+    def settings(self, rank: int, **changes: Any) -> Settings:
+        settings = Settings(
+            plan=self.plan,
+            pod=f"tiny-0-{rank}",
+            node=f"studio-{rank}",
+            keys_folder=self.keys,
+            state_folder=self.folder / f"state-{rank}",
+            command=lambda group, epoch, rank, attempt: [
+                *(sys.executable, str(STAND_IN), "thunderfleet_runner.rank", "--group", group, "--attempt", str(attempt))
+            ],
+            limits=attempts.Limits(self.plan.bootstrap.attempts, 20.0, backoff_seconds=0.05),
+            gateway=False,
+            benchmark=False,
+        )
+        return replace(settings, **changes)
+
+    def start(self, rank: int, **changes: Any) -> Supervisor:
+        supervisor = Supervisor(self.settings(rank, **changes))
+        self.running[rank] = (supervisor, asyncio.create_task(supervisor.run(), name=f"supervisor-{rank}"))
+        return supervisor
+
+    async def crash(self, rank: int) -> None:
+        """As if the supervisor's process had gone: no goodbye to anybody."""
+        _, task = self.running.pop(rank)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], Any], what: str, seconds: float = 40.0) -> None:
+        """Waits for a condition; what all supervisors say stands in the error when it does not come."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    for rank, (_, task) in self.running.items():
+                        if task.done() and task.exception():
+                            raise AssertionError(f"supervisor {rank} ended: {task.exception()!r}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            said = [supervisor.state.model_dump_json(exclude_defaults=True) for supervisor, _ in self.running.values()]
+            raise AssertionError(f"not within {seconds:g} s: {what}\n" + "\n".join(said)) from None
+
+    async def until_ready(self) -> None:
+        await self.until(lambda: self.running[0][0].state.phase is GroupPhase.READY, "the group is Ready")
+
+    async def end(self) -> None:
+        for supervisor, _ in self.running.values():
+            supervisor.end()
+        await asyncio.gather(*(task for _, task in self.running.values()), return_exceptions=True)
+
+
+@pytest.fixture
+async def make_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Group]]:
+    """Makes groups by size; what a test leaves running is ended."""
+    groups: list[Group] = []
+
+    def make(size: int, **options: Any) -> Group:
+        folder = tmp_path / f"group-{len(groups)}"
+        folder.mkdir()
+        group = Group(folder, size, **options)
+        groups.append(group)
+        monkeypatch.setenv("THUNDERFLEET_TEST_FOLDER", str(group.faults))
+        return group
+
+    yield make
+    async with AsyncExitStack() as stack:
+        for group in groups:
+            stack.push_async_callback(group.end)
