@@ -135,6 +135,17 @@ def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[J
     return [*before.values(), *ours]
 
 
+def binary(size: int) -> str:
+    """Bytes as the API server writes them (the largest unit that needs no fraction, whole KiB at least): what is written in
+    any other way comes back changed, and would look like a change for ever."""
+    units = ["Ki", "Mi", "Gi", "Ti", "Pi"]
+    size //= 1024
+    while size and size % 1024 == 0 and len(units) > 1:
+        size //= 1024
+        del units[0]
+    return f"{size}{units[0]}" if size else "0"
+
+
 def capacity(config: Config, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
     """(capacity, allocatable) as quantities."""
 
@@ -142,8 +153,8 @@ def capacity(config: Config, machine: Machine) -> tuple[dict[str, str], dict[str
         cpu = str(millis // 1000) if millis % 1000 == 0 else f"{millis}m"
         return {
             "cpu": cpu,
-            "memory": f"{memory // 1024}Ki",
-            "ephemeral-storage": f"{disk // 1024}Ki",
+            "memory": binary(memory),
+            "ephemeral-storage": binary(disk),
             "pods": str(config.max_pods),
         }
 
@@ -271,6 +282,7 @@ class NodeKeeper:
             kube(), NODES, {"fieldSelector": f"metadata.name={config.node_name}"}, on_change=lambda _: self.nudge()
         )
         self._look = asyncio.Event()
+        self._renew_now = asyncio.Event()
         self._uid = ""
         self._written: datetime | None = None
 
@@ -320,13 +332,14 @@ class NodeKeeper:
         else:
             stale = stale_labels(standing["metadata"].get("labels") or {}, labels(self.config, self.machine))
             if stale:
-                await self.kube().patch(f"{NODES}/{name}", {"metadata": {"labels": stale}})
+                standing = await self.kube().patch(f"{NODES}/{name}", {"metadata": {"labels": stale}})
             if differs(standing.get("status") or {}, wanted):
                 standing = await self._write(standing, wanted)
             self._warn_of_taints(standing)
         self._uid = str(standing["metadata"]["uid"])
         self._written = self.clock()
         self.registered.set()
+        self._renew_now.set()
         log.info("node %s registered", name)
 
     def _warn_of_taints(self, standing: Json) -> None:
@@ -394,12 +407,14 @@ class NodeKeeper:
         period = self.config.lease_seconds / 4
         while True:
             delay = period
+            self._renew_now.clear()
             try:
                 await self.renew()
             except ApiError as error:
                 delay = min(period, 2.0)
                 log.warning("lease of node %s: %s; again in %.1f s", self.config.node_name, error, delay)
-            await asyncio.sleep(delay * random.uniform(0.95, 1.0))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._renew_now.wait(), delay * random.uniform(0.95, 1.0))
 
     async def renew(self) -> None:
         """Renews the Lease, making it when there is none. Raises ApiError."""

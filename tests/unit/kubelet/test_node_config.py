@@ -1,0 +1,80 @@
+"""Settings: what is taken, and what sentence a wrong one gets."""
+
+from pathlib import Path
+
+import pytest
+from thunderfleet_kubelet.config import Config, ConfigError, User, load, parse, same_user_problem
+
+WHOLE = """
+nodeName: studio-1
+addresses: [192.168.64.11]
+port: 10250
+path: [/srv/machines/studio-1/bin]
+pythonPath: [/srv/recorded]
+images: {"thunderfleet/thunderfleet:0.1.0": /srv/image}
+defaultUser: {uid: 65534, gid: 65534}
+labels: {rack: a}
+maxPods: 20
+"""
+
+
+def test_a_whole_file() -> None:
+    config = parse(WHOLE, "kubelet.yaml")
+    assert config.node_name == "studio-1"
+    assert config.path == [Path("/srv/machines/studio-1/bin")]
+    assert config.images == {"thunderfleet/thunderfleet:0.1.0": Path("/srv/image")}
+    assert config.default_user == User(uid=65534, gid=65534)
+    assert config.max_pods == 20
+
+
+def test_the_defaults_are_usable_by_themselves() -> None:
+    config = load(None)
+    assert config.port == 10250
+    assert config.addresses
+    assert config.default_user == User(uid=65534, gid=65534)
+    assert config == Config.model_validate(config.model_dump(by_alias=True)), "the defaults pass the checks too"
+
+
+def test_null_means_the_kubelets_own_user() -> None:
+    assert parse("defaultUser: null", "f").default_user is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("addreses: [1.2.3.4]", ["addreses", "no such setting", "addresses"]),
+        ("port: 70000", ["port", "65535", "70000"]),
+        ("nodeName: Studio_1", ["nodeName", "Studio_1", "lower-case"]),
+        ("addresses: []", ["addresses", "at least one"]),
+        ("addresses: [studio.local]", ["addresses", "studio.local", "IP address"]),
+        ("addresses: [0.0.0.0]", ["addresses", "0.0.0.0", "own address"]),
+        ("path: [bin]", ["path", "bin", "absolute"]),
+        ("images: {a: b}", ["images", "absolute"]),
+        ("labels: {node-role.kubernetes.io/control-plane: ''}", ["labels", "node-role.kubernetes.io/control-plane"]),
+        ("defaultUser: {uid: -1, gid: 0}", ["defaultUser.uid", "-1"]),
+        ("- a", ["mapping", "list"]),
+        ("a: [", ["not YAML"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file(text: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "/etc/kubelet.yaml")
+    said = str(caught.value)
+    assert said.startswith("/etc/kubelet.yaml: ")
+    assert "\n" not in said
+    for word in words:
+        assert word in said
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("user", "uid", "namespace", "refused"),
+    [(None, 0, False, True), (None, 0, True, False), (None, 501, False, False), (User(uid=1, gid=1), 0, False, False)],
+)
+def test_never_root_by_accident(user: User | None, uid: int, namespace: bool, refused: bool) -> None:
+    config = Config(default_user=user)
+    assert (same_user_problem(config, uid=uid, in_user_namespace=namespace) is not None) is refused

@@ -1,0 +1,204 @@
+"""The Node is kept: registered, renewed, written only when something changed, made anew when it vanished."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.machine import GIB, Machine, Readings
+from thunderfleet_kubelet.node import LEASES, NODES, NodeKeeper
+
+Json = dict[str, Any]
+CONFIG = Config(node_name="studio-1", addresses=["127.0.0.1"], node_status_seconds=3600)
+MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
+PATH = f"{NODES}/studio-1"
+
+
+class FakeKube:
+    """Just what the keeper asks of an API server: Nodes and Leases in memory, and every request remembered."""
+
+    host = "https://192.0.2.1:6443"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.asked: list[tuple[str, str, Json]] = []
+        self.away = False
+        self.version = 0
+        self.events: asyncio.Queue[tuple[str, Json]] = asyncio.Queue()
+
+    def put(self, path: str, body: Json) -> Json:
+        self.version += 1
+        metadata = {"uid": f"uid-{self.version}", **body["metadata"], "resourceVersion": str(self.version)}
+        known = path in self.objects
+        self.objects[path] = {**body, "metadata": metadata}
+        if path.startswith(NODES):
+            self.events.put_nowait(("MODIFIED" if known else "ADDED", self.objects[path]))
+        return self.objects[path]
+
+    def vanish(self, path: str) -> None:
+        self.version += 1
+        gone = self.objects.pop(path)
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        self.events.put_nowait(("DELETED", gone))
+
+    def _check(self) -> None:
+        if self.away:
+            raise ApiError(0, "Unreachable", "away")
+
+    async def get_or_none(self, path: str) -> Json | None:
+        self._check()
+        return self.objects.get(path)
+
+    async def list(self, path: str, **query: object) -> tuple[Sequence[Json], str]:
+        self._check()
+        while not self.events.empty():
+            self.events.get_nowait()
+        return [value for key, value in self.objects.items() if key.startswith(path)], str(self.version)
+
+    async def watch(self, path: str, version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
+        while True:
+            yield await self.events.get()
+
+    async def create(self, path: str, body: Json) -> Json:
+        self._check()
+        self.asked.append(("POST", path, body))
+        return self.put(f"{path}/{body['metadata']['name']}", body)
+
+    async def patch(self, path: str, body: Json, content: str = "", manager: str | None = None) -> Json:
+        self._check()
+        self.asked.append(("PATCH", path, body))
+        target = path.removesuffix("/status")
+        old = self.objects.get(target)
+        if old is None:
+            raise ApiError(404, "NotFound", f"{target} not found")
+        version = body.get("metadata", {}).get("resourceVersion")
+        if version and version != old["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "changed meanwhile")
+        merged = dict(old)
+        for key in ("status", "spec"):
+            if key in body:
+                merged[key] = {**old.get(key, {}), **body[key]}
+        labels = body.get("metadata", {}).get("labels") or {}
+        merged["metadata"] = {**old["metadata"], "labels": {**old["metadata"].get("labels", {}), **labels}}
+        return self.put(target, merged)
+
+    def written(self, path: str) -> Sequence[Json]:
+        return [body for _, asked, body in self.asked if asked == path]
+
+
+class World:
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+        self.now = datetime(2026, 1, 31, tzinfo=UTC)
+        self.readings = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
+        self.looks = 0
+        self.looked = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.keeper = NodeKeeper(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
+
+    async def read(self) -> Readings:
+        self.looks += 1
+        self.looked.set()
+        return self.readings
+
+    async def vanished(self) -> None:
+        assert PATH not in self.kube.objects, "pods end before the Node comes back"
+        self.ended.set()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def running(world: World) -> AsyncIterator[World]:
+    task = asyncio.ensure_future(world.keeper.run())
+    # Registered, listed, and looked at once more.
+    await until(lambda: world.looks >= 2 and f"{LEASES}/studio-1" in world.kube.objects)
+    yield world
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_registers_and_leases(running: World) -> None:
+    made = running.kube.objects[PATH]
+    assert made["spec"]["taints"][0]["key"] == "thunderfleet.io/macos"
+    assert made["status"]["addresses"] == [{"type": "InternalIP", "address": "127.0.0.1"}]
+    assert running.keeper.registered.is_set()
+    lease = running.kube.objects[f"{LEASES}/studio-1"]
+    assert lease["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
+
+
+async def test_nothing_changed_writes_nothing(running: World) -> None:
+    before = running.kube.written(f"{PATH}/status")
+    looks = running.looks
+    running.keeper.nudge()
+    await until(lambda: running.looks > looks)
+    await asyncio.sleep(0)
+    assert running.kube.written(f"{PATH}/status") == before
+
+
+async def test_a_change_is_written(running: World) -> None:
+    running.readings = Readings(True, "short", 500 * GIB, 1000 * GIB, 100, 4000)
+    running.keeper.nudge()
+    await until(lambda: running.kube.written(f"{PATH}/status"))
+    (write,) = running.kube.written(f"{PATH}/status")
+    assert {one["type"]: one["status"] for one in write["status"]["conditions"]}["MemoryPressure"] == "True"
+
+
+async def test_after_five_minutes_a_heartbeat(running: World) -> None:
+    running.now += timedelta(minutes=5)
+    running.keeper.nudge()
+    await until(lambda: running.kube.written(f"{PATH}/status"))
+
+
+async def test_a_vanished_node_ends_its_pods_and_comes_back(running: World) -> None:
+    first = running.kube.objects[PATH]["metadata"]["uid"]
+    running.kube.vanish(PATH)
+    await until(lambda: PATH in running.kube.objects)
+    assert running.ended.is_set()
+    second = running.kube.objects[PATH]["metadata"]["uid"]
+    assert second != first
+    await until(lambda: running.keeper.registered.is_set() and running.keeper.uid == second)
+
+
+async def test_it_takes_over_its_own_node(world: World) -> None:
+    world.kube.put(PATH, {"metadata": {"name": "studio-1", "labels": {"mine": "yes"}}, "spec": {}, "status": {}})
+    await world.keeper.register()
+    stands = world.kube.objects[PATH]
+    assert stands["metadata"]["labels"]["mine"] == "yes"
+    assert stands["metadata"]["labels"]["kubernetes.io/os"] == "darwin"
+    assert stands["status"]["nodeInfo"]["operatingSystem"] == "darwin"
+    assert not [asked for asked in world.kube.asked if asked[0] == "POST"]
+
+
+async def test_a_node_without_its_taint_is_told_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.kube.put(PATH, {"metadata": {"name": "studio-1"}, "spec": {}, "status": {}})
+    await world.keeper.register()
+    assert "without the taint thunderfleet.io/macos" in caplog.text
+
+
+async def test_an_api_server_that_is_away_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
+    world.kube.away = True
+    task = asyncio.ensure_future(world.keeper.run())
+    try:
+        await until(lambda: "cannot register: away" in caplog.text)
+        assert not world.keeper.registered.is_set()
+        world.kube.away = False
+        await until(world.keeper.registered.is_set)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,128 @@
+"""What a machine's commands say, and what becomes of commands that hang, fail or are not there."""
+
+import os
+from pathlib import Path
+
+import pytest
+from thunderfleet_kubelet.machine import GIB, Asker, Reader, go_architecture, look, meminfo, wired_limit_bytes
+
+SYSCTL = """#!/bin/sh
+case "$2" in
+hw.memsize) echo 549755813888;;
+hw.ncpu) echo 32;;
+iogpu.wired_limit_mb) echo {limit};;
+machdep.cpu.brand_string) echo "Apple M3 Ultra";;
+kern.osrelease) echo 25.3.0;;
+kern.memorystatus_vm_pressure_level) echo {pressure};;
+*) echo "sysctl: unknown oid '$2'" >&2; exit 1;;
+esac
+"""
+SW_VERS = "#!/bin/sh\nprintf 'ProductName:\\t\\tmacOS\\nProductVersion:\\t\\t26.3\\nBuildVersion:\\t\\t25D125\\n'\n"
+
+
+def command(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Path:
+    folder = tmp_path / "bin"
+    command(folder, "sw_vers", SW_VERS)
+    command(folder, "sysctl", SYSCTL.format(limit=0, pressure=1))
+    return folder
+
+
+async def test_a_mac_is_what_its_commands_say(mac: Path, tmp_path: Path) -> None:
+    machine = await look(Asker([mac]), tmp_path)
+    assert machine.is_mac
+    assert machine.architecture == "arm64"
+    assert machine.cpus == 32
+    assert machine.memory_bytes == 384 * GIB
+    assert machine.os_image == "macOS 26.3 25D125"
+    assert machine.kernel_version == "25.3.0"
+    assert machine.chip == "Apple M3 Ultra"
+
+
+async def test_a_machines_own_id_stays(mac: Path, tmp_path: Path) -> None:
+    first = await look(Asker([mac]), tmp_path)
+    second = await look(Asker([mac]), tmp_path)
+    assert first.machine_id == second.machine_id != ""
+
+
+async def test_the_wired_limit_that_somebody_set(mac: Path, tmp_path: Path) -> None:
+    command(mac, "sysctl", SYSCTL.format(limit=491520, pressure=1))
+    assert (await look(Asker([mac]), tmp_path)).memory_bytes == 480 * GIB
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "expected"),
+    [
+        (512 * GIB, 0, 384 * GIB),
+        (48 * GIB, None, 36 * GIB),
+        (36 * GIB, 0, 24 * GIB),
+        (24 * GIB, 0, 16 * GIB),
+        (64 * GIB, 60 * 1024, 60 * GIB),
+        (64 * GIB, 999_999, 64 * GIB),
+    ],
+)
+def test_what_the_gpu_may_wire(memory: int, limit: int | None, expected: int) -> None:
+    assert wired_limit_bytes(memory, limit) == expected
+
+
+async def test_a_hung_command_is_given_up_and_ended(mac: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pid = tmp_path / "pid"
+    command(mac, "sysctl", f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
+    machine = await look(Asker([mac], seconds=0.2), tmp_path)
+    assert machine.is_mac
+    assert machine.cpus == os.cpu_count()
+    assert "hw.ncpu: no answer within 0.2 s" in caplog.text
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+async def test_a_hung_sw_vers_is_still_a_mac(mac: Path, tmp_path: Path) -> None:
+    command(mac, "sw_vers", "#!/bin/sh\nexec sleep 600\n")
+    machine = await look(Asker([mac], seconds=0.2), tmp_path)
+    assert machine.is_mac
+    assert machine.os_image == "macOS"
+
+
+@pytest.mark.skipif(os.path.exists("/usr/bin/sw_vers"), reason="this machine is a Mac")
+async def test_without_sw_vers_it_is_linux(tmp_path: Path) -> None:
+    machine = await look(Asker([tmp_path]), tmp_path)
+    assert machine.operating_system == "linux"
+    assert machine.memory_bytes > 0
+    assert machine.chip is None
+
+
+async def test_nothing_of_our_environment_reaches_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_KUBELET", "1")
+    command(tmp_path / "bin", "show", "#!/bin/sh\nenv\n")
+    said = await Asker([tmp_path / "bin"]).ask("show")
+    assert said is not None
+    assert "SECRET_OF_THE_KUBELET" not in said
+
+
+async def test_a_number_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    command(tmp_path / "bin", "sysctl", "#!/bin/sh\necho many\n")
+    assert await Asker([tmp_path / "bin"]).number("sysctl", "-n", "hw.ncpu") is None
+    assert "'many' is no number" in caplog.text
+
+
+@pytest.mark.parametrize(("level", "short"), [(1, False), (2, False), (4, True)])
+async def test_memory_pressure_is_macos_word(mac: Path, tmp_path: Path, level: int, short: bool) -> None:
+    command(mac, "sysctl", SYSCTL.format(limit=0, pressure=level))
+    readings = await Reader(Asker([mac]), tmp_path, mac=True).read()
+    assert readings.memory_short is short
+    assert readings.disk_total_bytes
+
+
+def test_meminfo() -> None:
+    assert meminfo("MemTotal:  2 kB\nHugePages_Total: 0\nMemAvailable:   1 kB\n") == {"MemTotal": 2048, "MemAvailable": 1024}
+
+
+def test_architectures_are_gos() -> None:
+    assert [go_architecture(word) for word in ("x86_64", "aarch64", "arm64")] == ["amd64", "arm64", "arm64"]

@@ -1,0 +1,170 @@
+"""The pure half of the Node: facts in, object out."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_kubelet import node
+from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.machine import GIB, Machine, Readings
+from thunderfleet_kubelet.quantity import parse_quantity
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+CONFIG = Config(node_name="studio-1", addresses=["192.168.64.11", "fd00::1"], labels={"rack": "a"}, path=[Path("/x")])
+MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
+LINUX = Machine("linux", "amd64", 4, 8 * GIB, 100 * GIB, "Debian", "6.1", "id", "boot")
+FINE = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
+
+
+def state(machine: Machine = MAC, readings: Readings = FINE, **known: Any) -> dict[str, Any]:
+    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, **known}
+    return node.status(CONFIG, machine, readings, **given_values)
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    (found,) = [one for one in status["conditions"] if one["type"] == kind]
+    return dict(found)
+
+
+def test_a_mac_registers_with_labels_and_taint() -> None:
+    made = node.node(CONFIG, MAC, state())
+    assert made["metadata"]["labels"] == {
+        "rack": "a",
+        "kubernetes.io/os": "darwin",
+        "kubernetes.io/arch": "arm64",
+        "kubernetes.io/hostname": "studio-1",
+        "thunderfleet.io/chip": "Apple-M3-Ultra",
+    }
+    assert made["spec"]["taints"] == [{"key": "thunderfleet.io/macos", "effect": "NoSchedule"}]
+
+
+def test_linux_has_no_taint_and_no_chip() -> None:
+    made = node.node(CONFIG, LINUX, state(LINUX))
+    assert "taints" not in made["spec"]
+    assert "thunderfleet.io/chip" not in made["metadata"]["labels"]
+    assert made["metadata"]["labels"]["kubernetes.io/os"] == "linux"
+
+
+def test_settings_cannot_hide_what_the_machine_is() -> None:
+    # Not reachable through the settings' own check; the rule holds without it.
+    config = CONFIG.model_copy(update={"labels": {"kubernetes.io/os": "windows"}})
+    assert node.labels(config, MAC)["kubernetes.io/os"] == "darwin"
+
+
+def test_addresses_port_and_features() -> None:
+    status = state()
+    assert status["addresses"] == [
+        {"type": "InternalIP", "address": "192.168.64.11"},
+        {"type": "InternalIP", "address": "fd00::1"},
+    ]
+    assert status["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
+    assert status["declaredFeatures"] == ["ExtendWebSocketsToKubelet"]
+    assert status["nodeInfo"]["kubeletVersion"].startswith("v1.36.3-thunderfleet.")
+
+
+def test_capacity_and_what_is_reserved() -> None:
+    config = CONFIG.model_copy(update={"reserved_cpu_millis": 500, "reserved_memory_bytes": 4 * GIB})
+    whole, free = node.capacity(config, MAC)
+    assert whole == {"cpu": "32", "memory": "384Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+    assert free == {"cpu": "31500m", "memory": "380Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+
+
+@given(st.integers(min_value=0, max_value=2**52))
+def test_bytes_are_written_as_the_api_server_writes_them(size: int) -> None:
+    text = node.binary(size)
+    assert parse_quantity(text) == size // 1024 * 1024
+    number = text.rstrip("KMGTPi")
+    assert size < 1024 or int(number) % 1024 or text.endswith("Pi"), "a larger unit would do"
+
+
+@pytest.mark.parametrize(
+    ("readings", "kind", "status"),
+    [
+        (Readings(True, "critical", 500 * GIB, 1000 * GIB, 1, 10), "MemoryPressure", "True"),
+        (Readings(None, "?", 500 * GIB, 1000 * GIB, 1, 10), "MemoryPressure", "Unknown"),
+        (Readings(False, "", 9 * GIB, 1000 * GIB, 1, 10), "DiskPressure", "True"),
+        (Readings(False, "", 11 * GIB, 1000 * GIB, 1, 10), "DiskPressure", "False"),
+        (Readings(False, "", 2 * GIB, 10 * GIB, 1, 10), "DiskPressure", "False"),
+        (Readings(False, "", None, None, 1, 10), "DiskPressure", "Unknown"),
+        (Readings(False, "", 500 * GIB, 1000 * GIB, 10, 10), "PIDPressure", "True"),
+        (Readings(False, "", 500 * GIB, 1000 * GIB, None, 10), "PIDPressure", "Unknown"),
+    ],
+)
+def test_pressure(readings: Readings, kind: str, status: str) -> None:
+    found = condition(state(readings=readings), kind)
+    assert found["status"] == status
+    assert found["message"] is not None
+
+
+def test_a_problem_of_the_kubelet_is_why_it_is_not_ready() -> None:
+    found = condition(state(problems={"ServerNotListening": "cannot listen on 1.2.3.4:10250"}), "Ready")
+    assert (found["status"], found["reason"]) == ("False", "ServerNotListening")
+    assert "1.2.3.4" in found["message"]
+    assert condition(state(), "Ready")["status"] == "True"
+
+
+def test_a_transition_is_a_change_of_status() -> None:
+    first = state()
+    later = state(previous=first, now=NOW + timedelta(minutes=5))
+    assert condition(later, "Ready")["lastTransitionTime"] == "2026-01-31T12:00:00Z"
+    assert condition(later, "Ready")["lastHeartbeatTime"] == "2026-01-31T12:05:00Z"
+    broken = state(previous=first, now=NOW + timedelta(minutes=5), problems={"X": "y"})
+    assert condition(broken, "Ready")["lastTransitionTime"] == "2026-01-31T12:05:00Z"
+
+
+def test_conditions_of_others_stay() -> None:
+    other = {"type": "NetworkUnavailable", "status": "False", "reason": "RouteCreated"}
+    assert other in state(previous={"conditions": [other]})["conditions"]
+
+
+def test_a_heartbeat_alone_is_no_difference() -> None:
+    first = state()
+    assert not node.differs(first, state(previous=first, now=NOW + timedelta(hours=1)))
+
+
+def test_what_the_api_server_adds_or_drops_is_no_difference() -> None:
+    stored = state()
+    stored["images"] = []
+    stored["nodeInfo"] = {**stored["nodeInfo"], "swap": {"capacity": 0}}
+    del stored["nodeInfo"]["kubeProxyVersion"]
+    assert not node.differs(stored, state(previous=stored))
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [Readings(True, "enough", 500 * GIB, 1000 * GIB, 100, 4000), Readings(False, "enough", GIB, 1000 * GIB, 100, 4000)],
+)
+def test_a_changed_condition_is_a_difference(readings: Readings) -> None:
+    first = state()
+    assert node.differs(first, state(readings=readings, previous=first))
+
+
+def test_free_space_that_moves_a_little_is_no_difference() -> None:
+    first = state()
+    moved = Readings(False, "enough", 499 * GIB, 1000 * GIB, 101, 4000)
+    assert not node.differs(first, state(readings=moved, previous=first))
+
+
+def test_labels_of_others_are_left_alone() -> None:
+    assert node.stale_labels({"a": "1", "b": "2"}, {"a": "1"}) == {}
+    assert node.stale_labels({"a": "1"}, {"a": "2", "c": "3"}) == {"a": "2", "c": "3"}
+
+
+@given(st.text(max_size=100))
+def test_any_chip_name_makes_a_label_value(text: str) -> None:
+    value = node.label_value(text)
+    assert len(value) <= 63
+    assert value == "" or (value[0].isalnum() and value[-1].isalnum() and value.isascii())
+
+
+def test_the_lease_goes_with_the_node() -> None:
+    made = node.lease(CONFIG, "uid-1", NOW)
+    assert made["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "studio-1", "uid": "uid-1"}]
+    assert made["spec"] == {
+        "holderIdentity": "studio-1",
+        "leaseDurationSeconds": 40,
+        "renewTime": "2026-01-31T12:00:00.000000Z",
+    }
