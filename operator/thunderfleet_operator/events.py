@@ -1,0 +1,84 @@
+"""Events: what changed between two statuses, told once. Compared, not remembered, so a restarted operator repeats nothing."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from thunderfleet_crds.common import API_VERSION, MODELDEPLOYMENT_KIND, ConditionStatus, find_condition
+from thunderfleet_crds.kube import Json
+from thunderfleet_crds.modeldeployment import (
+    BENCHMARKED,
+    BOOTSTRAPPED,
+    DEGRADED,
+    MODEL_RESOLVED,
+    PLACED,
+    READY,
+    ModelDeployment,
+    ModelDeploymentStatus,
+)
+
+REPORTER = "thunderfleet-operator"
+_BAD_WHEN_FALSE = (MODEL_RESOLVED, PLACED)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> list[Occurrence]:
+    """What is worth an Event."""
+    found: list[Occurrence] = []
+    for kind in (MODEL_RESOLVED, PLACED, BOOTSTRAPPED, READY, BENCHMARKED, DEGRADED):
+        old, new = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
+        if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
+            continue
+        holds = new.status is ConditionStatus.TRUE
+        if kind == DEGRADED:
+            if holds:
+                found.append(Occurrence(new.reason, new.message, warning=True))
+        elif kind in _BAD_WHEN_FALSE and not holds:
+            if new.reason != "Pending":
+                found.append(Occurrence(new.reason, new.message, warning=True))
+        elif holds and kind in (READY, BENCHMARKED):
+            found.append(Occurrence(new.reason, new.message))
+        elif kind == READY and old is not None and old.status is ConditionStatus.TRUE:
+            found.append(Occurrence(new.reason, new.message, warning=new.reason != "ScaledToZero"))
+    epochs = {group.index: group.epoch for group in before.groups if group.ranks}
+    for group in after.groups:
+        if group.ranks and epochs.get(group.index) != group.epoch:
+            nodes = ", ".join(rank.node for rank in group.ranks)
+            found.append(Occurrence("Placed", f"group {group.index}, epoch {group.epoch}, on {nodes}: {group.reason}"))
+    return found
+
+
+def manifest(deployment: ModelDeployment, occurrence: Occurrence, instance: str) -> Json:
+    """An Event about a ModelDeployment. Its name differs with text and time."""
+    meta = deployment.metadata
+    now = datetime.now(UTC)
+    digest = hashlib.sha256(f"{occurrence}{now.isoformat()}{meta.uid}".encode()).hexdigest()[:16]
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{meta.name}.{digest}", "namespace": meta.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": MODELDEPLOYMENT_KIND,
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+        },
+        "type": "Warning" if occurrence.warning else "Normal",
+        "reason": occurrence.reason,
+        "message": occurrence.message[:1000],
+        "source": {"component": REPORTER},
+        "reportingComponent": REPORTER,
+        "reportingInstance": instance,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }

@@ -1,0 +1,130 @@
+"""Listens to the groups: rank 0 of each is asked for its state, over mutual TLS with the group's own keys.
+
+Often while something is going on, seldom once it serves. What changes puts the deployment on the work queue; that rank 0
+has been silent for long does too.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import aiohttp
+from pydantic import ValidationError
+from thunderfleet_crds.group import STATE_PATH, GroupPhase, GroupState
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+
+from thunderfleet_operator.keys import KeyPair, client_context
+from thunderfleet_operator.lifecycle import Heard
+
+log = logging.getLogger(__name__)
+
+BUSY_SECONDS = 1.0
+QUIET_SECONDS = 5.0
+ANSWER_SECONDS = 4.0
+REMIND_SECONDS = 10.0
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+class _Listener:
+    """One placement of one group."""
+
+    def __init__(self, plan: Plan, pair: KeyPair, session: aiohttp.ClientSession, changed: Callable[[], None]) -> None:
+        self.plan = plan
+        self.state: GroupState | None = None
+        self.asked = asyncio.Event()
+        self._heard = time.monotonic()
+        self._context = client_context(pair)
+        self._session = session
+        self._changed = changed
+        self.task = asyncio.create_task(self._run(), name=f"listen to {plan.group} e{plan.epoch}")
+
+    @property
+    def heard(self) -> Heard:
+        return Heard(self.state, time.monotonic() - self._heard)
+
+    async def _ask(self) -> GroupState | None:
+        leader = self.plan.ranks[0]
+        url = f"https://{_host(leader.address)}:{leader.control_port}{STATE_PATH}"
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        try:
+            async with self._session.get(url, ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout) as answer:
+                if answer.status != 200:
+                    log.debug("%s: %s answers %d", self.plan.group, url, answer.status)
+                    return None
+                state = GroupState.model_validate_json(await answer.read())
+        except (aiohttp.ClientError, OSError, TimeoutError, ValidationError, ValueError) as error:
+            log.debug("%s: %s: %s", self.plan.group, url, error)
+            return None
+        mine = (self.plan.uid, self.plan.index, self.plan.epoch)
+        return state if (state.uid, state.index, state.epoch) == mine else None
+
+    async def _run(self) -> None:
+        reminded = 0.0
+        while True:
+            state = await self._ask()
+            now = time.monotonic()
+            first = not self.asked.is_set()
+            self.asked.set()
+            if state is not None:
+                back = now - self._heard > REMIND_SECONDS
+                self._heard = now
+                if state != self.state or back:
+                    self.state = state
+                    self._changed()
+            elif now - self._heard > REMIND_SECONDS and now - reminded > REMIND_SECONDS:
+                reminded = now
+                self._changed()
+            elif first:
+                self._changed()
+            quiet = state is not None and state.phase is GroupPhase.READY
+            await asyncio.sleep(QUIET_SECONDS if quiet else BUSY_SECONDS)
+
+
+class Groups:
+    """All listeners. ``changed(key)`` is called with the deployment's ``namespace/name``."""
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+        self._listeners: dict[tuple[str, int], _Listener] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def listen(self, key: str, plans: Mapping[int, tuple[Plan, KeyPair]]) -> None:
+        """Listen to exactly these groups of one deployment."""
+        if self._session is None and plans:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30), trust_env=False)
+        for known in [known for known in self._listeners if known[0] == key]:
+            wanted = plans.get(known[1])
+            if wanted is None or wanted[0] != self._listeners[known].plan:
+                self._listeners.pop(known).task.cancel()
+        for index, (plan, pair) in plans.items():
+            if (key, index) not in self._listeners and self._session is not None:
+                self._listeners[key, index] = _Listener(plan, pair, self._session, lambda: self._changed(key))
+
+    def keys(self) -> set[str]:
+        return {key for key, _ in self._listeners}
+
+    async def first_answers(self, key: str, seconds: float) -> None:
+        """Waits until every group of the deployment has been asked once, answered or not."""
+        waits = [listener.asked.wait() for known, listener in self._listeners.items() if known[0] == key]
+        if waits:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*waits), seconds)
+
+    def heard(self, key: str, index: int, epoch: int) -> Heard:
+        listener = self._listeners.get((key, index))
+        return listener.heard if listener is not None and listener.plan.epoch == epoch else Heard()
+
+    async def close(self) -> None:
+        tasks = [listener.task for listener in self._listeners.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listeners.clear()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

@@ -1,0 +1,96 @@
+"""The keys of a group, derived rather than stored: who holds the operator's key can make them again at any time.
+
+So a restarted operator applies the same bytes, and needs no right to read Secrets outside its own namespace. A group has
+one Ed25519 key and one self-signed certificate; every supervisor presents it and trusts nothing else. Ed25519 signatures
+and the certificate's fields are fixed by the inputs, so equal inputs give equal bytes.
+"""
+
+import ssl
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from thunderfleet_crds.plan import GROUP_TLS_NAME
+
+# Fixed, or the certificate would differ with the day. Its life is the group's epoch; leaving the epoch ends its use.
+NOT_BEFORE = datetime(2020, 1, 1, tzinfo=UTC)
+NOT_AFTER = datetime(2120, 1, 1, tzinfo=UTC)
+MASTER_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """PEM texts."""
+
+    certificate: str
+    key: str
+
+
+def _derive(master: bytes, purpose: str, uid: str, group: int, epoch: int, length: int) -> bytes:
+    info = f"thunderfleet/{purpose}/{uid}/{group}/{epoch}".encode()
+    return HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=info).derive(master)
+
+
+def group_keys(master: bytes, uid: str, group: int, epoch: int) -> KeyPair:
+    """The pair of one placement of one group. Raises ``ValueError`` for a master key that is too short to be one."""
+    if len(master) < MASTER_BYTES:
+        raise ValueError(f"the operator's key has {len(master)} bytes; it needs at least {MASTER_BYTES}")
+    key = Ed25519PrivateKey.from_private_bytes(_derive(master, "key", uid, group, epoch, 32))
+    # 20 octets at most, and positive (RFC 5280).
+    serial = int.from_bytes(_derive(master, "serial", uid, group, epoch, 19), "big") | 1
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{uid[:40]}-{group}-e{epoch}")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(NOT_BEFORE)
+        .not_valid_after(NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(GROUP_TLS_NAME)]), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, None)
+    )
+    return KeyPair(
+        certificate=certificate.public_bytes(serialization.Encoding.PEM).decode(),
+        key=key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode(),
+    )
+
+
+def client_context(pair: KeyPair) -> ssl.SSLContext:
+    """A TLS client that presents the pair and trusts nothing but it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=pair.certificate)
+    # The ssl module loads a certificate chain from files only.
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-") as folder:
+        certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
+        certificate.write_text(pair.certificate)
+        key.touch(mode=0o600)
+        key.write_text(pair.key)
+        context.load_cert_chain(certificate, key)
+    return context

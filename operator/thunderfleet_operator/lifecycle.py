@@ -1,0 +1,157 @@
+"""What is to become of a group: kept, placed anew, waited for, or given up. Pure.
+
+Attempts are the runner's, placements are the operator's. A group whose pods still start, download or load is never placed
+anew for slowness; it is when its runner gave up, when a pod of it is gone, has failed or finds no room, or when its Mac is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
+from thunderfleet_crds.modeldeployment import Failure, GroupStage, Recovery
+
+from thunderfleet_operator.snapshot import GroupView, NodeView
+
+UNSCHEDULABLE_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+CRASHES = 5
+"""Restarts of a supervisor, in back-off, after which another placement is tried."""
+PROVEN_SECONDS = 600.0
+"""After so long Ready a group's earlier restarts no longer count against its budget."""
+
+
+class Verdict(StrEnum):
+    KEEP = "Keep"
+    PLACE = "Place"
+    BACK_OFF = "BackOff"
+    SPENT = "Spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``counts``: the new placement is one of ``recovery.maxRestarts``. ``avoid``: Macs to leave out if others will do."""
+
+    verdict: Verdict
+    failure: Failure | None = None
+    until: datetime | None = None
+    counts: bool = False
+    avoid: Mapping[str, str] | None = None
+    recheck_seconds: float | None = None
+    """When to look again although nothing may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What rank 0 said last, and for how long it has said nothing."""
+
+    state: GroupState | None = None
+    silent_seconds: float = 0.0
+
+
+def _failure(
+    now: datetime, reason: str, message: str, node: str | None, rank: int | None, fault: FaultClass = FaultClass.REPLAN
+) -> Failure:
+    return Failure(class_=fault, reason=reason, message=message, node=node, rank=rank, time=now)
+
+
+def trouble(
+    view: GroupView, heard: Heard, nodes: Mapping[str, NodeView], now: datetime
+) -> tuple[Failure | None, float | None]:
+    """Why the newest placement cannot go on, if so; and when to look again, if time alone could bring that."""
+    plan = view.plan
+    if plan is None:
+        return None, None
+    recheck: float | None = None
+    state = heard.state
+    if state is not None and state.phase is GroupPhase.GAVE_UP:
+        told = state.failure
+        if told is None:
+            return _failure(now, "GaveUp", state.message or "the runner gave up", None, None, FaultClass.BUG), None
+        failure = Failure(
+            class_=told.fault, reason=told.reason or "GaveUp", message=told.message, rank=told.rank, node=told.node, time=told.at
+        )
+        return failure, None
+    by_rank = {pod.rank: pod for pod in view.pods}
+    started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupStage.PENDING
+    predecessors = {pod.node for pod in view.old_pods if pod.terminating}
+    for entry in plan.ranks:
+        pod = by_rank.get(entry.rank)
+        if entry.node not in nodes:
+            return _failure(now, "NodeGone", f"Node {entry.node} is gone", entry.node, entry.rank), None
+        if pod is None:
+            if started:
+                return _failure(now, "PodGone", f"pod {entry.pod} is gone", None, entry.rank, FaultClass.RETRY), None
+            continue
+        if pod.terminating:
+            text = f"pod {pod.name} was deleted"
+            return _failure(pod.terminating, "PodDeleted", text, None, entry.rank, FaultClass.RETRY), None
+        if pod.phase == "Failed":
+            text = f"pod {pod.name} failed: {pod.message or 'no reason given'}"
+            return _failure(now, "PodFailed", text, entry.node, entry.rank), None
+        if pod.unschedulable_since is not None and entry.node not in predecessors:
+            waited = (now - pod.unschedulable_since).total_seconds()
+            if waited >= UNSCHEDULABLE_SECONDS:
+                text = f"pod {pod.name} finds no room: {pod.unschedulable_message}"
+                return _failure(now, "Unschedulable", text, entry.node, entry.rank), None
+            recheck = UNSCHEDULABLE_SECONDS - waited + 0.1
+        ready = state is not None and state.phase is GroupPhase.READY
+        if pod.crash_looping and pod.restarts >= CRASHES and not ready:
+            text = f"the supervisor of {pod.name} ended {pod.restarts} times: {pod.waiting}; kubectl logs --previous {pod.name}"
+            return _failure(now, "CrashLoop", text, entry.node, entry.rank, FaultClass.BUG), None
+    for entry in plan.ranks:
+        if nodes[entry.node].ready:
+            continue
+        lost = state is not None and any(r.rank == entry.rank and r.phase is RankPhase.ABSENT for r in state.ranks)
+        silent = heard.silent_seconds >= SILENT_SECONDS
+        if (lost and heard.silent_seconds < SILENT_SECONDS) or silent:
+            why = "rank 0 has lost it" if lost else "rank 0 has not answered for a minute"
+            return _failure(now, "NodeNotReady", f"Node {entry.node} is not Ready and {why}", entry.node, entry.rank), None
+        recheck = min(recheck or 5.0, 5.0)
+    return None, recheck
+
+
+def backoff_seconds(recovery: Recovery, restarts: int) -> float:
+    """Seconds before the next placement: doubled each time, bounded."""
+    return float(min(recovery.backoff_seconds * 2 ** min(restarts, 20), recovery.backoff_limit_seconds))
+
+
+def decide(
+    view: GroupView,
+    heard: Heard,
+    nodes: Mapping[str, NodeView],
+    wanted_hash: str,
+    recovery: Recovery,
+    now: datetime,
+    *,
+    may_roll: bool,
+) -> Decision:
+    """``may_roll``: whether a group that serves may be replaced now because the spec has changed."""
+    if view.epoch is None or view.plan is None:
+        return Decision(Verdict.PLACE)
+    outdated = view.epoch.spec_hash != wanted_hash
+    ready = heard.state is not None and heard.state.phase is GroupPhase.READY
+    if outdated and (may_roll or not ready):
+        return Decision(Verdict.PLACE)
+    failure, recheck = trouble(view, heard, nodes, now)
+    if failure is None:
+        return Decision(Verdict.KEEP, recheck_seconds=recheck)
+    status = view.status
+    restarts = status.restarts if status else 0
+    if restarts >= recovery.max_restarts:
+        return Decision(Verdict.SPENT, failure)
+    pending = status.next_restart_time if status and status.epoch == view.plan.epoch else None
+    if pending is None:
+        slow = failure.class_ is FaultClass.CONFIGURE
+        wait = float(recovery.backoff_limit_seconds) if slow else backoff_seconds(recovery, restarts)
+        pending = now + timedelta(seconds=wait)
+    elif status is not None and status.last_failure is not None and failure.class_ is not FaultClass.CONFIGURE:
+        # The failure that began the wait is the cause; what is seen during it is its echo.
+        failure = status.last_failure
+    if now < pending:
+        return Decision(Verdict.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
+    avoid = {}
+    if failure.node and failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG):
+        avoid = {failure.node: f"is avoided after the last failure there: {failure.reason}: {failure.message}"}
+    return Decision(Verdict.PLACE, failure, counts=True, avoid=avoid)

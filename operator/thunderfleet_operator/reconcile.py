@@ -1,0 +1,379 @@
+"""Read, plan, act: one round for one object.
+
+Reads the cache, asks the pure parts, writes the difference. Any round may be cut short or repeated: what it finds undone it
+does, what it finds done it leaves alone.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from thunderfleet_crds.common import API_VERSION, LABEL_EPOCH, LABEL_GROUP, MODELDEPLOYMENT_KIND, THUNDERBOLTLINK_KIND
+from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.kube import ApiError, Json
+from thunderfleet_crds.modeldeployment import GroupStage, ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+
+from thunderfleet_operator import desired, events, linkstatus, snapshot, status
+from thunderfleet_operator.act import Actor
+from thunderfleet_operator.cache import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Cache,
+)
+from thunderfleet_operator.groups import Groups
+from thunderfleet_operator.keys import KeyPair, group_keys
+from thunderfleet_operator.lifecycle import Decision, Verdict, decide
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.placement import Placement, Unplaceable, plan
+from thunderfleet_operator.ports import NoPortsLeft, PortSettings, RankPorts, allocate
+from thunderfleet_operator.resolve import resolve
+from thunderfleet_operator.snapshot import GroupView, Parsed
+from thunderfleet_operator.status import Blocked, Outcome, Resolution
+
+log = logging.getLogger(__name__)
+
+UNPLACED_SECONDS = 30.0
+BLOCKED_SECONDS = 10.0
+FIRST_ANSWER_SECONDS = 5.0
+PORT_TAKEN = ("PortInUse", "PortTaken", "AddressInUse")
+"""Reasons of a runner whose lasting port something else holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    pods: desired.PodSettings
+    ports: PortSettings
+    instance: str
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Reconciler:
+    """``master`` gives the operator's key; ``clock`` is UTC now."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        actor: Actor,
+        groups: Groups,
+        metrics: Metrics,
+        settings: Settings,
+        master: Callable[[], bytes],
+        clock: Callable[[], datetime] = _now,
+    ) -> None:
+        self._cache = cache
+        self._actor = actor
+        self._groups = groups
+        self._metrics = metrics
+        self._settings = settings
+        self._master = master
+        self._clock = clock
+        self._parsed = Parsed()
+        self._secrets: set[str] = set()
+        self.unplaced: set[str] = set()
+        """Deployments that wait for room: whatever ends or joins is news for them."""
+
+    # --- a ModelDeployment -------------------------------------------------------------------------------------------
+
+    async def deployment(self, key: str) -> float | None:
+        """One round; seconds until the next although nothing may have changed."""
+        item = self._cache[DEPLOYMENTS].items.get(key)
+        if item is None or item["metadata"].get("deletionTimestamp"):
+            # The garbage collector takes the children, by their owner references.
+            self._groups.listen(key, {})
+            self.unplaced.discard(key)
+            self._count_groups()
+            return None
+        md = self._parsed.get(ModelDeployment, item)
+        if md is None:
+            log.error("%s breaks the schema of this version; update the CRDs (helm upgrade)", key)
+            return None
+        views = snapshot.groups(self._cache, md)
+        wanted = {index: view for index, view in views.items() if index < md.spec.replicas}
+        await self._end_groups(md, [view for index, view in views.items() if index >= md.spec.replicas])
+        self._listen(key, wanted)
+        await self._groups.first_answers(key, FIRST_ANSWER_SECONDS)
+
+        wanted_hash = snapshot.spec_hash(md.spec)
+        nodes = snapshot.node_views(self._cache)
+        used = snapshot.taken(self._cache)
+        resolution = resolve(snapshot.fleet(self._cache, self._parsed, used), snapshot.request(md.spec))
+        heard = {i: self._groups.heard(key, i, view.epoch.number if view.epoch else 0) for i, view in wanted.items()}
+        rolling = self._may_roll(wanted, wanted_hash, heard_ready={i for i, h in heard.items() if _ready(h.state)})
+
+        outcomes: list[Outcome] = []
+        rechecks: list[float] = []
+        for index, view in wanted.items():
+            now = self._clock()
+            decision = decide(
+                view, heard[index], nodes, wanted_hash, md.spec.recovery, now, may_roll=index == rolling
+            )
+            outcome = Outcome(view, decision, heard[index], outdated=bool(view.epoch and view.epoch.spec_hash != wanted_hash))
+            outcome = await self._carry_out(md, outcome, wanted_hash)
+            outcomes.append(outcome)
+            if decision.recheck_seconds is not None:
+                rechecks.append(decision.recheck_seconds)
+            if outcome.unplaceable:
+                rechecks.append(UNPLACED_SECONDS)
+            if outcome.blocked:
+                rechecks.append(BLOCKED_SECONDS)
+        await self._clean(md)
+        await self._service(md)
+
+        after = snapshot.groups(self._cache, md)
+        self._listen(key, {index: view for index, view in after.items() if index < md.spec.replicas})
+        outcomes = [_with_view(outcome, after.get(outcome.view.index, outcome.view)) for outcome in outcomes]
+        await self._status(md, outcomes, resolution, after)
+        if any(outcome.unplaceable or outcome.blocked for outcome in outcomes):
+            self.unplaced.add(key)
+        else:
+            self.unplaced.discard(key)
+        self._count_groups()
+        if any(outcome.placed_now for outcome in outcomes):
+            rechecks.append(2.0)
+        return min(rechecks, default=None)
+
+    def _may_roll(self, wanted: Mapping[int, GroupView], wanted_hash: str, heard_ready: set[int]) -> int | None:
+        """The one serving group that a changed spec may replace now: the lowest, once all others that are new serve."""
+        outdated = [i for i, view in wanted.items() if view.epoch is not None and view.epoch.spec_hash != wanted_hash]
+        if any(i not in heard_ready for i in wanted if i not in outdated):
+            return None
+        return min((i for i in outdated if i in heard_ready), default=None)
+
+    def _keys(self, uid: str, index: int, epoch: int) -> KeyPair:
+        return group_keys(self._master(), uid, index, epoch)
+
+    def _listen(self, key: str, wanted: Mapping[int, GroupView]) -> None:
+        plans: dict[int, tuple[Plan, KeyPair]] = {}
+        for index, view in wanted.items():
+            leader = next((pod for pod in view.pods if pod.rank == 0 and not pod.terminating), None)
+            if view.plan is not None and leader is not None:
+                plans[index] = (view.plan, self._keys(view.plan.uid, index, view.plan.epoch))
+        self._groups.listen(key, plans)
+
+    async def _carry_out(self, md: ModelDeployment, outcome: Outcome, wanted_hash: str) -> Outcome:
+        """Does what was decided for one group."""
+        view = outcome.view
+        if outcome.decision.verdict is Verdict.PLACE:
+            return await self._place(md, outcome, wanted_hash)
+        if view.plan is not None and outcome.decision.verdict is Verdict.KEEP:
+            blocked = await self._complete(md, view.plan, view)
+            return _with_blocked(outcome, blocked)
+        return outcome
+
+    async def _place(self, md: ModelDeployment, outcome: Outcome, wanted_hash: str) -> Outcome:
+        """A new epoch: a plan, the group's keys, and all its pods replaced together."""
+        view = outcome.view
+        found = self._decide_place(md, view, outcome.decision)
+        if isinstance(found, Unplaceable):
+            return _with_unplaceable(outcome, found)
+        placement, ports = found
+        epoch = view.last_epoch + 1
+        made = desired.make_plan(md, view.index, epoch, placement, ports)
+        try:
+            await self._secret(md, made)
+            await self._actor.apply(CONFIGMAPS, desired.config_map(md, made, wanted_hash, placement.reason))
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return _with_blocked(outcome, Blocked("Forbidden", str(error)))
+        for pod in (*view.pods, *view.old_pods):
+            if not pod.terminating:
+                await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+        log.info("%s: epoch %d on %s", made.group, epoch, ", ".join(placement.nodes))
+        self._metrics.placements.labels(placement.transport.value).inc()
+        blocked = await self._complete(md, made, None)
+        return Outcome(
+            view, outcome.decision, outcome.heard, placed_now=True, outdated=outcome.outdated, blocked=blocked
+        )
+
+    def _decide_place(
+        self, md: ModelDeployment, view: GroupView, decision: Decision
+    ) -> tuple[Placement, Sequence[RankPorts]] | Unplaceable:
+        """Where to, with ports. Macs to avoid are taken when no others will do."""
+        used = snapshot.taken(self._cache, md.metadata.uid, view.index)
+        fleet = snapshot.fleet(self._cache, self._parsed, used)
+        current = tuple(rank.node for rank in view.plan.ranks) if view.plan else ()
+        own = [pod for pod in snapshot.children(self._cache[PODS], md) if snapshot.pod_view(pod).name in _names(view)]
+        kept = snapshot.kept_ports(view, own)
+        failure = decision.failure
+        if failure is not None and failure.reason in PORT_TAKEN and failure.node:
+            # Something that is no pod holds a port of ours there.
+            held = kept.pop(failure.node, None)
+            if held is not None:
+                used = snapshot.with_ports(used, failure.node, held.all)
+        avoid = dict(decision.avoid or {})
+        full: dict[str, str] = {}
+        while True:
+            found = plan(fleet, snapshot.request(md.spec, current, {**avoid, **full}))
+            if isinstance(found, Unplaceable):
+                if avoid:
+                    avoid = {}
+                    continue
+                return found
+            try:
+                ports = allocate(
+                    self._settings.ports,
+                    found.nodes,
+                    used.ports,
+                    ring_size=desired.ring_size(md, found),
+                    gateway=md.spec.server.port,
+                    kept=kept,
+                )
+            except NoPortsLeft as error:
+                full[error.node] = error.lack
+                continue
+            return found, ports
+
+    async def _secret(self, md: ModelDeployment, made: Plan) -> None:
+        """Once a run of the operator: the bytes are derived, so applying them again changes nothing."""
+        name = f"{made.namespace}/{desired.group_name(made.deployment, made.index, made.epoch)}/{made.uid}"
+        if name not in self._secrets:
+            await self._actor.apply(SECRETS, desired.secret(md, made, self._keys(made.uid, made.index, made.epoch)))
+            self._secrets.add(name)
+
+    async def _complete(self, md: ModelDeployment, made: Plan, view: GroupView | None) -> Blocked | None:
+        """Makes the pods that a placement lacks, and ends those of placements before it."""
+        for pod in view.old_pods if view else ():
+            if not pod.terminating:
+                await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+        try:
+            await self._secret(md, made)
+            for entry in made.ranks:
+                if f"{made.namespace}/{entry.pod}" not in self._cache[PODS].items:
+                    await self._actor.apply(PODS, desired.pod(md, made, entry.rank, self._settings.pods))
+        except ApiError as error:
+            if error.status not in (403, 422):
+                raise
+            if "violates PodSecurity" in error.message:
+                advice = f"kubectl label namespace {made.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
+                return Blocked("PodSecurityForbidden", f"namespace {made.namespace} refuses the runner pods; run: {advice}")
+            return Blocked("PodRefused", f"the API server refuses the runner pods: {error.message}")
+        return None
+
+    async def _end_groups(self, md: ModelDeployment, views: Sequence[GroupView]) -> None:
+        """Groups that are not wanted any more: their pods drain within their grace."""
+        for view in views:
+            for pod in (*view.pods, *view.old_pods):
+                if not pod.terminating:
+                    await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+
+    async def _clean(self, md: ModelDeployment) -> None:
+        """Plans and keys of the past go when no pod of theirs is left."""
+        left = {
+            (pod["metadata"]["labels"].get(LABEL_GROUP), pod["metadata"]["labels"].get(LABEL_EPOCH))
+            for pod in snapshot.children(self._cache[PODS], md)
+        }
+        for index, view in snapshot.groups(self._cache, md).items():
+            past = view.past if index < md.spec.replicas else (*view.past, *([view.epoch] if view.epoch else []))
+            for epoch in past:
+                if (str(index), str(epoch.number)) not in left:
+                    await self._actor.delete(SECRETS, md.metadata.namespace, epoch.config_map)
+                    await self._actor.delete(CONFIGMAPS, md.metadata.namespace, epoch.config_map)
+
+    async def _service(self, md: ModelDeployment) -> None:
+        manifest = desired.service(md)
+        known = self._cache[SERVICES].items.get(f"{md.metadata.namespace}/{md.metadata.name}")
+        if snapshot.loopback(self._cache):
+            return
+        wanted = manifest["metadata"]["annotations"][desired.ANNOTATION_HASH]
+        if known is None or (known["metadata"].get("annotations") or {}).get(desired.ANNOTATION_HASH) != wanted:
+            await self._actor.apply(SERVICES, manifest)
+
+    async def _status(
+        self, md: ModelDeployment, outcomes: Sequence[Outcome], resolution: Resolution, views: Mapping[int, GroupView]
+    ) -> None:
+        """Writes the status if it is another, and tells what changed."""
+        ending = [
+            pod
+            for index, view in views.items()
+            for pod in ((*view.old_pods, *view.pods) if index >= md.spec.replicas else view.old_pods)
+            if pod.terminating
+        ]
+        made = status.build(md, outcomes, resolution, ending, self._clock())
+        if made == md.status:
+            return
+        meta = {"name": md.metadata.name, "namespace": md.metadata.namespace}
+        body: Json = {"apiVersion": API_VERSION, "kind": MODELDEPLOYMENT_KIND, "metadata": meta, "status": made.dump()}
+        try:
+            await self._actor.apply_status(DEPLOYMENTS, body)
+        except ApiError as error:
+            if error.status == 404:
+                return
+            raise
+        for occurrence in events.occurrences(md.status, made):
+            path = f"/api/v1/namespaces/{md.metadata.namespace}/events"
+            try:
+                await self._actor.create(path, "events", events.manifest(md, occurrence, self._settings.instance))
+            except ApiError as error:
+                log.warning("event %s of %s: %s", occurrence.reason, md.metadata.name, error)
+
+    def _count_groups(self) -> None:
+        counts = dict.fromkeys((stage.value for stage in GroupStage), 0)
+        for md in snapshot.deployments(self._cache, self._parsed):
+            for group in md.status.groups:
+                counts[group.state.value] += 1
+        for stage, count in counts.items():
+            self._metrics.groups.labels(stage).set(count)
+
+    # --- a ThunderboltLink -------------------------------------------------------------------------------------------
+
+    async def link(self, name: str) -> float | None:
+        """Summarises a cable, and takes out what a Node that is gone has left."""
+        item = self._cache[LINKS].items.get(name)
+        link = self._parsed.get(ThunderboltLink, item) if item else None
+        if link is None or link.metadata.deletion_timestamp is not None:
+            return None
+        nodes = frozenset(str(node["metadata"]["name"]) for node in self._cache[NODES])
+        gone = linkstatus.gone_ends(link, nodes)
+        if len(gone) == 2:
+            await self._actor.delete(LINKS, None, name, link.metadata.uid)
+            return None
+        for node in gone:
+            patch = linkstatus.removal(link, node)
+            if patch:
+                await self._actor.patch_status(LINKS, name, patch)
+                return 0.0
+        profiles = {profile.metadata.name: profile for profile in self._parsed.all(NodeProfile, self._cache[NODEPROFILES])}
+        made = linkstatus.summary(link, profiles, self._clock())
+        if made != linkstatus.current(link):
+            body: Json = {"apiVersion": API_VERSION, "kind": THUNDERBOLTLINK_KIND, "metadata": {"name": name}, "status": made}
+            await self._actor.apply_status(LINKS, body)
+        return None
+
+
+def _ready(state: object) -> bool:
+    return getattr(state, "phase", None) is GroupPhase.READY
+
+
+def _names(view: GroupView) -> set[str]:
+    return {pod.name for pod in (*view.pods, *view.old_pods)}
+
+
+def _with_view(outcome: Outcome, view: GroupView) -> Outcome:
+    heard = outcome.heard
+    if outcome.placed_now:
+        heard = type(heard)()
+    return Outcome(
+        view, outcome.decision, heard, outcome.placed_now, outcome.outdated, outcome.unplaceable, outcome.blocked
+    )
+
+
+def _with_blocked(outcome: Outcome, blocked: Blocked | None) -> Outcome:
+    return Outcome(outcome.view, outcome.decision, outcome.heard, outcome.placed_now, outcome.outdated, None, blocked)
+
+
+def _with_unplaceable(outcome: Outcome, unplaceable: Unplaceable) -> Outcome:
+    return Outcome(outcome.view, outcome.decision, outcome.heard, False, outcome.outdated, unplaceable, None)

@@ -1,0 +1,536 @@
+"""From the cache to values: the fleet, the request, and what each group of a deployment looks like right now.
+
+Nothing is decided here. Everything that the pure parts read is taken from one state of the cache, in one go.
+"""
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from pydantic import ValidationError
+from thunderfleet_crds.common import (
+    ANNOTATION_HASH,
+    ANNOTATION_PORTS,
+    GROUP,
+    LABEL_DEPLOYMENT,
+    LABEL_EPOCH,
+    LABEL_GROUP,
+    LABEL_OS,
+    LABEL_RANK,
+    MODELDEPLOYMENT_KIND,
+    TAINT_MACOS,
+    ApiModel,
+)
+from thunderfleet_crds.kube import Json, key_of
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
+from thunderfleet_crds.nodeprofile import Model, NodeProfile, ReachabilityState
+from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+
+from thunderfleet_operator.cache import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    PODS,
+    Cache,
+    Store,
+)
+from thunderfleet_operator.placement import (
+    Cable,
+    End,
+    Fleet,
+    KVLayer,
+    Mac,
+    MemoryRequest,
+    ModelFacts,
+    Request,
+    Taint,
+    TensorFacts,
+    Toleration,
+    WantedSplit,
+    WantedTransport,
+)
+from thunderfleet_operator.ports import RankPorts
+from thunderfleet_operator.quantities import to_bytes
+
+T = TypeVar("T", bound=ApiModel)
+
+ANNOTATION_REASON = f"{GROUP}/reason"
+ENDED = ("Succeeded", "Failed")
+
+
+def parse_time(text: object) -> datetime | None:
+    """An API time; None when there is none."""
+    return datetime.fromisoformat(str(text).replace("Z", "+00:00")) if text else None
+
+
+class Parsed:
+    """Objects as models, each parsed once a version: a fleet has many profiles and few of them change."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[str, ApiModel | None]] = {}
+
+    def get(self, kind: type[T], item: Json) -> T | None:
+        """None for an object that breaks the schema of this version."""
+        key = (kind.__name__, key_of(item))
+        at = f"{item['metadata'].get('uid')}/{item['metadata'].get('resourceVersion')}"
+        known = self._known.get(key)
+        if known is None or known[0] != at:
+            try:
+                value: ApiModel | None = kind.load(item)
+            except ValidationError:
+                value = None
+            known = (at, value)
+            self._known[key] = known
+        return known[1] if isinstance(known[1], kind) else None
+
+    def all(self, kind: type[T], store: Store) -> list[T]:
+        return [value for item in store if (value := self.get(kind, item)) is not None]
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+def pod_node(pod: Json) -> str | None:
+    """The Node that a pod is on, or is to be on: ours name theirs in a required affinity."""
+    spec = pod.get("spec") or {}
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    for term in (required or {}).get("nodeSelectorTerms") or []:
+        for field in term.get("matchFields") or []:
+            if field.get("key") == "metadata.name" and len(field.get("values") or []) == 1:
+                return str(field["values"][0])
+    return None
+
+
+def _request(container: Json) -> int:
+    resources = container.get("resources") or {}
+    value = (resources.get("requests") or {}).get("memory") or (resources.get("limits") or {}).get("memory")
+    return to_bytes(value) if value else 0
+
+
+def pod_memory(pod: Json) -> int:
+    """Bytes that the scheduler counts for a pod."""
+    spec = pod.get("spec") or {}
+    running = sum(_request(container) for container in spec.get("containers") or [])
+    sidecars = sum(_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always")
+    initial = max((_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") != "Always"), default=0)
+    overhead = (spec.get("overhead") or {}).get("memory")
+    return max(running, initial) + sidecars + (to_bytes(overhead) if overhead else 0)
+
+
+def pod_ports(pod: Json) -> frozenset[int]:
+    """Ports of its Mac that a pod holds: those it declares, and those in our own annotation."""
+    spec = pod.get("spec") or {}
+    found: set[int] = set()
+    for container in (*(spec.get("containers") or []), *(spec.get("initContainers") or [])):
+        for port in container.get("ports") or []:
+            number = port.get("hostPort") or (port.get("containerPort") if spec.get("hostNetwork") else None)
+            if number:
+                found.add(int(number))
+    return frozenset(found)
+
+
+def ended(pod: Json) -> bool:
+    return (pod.get("status") or {}).get("phase") in ENDED
+
+
+def owner_uid(item: Json) -> str | None:
+    """UID of the ModelDeployment that controls this object."""
+    for owner in item["metadata"].get("ownerReferences") or []:
+        if owner.get("controller") and owner.get("kind") == MODELDEPLOYMENT_KIND:
+            return str(owner.get("uid"))
+    return None
+
+
+def owner_key(item: Json) -> str | None:
+    """``namespace/name`` of the ModelDeployment that this object is a child of."""
+    for owner in item["metadata"].get("ownerReferences") or []:
+        if owner.get("controller") and owner.get("kind") == MODELDEPLOYMENT_KIND:
+            return f"{item['metadata'].get('namespace')}/{owner.get('name')}"
+    return None
+
+
+def _number(item: Json, label: str) -> int:
+    try:
+        return int((item["metadata"].get("labels") or {}).get(label, ""))
+    except ValueError:
+        return -1
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod of a group, as far as decisions need it."""
+
+    name: str
+    uid: str
+    rank: int
+    epoch: int
+    node: str | None
+    terminating: datetime | None = None
+    phase: str = "Pending"
+    message: str = ""
+    scheduled: bool = False
+    unschedulable_since: datetime | None = None
+    unschedulable_message: str = ""
+    waiting: str | None = None
+    """What its container waits for, if it does: reason and message."""
+    restarts: int = 0
+    running: bool = False
+    crash_looping: bool = False
+
+
+def pod_view(pod: Json) -> PodView:
+    status = pod.get("status") or {}
+    containers = status.get("containerStatuses") or []
+    waiting = next(
+        (w for c in containers if (w := (c.get("state") or {}).get("waiting")) and w.get("reason") != "ContainerCreating"), None
+    )
+    condition: Json = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), {})
+    blocked = condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
+    return PodView(
+        name=str(pod["metadata"]["name"]),
+        uid=str(pod["metadata"].get("uid")),
+        rank=_number(pod, LABEL_RANK),
+        epoch=_number(pod, LABEL_EPOCH),
+        node=pod_node(pod),
+        terminating=parse_time(pod["metadata"].get("deletionTimestamp")),
+        phase=str(status.get("phase") or "Pending"),
+        message=str(status.get("message") or status.get("reason") or ""),
+        scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        unschedulable_since=parse_time(condition.get("lastTransitionTime")) if blocked else None,
+        unschedulable_message=str(condition.get("message") or "") if blocked else "",
+        waiting=f"{waiting.get('reason')}: {waiting.get('message') or ''}".rstrip(": ") if waiting else None,
+        restarts=max((int(c.get("restartCount") or 0) for c in containers), default=0),
+        running=any((c.get("state") or {}).get("running") for c in containers),
+        crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
+    )
+
+
+# --- a deployment's groups ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One placement that was made: its ConfigMap, read back."""
+
+    group: int
+    number: int
+    config_map: str
+    spec_hash: str
+    reason: str
+    plan: Plan | None
+    """None when the ConfigMap cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group as it is: its newest epoch, its pods, its last status."""
+
+    index: int
+    epoch: Epoch | None
+    past: tuple[Epoch, ...]
+    pods: tuple[PodView, ...]
+    """Of the newest epoch, Terminating ones included."""
+    old_pods: tuple[PodView, ...]
+    last_epoch: int
+    status: Group | None
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.epoch.plan if self.epoch else None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    name: str
+    ready: bool
+    not_ready_message: str = ""
+
+
+def spec_hash(spec: ModelDeploymentSpec) -> str:
+    """Of everything in the spec that a placement or a pod is made from. What has its default is left out, so that a field
+    which a later version adds does not roll out every group."""
+    told = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
+    for irrelevant in ("replicas", "recovery"):
+        told.pop(irrelevant, None)
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _epoch(item: Json) -> Epoch:
+    annotations = item["metadata"].get("annotations") or {}
+    try:
+        plan: Plan | None = Plan.model_validate_json((item.get("data") or {}).get(PLAN_KEY, ""))
+    except ValidationError:
+        plan = None
+    return Epoch(
+        group=_number(item, LABEL_GROUP),
+        number=_number(item, LABEL_EPOCH),
+        config_map=str(item["metadata"]["name"]),
+        spec_hash=str(annotations.get(ANNOTATION_HASH, "")),
+        reason=str(annotations.get(ANNOTATION_REASON, "")),
+        plan=plan,
+    )
+
+
+def children(store: Store, deployment: ModelDeployment) -> list[Json]:
+    """Objects of one collection that this very deployment controls."""
+    meta = deployment.metadata
+    return [
+        item
+        for item in store
+        if item["metadata"].get("namespace") == meta.namespace
+        and (item["metadata"].get("labels") or {}).get(LABEL_DEPLOYMENT) == meta.name
+        and owner_uid(item) == meta.uid
+    ]
+
+
+def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
+    """Every group that is wanted, or of which something is left, by index."""
+    epochs = [_epoch(item) for item in children(cache[CONFIGMAPS], deployment) if not item["metadata"].get("deletionTimestamp")]
+    pods = [(item, pod_view(item)) for item in children(cache[PODS], deployment)]
+    told = {group.index: group for group in deployment.status.groups}
+    indexes = set(range(deployment.spec.replicas))
+    indexes |= {epoch.group for epoch in epochs} | {_number(item, LABEL_GROUP) for item, _ in pods}
+    views: dict[int, GroupView] = {}
+    for index in sorted(indexes - {-1}):
+        mine = sorted((epoch for epoch in epochs if epoch.group == index), key=lambda epoch: epoch.number)
+        current = mine[-1] if mine else None
+        own = sorted((view for item, view in pods if _number(item, LABEL_GROUP) == index), key=lambda view: (view.epoch, view.rank))
+        number = current.number if current else -1
+        status = told.get(index)
+        views[index] = GroupView(
+            index=index,
+            epoch=current,
+            past=tuple(mine[:-1]),
+            pods=tuple(view for view in own if view.epoch == number),
+            old_pods=tuple(view for view in own if view.epoch != number),
+            last_epoch=max([number, status.epoch if status else 0, *(view.epoch for view in own), 0]),
+            status=status,
+        )
+    return views
+
+
+def node_views(cache: Cache) -> dict[str, NodeView]:
+    views: dict[str, NodeView] = {}
+    for node in cache[NODES]:
+        if node["metadata"].get("deletionTimestamp"):
+            continue
+        ready: Json = next((c for c in (node.get("status") or {}).get("conditions") or [] if c.get("type") == "Ready"), {})
+        name = str(node["metadata"]["name"])
+        views[name] = NodeView(name, ready.get("status") == "True", str(ready.get("message") or ""))
+    return views
+
+
+# --- the fleet ------------------------------------------------------------------------------------------------------
+
+
+def internal_ip(node: Json) -> str | None:
+    for address in (node.get("status") or {}).get("addresses") or []:
+        if address.get("type") == "InternalIP":
+            return str(address.get("address"))
+    return None
+
+
+def loopback(cache: Cache) -> bool:
+    """Whether any Node lives in 127/8: there the API server refuses EndpointSlices, so no Service is made."""
+    for node in cache[NODES]:
+        address = internal_ip(node)
+        try:
+            if address and ipaddress.ip_address(address).is_loopback:
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def _facts(model: Model) -> ModelFacts:
+    pipeline = model.pipeline
+    return ModelFacts(
+        path=model.path,
+        repository=model.repository,
+        revision=model.revision,
+        bytes=model.bytes,
+        complete=model.complete,
+        problem=model.problem,
+        sized=any(size.tensor_bytes_per_rank for size in model.sizes) and bool(model.kv),
+        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
+        layer_bytes=pipeline.layer_bytes if pipeline else (),
+        shared_bytes=pipeline.shared_bytes if pipeline else 0,
+        pipeline_refusal=pipeline.refusal if pipeline else "no dry run of a pipeline is known",
+        kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
+        prefill_bytes=model.prefill_workspace_bytes or 0,
+    )
+
+
+def _is_group(item: Json, uid: str | None, index: int | None) -> bool:
+    return uid is not None and owner_uid(item) == uid and _number(item, LABEL_GROUP) == index
+
+
+def _planned_without_pod(cache: Cache, uid: str | None, index: int | None) -> list[tuple[str, int, frozenset[int]]]:
+    """(node, bytes, ports) of ranks whose plan exists and whose pod does not yet."""
+    newest: dict[tuple[str | None, int], Json] = {}
+    for item in cache[CONFIGMAPS]:
+        key = (owner_uid(item), _number(item, LABEL_GROUP))
+        if key not in newest or _number(item, LABEL_EPOCH) > _number(newest[key], LABEL_EPOCH):
+            newest[key] = item
+    found = []
+    for item in newest.values():
+        epoch = _epoch(item)
+        if epoch.plan is None or _is_group(item, uid, index) or item["metadata"].get("deletionTimestamp"):
+            continue
+        for rank in epoch.plan.ranks:
+            if f"{epoch.plan.namespace}/{rank.pod}" not in cache[PODS].items:
+                ports = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
+                found.append((rank.node, rank.memory_bytes, ports))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What others than one group hold on each Mac."""
+
+    memory: Mapping[str, int]
+    ports: Mapping[str, frozenset[int]]
+    groups: frozenset[str]
+    """Macs on which another group has a rank."""
+
+
+def taken(cache: Cache, uid: str | None = None, index: int | None = None) -> Taken:
+    """Requests and ports by Mac; the pods of group ``index`` of deployment ``uid`` do not count, since they make room."""
+    memory: dict[str, int] = {}
+    ports: dict[str, set[int]] = {}
+    others: set[str] = set()
+    for pod in cache[PODS]:
+        node = pod_node(pod)
+        if node is None or ended(pod) or _is_group(pod, uid, index):
+            continue
+        memory[node] = memory.get(node, 0) + pod_memory(pod)
+        ports.setdefault(node, set()).update(pod_ports(pod))
+        if owner_uid(pod) is not None:
+            others.add(node)
+    for node, size, held in _planned_without_pod(cache, uid, index):
+        memory[node] = memory.get(node, 0) + size
+        ports.setdefault(node, set()).update(held)
+        others.add(node)
+    return Taken(memory, {node: frozenset(held) for node, held in ports.items()}, frozenset(others))
+
+
+def with_ports(used: Taken, node: str, ports: frozenset[int]) -> Taken:
+    """The same, with ports that something else than a pod holds."""
+    return Taken(used.memory, {**used.ports, node: used.ports.get(node, frozenset()) | ports}, used.groups)
+
+
+def fleet(cache: Cache, parsed: Parsed, used: Taken) -> Fleet:
+    """All Macs (Nodes that say darwin) and all cables, as one value."""
+    profiles = {profile.metadata.name: profile for profile in parsed.all(NodeProfile, cache[NODEPROFILES])}
+    addresses = {str(node["metadata"]["name"]): internal_ip(node) for node in cache[NODES]}
+    ready = node_views(cache)
+    macs = []
+    for node in cache[NODES]:
+        name = str(node["metadata"]["name"])
+        labels = {str(k): str(v) for k, v in (node["metadata"].get("labels") or {}).items()}
+        if labels.get(LABEL_OS) != "darwin":
+            continue
+        profile = profiles.get(name)
+        status = profile.status if profile else None
+        spec, state = node.get("spec") or {}, node.get("status") or {}
+        allocatable = to_bytes((state.get("allocatable") or {}).get("memory") or 0)
+        boot = (state.get("nodeInfo") or {}).get("bootID")
+        quarantine = status.quarantine if status else None
+        macs.append(
+            Mac(
+                name=name,
+                address=addresses[name],
+                allocatable_bytes=allocatable,
+                free_bytes=max(0, allocatable - used.memory.get(name, 0)),
+                ready=name in ready and ready[name].ready,
+                schedulable=not spec.get("unschedulable"),
+                labels=labels,
+                # What a cordon and a missed heartbeat leave behind is judged by its cause, with a better sentence.
+                taints=tuple(
+                    Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
+                    for t in spec.get("taints") or []
+                    if not str(t.get("key")).startswith("node.kubernetes.io/")
+                    or str(t.get("key")).endswith(("-pressure", "/out-of-service"))
+                ),
+                backends=frozenset(status.runtime.backends) if status and status.runtime else frozenset(),
+                mlx_version=status.runtime.mlx_version if status and status.runtime else None,
+                profiled=bool(status and status.runtime),
+                models=tuple(_facts(model) for model in status.models) if status else (),
+                in_use=name in used.groups,
+                quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
+                reached=frozenset(
+                    entry.node
+                    for entry in (status.reachability if status else ())
+                    if entry.state is ReachabilityState.REACHABLE and entry.address == addresses.get(entry.node)
+                ),
+            )
+        )
+    cables = []
+    for link in parsed.all(ThunderboltLink, cache[LINKS]):
+        ends = {endpoint.node: endpoint for endpoint in link.status.endpoints}
+        a, b = ends.get(link.spec.a.node), ends.get(link.spec.b.node)
+        speeds = [end.speed_mbps for end in (a, b) if end and end.speed_mbps]
+        cables.append(
+            Cable(
+                name=link.metadata.name,
+                a=End(link.spec.a.node, a.address if a else None),
+                b=End(link.spec.b.node, b.address if b else None),
+                speed_mbps=min(speeds, default=0),
+                connected=any(end.sees_peer for end in (a, b) if end),
+            )
+        )
+    return Fleet(tuple(macs), tuple(cables))
+
+
+MACOS_TOLERATION = Toleration(key=TAINT_MACOS, exists=True)
+
+
+def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Mapping[str, str] | None = None) -> Request:
+    """What one group asks of the planner."""
+    memory = spec.memory
+    return Request(
+        path=spec.model.path,
+        repository=spec.model.repository,
+        revision=spec.model.revision,
+        min_nodes=spec.nodes.min,
+        max_nodes=spec.nodes.max,
+        selector=dict(spec.nodes.selector),
+        tolerations=(
+            MACOS_TOLERATION,
+            *(Toleration(t.key, t.operator == "Exists", t.value or "", t.effect) for t in spec.nodes.tolerations),
+        ),
+        split=WantedSplit(spec.parallelism.value),
+        transport=WantedTransport(spec.transport.value),
+        memory=MemoryRequest(
+            memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent
+        ),
+        current=current,
+        avoid=avoid or {},
+    )
+
+
+def kept_ports(view: GroupView, pods: Iterable[Json]) -> dict[str, RankPorts]:
+    """Per Mac the ports of this group's last epoch."""
+    if view.plan is not None:
+        return {rank.node: RankPorts(rank.gateway_port, rank.control_port, rank.ring_ports) for rank in view.plan.ranks}
+    found: dict[str, RankPorts] = {}
+    for pod in pods:
+        node = pod_node(pod)
+        told = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
+        if node and told:
+            ports = json.loads(told)
+            found[node] = RankPorts(int(ports["gateway"]), int(ports["control"]), tuple(ports.get("ring") or ()))
+    return found
+
+
+def deployments(cache: Cache, parsed: Parsed) -> list[ModelDeployment]:
+    return parsed.all(ModelDeployment, cache[DEPLOYMENTS])
