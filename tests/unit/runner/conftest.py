@@ -26,7 +26,7 @@ from thunderfleet_runner.supervisor import Settings, Supervisor
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
 
 
-def make_keys(folder: Path) -> Path:
+def _make_keys(folder: Path) -> Path:
     """A group's one certificate, as the operator makes it."""
     folder.mkdir(parents=True, exist_ok=True)
     key = Ed25519PrivateKey.generate()
@@ -50,7 +50,7 @@ def make_keys(folder: Path) -> Path:
     return folder
 
 
-def make_model(folder: Path) -> Path:
+def _make_model(folder: Path) -> Path:
     """Files enough for preflight: one tensor of four float32."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
@@ -82,8 +82,8 @@ class Group:
 
     def __init__(self, folder: Path, size: int, attempts_budget: int = 4) -> None:
         self.folder = folder
-        self.keys = make_keys(folder / "keys")
-        self.model = make_model(folder / "model")
+        self.keys = _make_keys(folder / "keys")
+        self.model = _make_model(folder / "model")
         self.faults = folder / "faults"
         self.faults.mkdir()
         self.ports: set[int] = set()
@@ -190,3 +190,15 @@ async def make_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     async with AsyncExitStack() as stack:
         for group in groups:
             stack.push_async_callback(group.end)
+
+
+@pytest.fixture
+def make_keys() -> Callable[[Path], Path]:
+    """Makes a certificate of its own in a folder."""
+    return _make_keys
+
+
+@pytest.fixture
+def make_model() -> Callable[[Path], Path]:
+    """Makes (again) the files of a tiny model in a folder."""
+    return _make_model
