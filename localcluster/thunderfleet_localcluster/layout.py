@@ -7,7 +7,7 @@ import hashlib
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Literal
 
 from thunderfleet_localcluster.fleet import Cable, Fleet, Machine
@@ -86,8 +86,7 @@ def link_local(mac: str) -> str:
     """The IPv6 link-local address that a kernel makes of ``mac`` (EUI-64)."""
     octets = [int(part, 16) for part in mac.split(":")]
     eui = [octets[0] ^ 2, octets[1], octets[2], 0xFF, 0xFE, *octets[3:]]
-    groups = [f"{eui[i] << 8 | eui[i + 1]:x}" for i in range(0, 8, 2)]
-    return "fe80::" + ":".join(groups)
+    return str(IPv6Address(bytes([0xFE, 0x80, 0, 0, 0, 0, 0, 0, *eui])))
 
 
 def port_uuid(machine: str, port: int, what: str) -> str:

@@ -1,0 +1,163 @@
+"""What the network commands print: ``networksetup``, ``ifconfig``, ``netstat -ib``.
+
+Addresses and MAC addresses are those that the machine's namespace really has, interface states those of its cables.
+"""
+
+from dataclasses import dataclass
+
+from thunderfleet_localcluster.layout import Address, MachineLayout, link_local, mac_address
+
+ACTIVE = "8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST>"
+INACTIVE = "8822<BROADCAST,SMART,SIMPLEX,MULTICAST>"
+BRIDGE = "bridge0"
+BRIDGE_PORT = "Thunderbolt Bridge"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One interface of a Mac: its hardware port, what it is, whether it has a carrier, its address."""
+
+    device: str
+    port: str
+    thunderbolt: bool
+    active: bool
+    address: Address | None
+    ether: str
+    bridged: bool = False
+
+
+def interfaces(machine: MachineLayout) -> list[Interface]:
+    """All interfaces with a hardware port, in the order of ``networksetup -listallhardwareports``."""
+    found = []
+    for port, device in machine.machine.mac.interfaces:
+        lan = device == "en0"
+        address = machine.lan if lan else None
+        found.append(Interface(device, port, False, lan, address, mac_address(machine.name, device)))
+    for number, device in enumerate(machine.machine.mac.thunderbolt_interfaces, 1):
+        end = machine.end(number)
+        found.append(
+            Interface(
+                device,
+                f"Thunderbolt {number}",
+                True,
+                end is not None,
+                end.address if end else None,
+                mac_address(machine.name, device),
+                number in machine.machine.bridge,
+            )
+        )
+    return found
+
+
+def has_bridge(machine: MachineLayout) -> bool:
+    """Whether this Mac has a Thunderbolt Bridge."""
+    return bool(machine.machine.bridge)
+
+
+def hardware_ports(machine: MachineLayout) -> str:
+    """``networksetup -listallhardwareports``"""
+    blocks = [(item.port, item.device, item.ether) for item in interfaces(machine)]
+    if has_bridge(machine):
+        blocks.insert(1, (BRIDGE_PORT, BRIDGE, mac_address(machine.name, BRIDGE)))
+    text = "".join(f"\nHardware Port: {port}\nDevice: {device}\nEthernet Address: {ether}\n" for port, device, ether in blocks)
+    return text + "\nVLAN Configurations\n===================\n"
+
+
+def services(machine: MachineLayout) -> list[tuple[str, str, str]]:
+    """(service, hardware port, device) of every network service."""
+    found = [(item.port, item.port, item.device) for item in interfaces(machine) if not item.thunderbolt]
+    found = [item for item in found if not item[0].startswith("Ethernet Adapter")]
+    if has_bridge(machine):
+        found.insert(1, (BRIDGE_PORT, BRIDGE_PORT, BRIDGE))
+    # A port that is no member of the bridge needs a service of its own to have an address.
+    found += [(item.port, item.port, item.device) for item in interfaces(machine) if item.thunderbolt and not item.bridged]
+    return found
+
+
+def service_order(machine: MachineLayout) -> str:
+    """``networksetup -listnetworkserviceorder``"""
+    blocks = [
+        f"({number}) {service}\n(Hardware Port: {port}, Device: {device})\n"
+        for number, (service, port, device) in enumerate(services(machine), 1)
+    ]
+    return "An asterisk (*) denotes that a network service is disabled.\n" + "\n".join(blocks) + "\n"
+
+
+def service_list(machine: MachineLayout) -> str:
+    """``networksetup -listallnetworkservices``"""
+    names = "\n".join(service for service, _, _ in services(machine))
+    return f"An asterisk (*) denotes that a network service is disabled.\n{names}\n"
+
+
+def ifconfig(machine: MachineLayout) -> dict[str, str]:
+    """Interface → what ``ifconfig`` prints of it, in the order of ``ifconfig -a``."""
+    texts = {
+        "lo0": "lo0: flags=8049<UP,LOOPBACK,RUNNING,MULTICAST> mtu 16384\n"
+        "\toptions=1203<RXCSUM,TXCSUM,TXSTATUS,SW_TIMESTAMP>\n"
+        "\tinet 127.0.0.1 netmask 0xff000000\n"
+        "\tinet6 ::1 prefixlen 128\n"
+        "\tinet6 fe80::1%lo0 prefixlen 64 scopeid 0x1\n"
+        "\tnd6 options=201<PERFORMNUD,DAD>\n"
+    }
+    for scope, item in enumerate(sorted(interfaces(machine), key=lambda item: int(item.device[2:])), 0xB):
+        texts[item.device] = _interface(item, scope)
+    if has_bridge(machine):
+        texts[BRIDGE] = _bridge(machine)
+    return texts
+
+
+def _interface(item: Interface, scope: int) -> str:
+    options = "460<TSO4,TSO6,CHANNEL_IO>" if item.thunderbolt else "6460<TSO4,TSO6,CHANNEL_IO,PARTIAL_CSUM,ZEROINVERT_CSUM>"
+    flags = ACTIVE if item.active else INACTIVE
+    if item.bridged and item.active:
+        flags = "8963<UP,BROADCAST,SMART,RUNNING,PROMISC,SIMPLEX,MULTICAST>"
+    lines = [f"{item.device}: flags={flags} mtu 1500", f"\toptions={options}", f"\tether {item.ether}"]
+    if item.active and not item.bridged:
+        lines.append(f"\tinet6 {link_local(item.ether)}%{item.device} prefixlen 64 secured scopeid {scope:#x}")
+    if item.address:
+        network = item.address.network
+        lines.append(f"\tinet {item.address.ip} netmask {int(network.netmask):#010x} broadcast {network.broadcast_address}")
+    if item.active:
+        lines.append("\tnd6 options=201<PERFORMNUD,DAD>")
+    lines.append("\tmedia: autoselect <full-duplex>" if item.thunderbolt or not item.active else "\tmedia: autoselect (10Gbase-T <full-duplex>)")
+    lines.append(f"\tstatus: {'active' if item.active else 'inactive'}")
+    return "\n".join(lines) + "\n"
+
+
+def _bridge(machine: MachineLayout) -> str:
+    members = [item for item in interfaces(machine) if item.bridged]
+    active = any(item.active for item in members)
+    ether = mac_address(machine.name, BRIDGE)
+    lines = [
+        f"bridge0: flags={ACTIVE if active else INACTIVE} mtu 1500",
+        "\toptions=63<RXCSUM,TXCSUM,TSO4,TSO6>",
+        f"\tether {ether}",
+        "\tConfiguration:",
+        f"\t\tid {ether} priority 0 hellotime 0 fwddelay 0",
+        "\t\tmaxage 0 holdcnt 0 proto stp maxaddr 100 timeout 1200",
+        f"\t\troot id {ether} priority 0 ifcost 0 port 0",
+        "\t\tipfilter disabled flags 0x0",
+    ]
+    for item in members:
+        lines.append(f"\tmember: {item.device} flags=3<LEARNING,DISCOVER>")
+        lines.append(f"\t        ifmaxaddr 0 port {int(item.device[2:]) + 9} priority 0 path cost 0")
+    lines += ["\tnd6 options=201<PERFORMNUD,DAD>", "\tmedia: <unknown type>", f"\tstatus: {'active' if active else 'inactive'}"]
+    return "\n".join(lines) + "\n"
+
+
+def netstat(machine: MachineLayout) -> str:
+    """``netstat -ib``: nothing has been counted yet."""
+    head = "Name       Mtu   Network       Address            Ipkts Ierrs     Ibytes    Opkts Oerrs     Obytes  Coll\n"
+    names = [(item.device, item.ether) for item in interfaces(machine)]
+    if has_bridge(machine):
+        names.append((BRIDGE, mac_address(machine.name, BRIDGE)))
+    rows = [
+        f"{device:<11}{1500:<6}{f'<Link#{number}>':<12}{ether:>19} {0:>8} {0:>5} {0:>10} {0:>8} {0:>5} {0:>10} {0:>5}\n"
+        for number, (device, ether) in enumerate(sorted(names), 1)
+    ]
+    return head + "".join(rows)
+
+
+def routes(machine: MachineLayout) -> list[tuple[Address, str]]:
+    """Networks that this Mac reaches directly, and by which interface."""
+    return [(item.address, item.device) for item in interfaces(machine) if item.address]

@@ -1,0 +1,153 @@
+"""What ``system_profiler SPThunderboltDataType -json`` prints: buses, receptacles, and what is seen through them.
+
+A Mac shows a peer by the domain UUID of the peer's port, at any depth: behind a hub on the upstream side one level deeper,
+on the downstream side as if there were no hub. An idle port says "Up to …", a connected one its negotiated speed.
+"""
+
+import hashlib
+from typing import Any
+
+from thunderfleet_localcluster.layout import CableEnd, Layout, MachineLayout, port_uuid, switch_uid
+
+Json = dict[str, Any]
+
+CONNECTED, IDLE = "receptacle_connected", "receptacle_no_devices_connected"
+OLD_KEYS_BEFORE = 15
+"""macOS before this version also printed the width of an idle link."""
+
+
+def domain_uuid(machine: str, port: int) -> str:
+    """Domain UUID of a port of a machine."""
+    return port_uuid(machine, port, "domain")
+
+
+def thunderbolt(layout: Layout, machine: MachineLayout) -> Json:
+    """The whole report of one Mac."""
+    ports = range(machine.machine.mac.ports, 0, -1)
+    return {"SPThunderboltDataType": [_bus(layout, machine, port) for port in ports]}
+
+
+def _bus(layout: Layout, machine: MachineLayout, port: int) -> Json:
+    model, end = machine.machine.mac, machine.end(port)
+    receptacle: Json = {
+        "current_speed_key": f"Up to {model.max_gbps} Gb/s",
+        "link_status_key": "0x7" if model.product == "Mac mini" else "0x100",
+        "receptacle_id_key": str(port),
+        "receptacle_status_key": IDLE,
+    }
+    bus: Json = {
+        "_name": f"thunderboltusb4_bus_{port - 1}",
+        "device_name_key": model.product,
+        "domain_uuid_key": domain_uuid(machine.name, port),
+        "receptacle_1_tag": receptacle,
+        "route_string_key": "0",
+        "switch_uid_key": switch_uid(machine.name, port),
+        "vendor_name_key": "Apple Inc.",
+    }
+    if end is None:
+        if model.thunderbolt == 4 and int(machine.machine.os.split(".")[0]) < OLD_KEYS_BEFORE:
+            receptacle |= {"current_link_width_key": "0x1", "current_speed_key": f"Up to {model.max_gbps} Gb/s x1"}
+        return bus
+    receptacle |= {
+        "current_speed_key": speed_text(end),
+        "link_status_key": "0x2",
+        "micro_version_key": "0.0.0",
+        "receptacle_status_key": CONNECTED,
+    }
+    seen = [_peer(layout, end)] if end.sees_peer else []
+    if end.upstream:
+        bus["_items"] = [_hub(end, seen)]
+    else:
+        bus["_items"] = seen or [_display(end)]
+    return bus
+
+
+def speed_text(end: CableEnd) -> str:
+    """The negotiated speed as macOS writes it: of an asymmetric link its faster direction."""
+    return f"{end.cable.gbps} Gb/s"
+
+
+def _peer(layout: Layout, end: CableEnd) -> Json:
+    peer = layout.machine(end.peer).machine
+    services: list[Json] = [
+        {
+            "_name": "service_ip",
+            "protocol_id_key": 1,
+            "protocol_revision_key": 1,
+            "protocol_version_key": 1,
+            "service_uuid_key": port_uuid(end.peer, end.peer_port, "service_ip"),
+        }
+    ]
+    if peer.rdma and peer.mac.thunderbolt == 5:
+        services.append(
+            {
+                "_name": "unknown_xd_service",
+                "protocol_id_key": 64087,
+                "protocol_revision_key": 0,
+                "protocol_version_key": 1,
+                "service_key_key": "ˇˇˇˇˇˇAD",
+                "service_uuid_key": port_uuid(end.peer, end.peer_port, "xd_service"),
+            }
+        )
+    return {
+        "_name": peer.mac.product,
+        "device_id_key": "0xA",
+        "device_name_key": peer.mac.identifier,
+        "domain_uuid_key": domain_uuid(end.peer, end.peer_port),
+        "services_title": services,
+        "vendor_id_key": "0x0A27",
+        "vendor_name_key": "Apple Inc.",
+    }
+
+
+def _hub(end: CableEnd, seen: list[Json]) -> Json:
+    name, fast = end.cable.through or "", end.cable.gbps > 40
+    most = 120 if fast else 40
+    connected: Json = {
+        "current_speed_key": speed_text(end),
+        "link_status_key": "0x2",
+        "micro_version_key": "1.9.0",
+        "receptacle_status_key": CONNECTED,
+    }
+    idle = {**connected, "current_speed_key": f"Up to {most} Gb/s", "link_status_key": "0x7", "receptacle_status_key": IDLE}
+    hub: Json = {
+        "_name": name,
+        "device_id_key": "0x1",
+        "device_name_key": name,
+        "device_revision_key": "0x1",
+        "mode_key": "usb_four_v2" if fast else "usb_four",
+        "receptacle_2_tag": dict(connected),
+        "receptacle_3_tag": dict(idle),
+        "receptacle_4_tag": dict(idle),
+        "receptacle_upstream_ambiguous_tag": dict(connected),
+        "route_string_key": "1",
+        "switch_uid_key": "0x" + hashlib.sha256(f"{name}/{end.index}".encode()).hexdigest()[:16].upper(),
+        "switch_version_key": "62.1",
+        "vendor_id_key": "0x0001",
+        "vendor_name_key": name.split(" ")[0],
+    }
+    if seen:
+        hub["_items"] = seen
+    return hub
+
+
+def _display(end: CableEnd) -> Json:
+    """What hides a peer: a display in between shows itself and nothing behind it."""
+    return {
+        "_name": "Studio Display",
+        "device_id_key": "0x801F",
+        "device_name_key": "Studio Display",
+        "device_revision_key": "0x1",
+        "mode_key": "thunderbolt_three",
+        "receptacle_upstream_ambiguous_tag": {
+            "current_speed_key": speed_text(end),
+            "lc_version_key": "1.45.0",
+            "link_status_key": "0x2",
+            "receptacle_status_key": CONNECTED,
+        },
+        "route_string_key": "1",
+        "switch_uid_key": "0x" + hashlib.sha256(f"display/{end.index}".encode()).hexdigest()[:16].upper(),
+        "switch_version_key": "67.1",
+        "vendor_id_key": "0x0001",
+        "vendor_name_key": "Apple Inc.",
+    }
