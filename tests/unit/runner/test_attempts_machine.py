@@ -1,0 +1,352 @@
+"""The leader's machine: its usual path, its budgets, and what no order of events may bring about."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thunderfleet_crds.group import FaultClass
+from thunderfleet_runner import attempts, faults
+from thunderfleet_runner.attempts import (
+    Checked,
+    Cut,
+    Drain,
+    Ended,
+    EndRanks,
+    Failed,
+    GiveUp,
+    Joined,
+    Left,
+    Limits,
+    Machine,
+    Preflight,
+    Quiet,
+    RankFormed,
+    RankLoaded,
+    RankReady,
+    ReleaseAll,
+    Serve,
+    SetTimer,
+    Stage,
+    Stalled,
+    StartRanks,
+    StopRanks,
+    Timer,
+    Unserve,
+)
+from thunderfleet_runner.faults import Fault
+
+RETRY = Fault(FaultClass.RETRY, "RankKilled", "killed")
+BUG = Fault(FaultClass.BUG, "Unknown", "odd")
+
+
+def run(machine: Machine, *events: attempts.Event) -> tuple[Machine, list[attempts.Action]]:
+    actions: list[attempts.Action] = []
+    for event in events:
+        machine, more = machine.step(event)
+        actions += more
+    return machine, actions
+
+
+def formed(size: int = 2, limits: Limits | None = None) -> Machine:
+    machine = Machine(size, limits or Limits(3, 60))
+    machine, _ = run(machine, *(Joined(rank) for rank in range(size)))
+    return to_ready(machine)
+
+
+def to_ready(machine: Machine) -> Machine:
+    n, size = machine.attempt, machine.size
+    machine, _ = run(
+        machine,
+        *(Checked(rank, n, 21000 + rank) for rank in range(size)),
+        *(RankFormed(rank, n) for rank in range(size)),
+        *(RankLoaded(rank, n) for rank in range(size)),
+        *(RankReady(rank, n, (7,)) for rank in range(size)),
+    )
+    assert machine.stage is Stage.READY
+    return machine
+
+
+def fail_in_init(machine: Machine, fault: Fault = RETRY) -> tuple[Machine, list[attempts.Action]]:
+    n = machine.attempt
+    machine, _ = run(machine, *(Checked(rank, n, 1) for rank in range(machine.size)))
+    return run(machine, Failed(1, n, fault, faults.Stage.INIT), *(Ended(rank, n) for rank in range(machine.size)))
+
+
+def test_the_usual_path_in_order() -> None:
+    machine, actions = run(
+        Machine(2, Limits(3, 60)),
+        Joined(0), Joined(1), Checked(0, 1, 5), Checked(1, 1, 6), RankFormed(0, 1), RankLoaded(0, 1), RankFormed(1, 1),
+        RankLoaded(1, 1), RankReady(1, 1, (7,)), RankReady(0, 1, (7,)),
+    )  # fmt: skip
+    told = [type(action) for action in actions if not isinstance(action, SetTimer)]
+    assert told == [Preflight, StartRanks, attempts.Compare, Serve]
+    assert next(action for action in actions if isinstance(action, StartRanks)).ports == {0: 5, 1: 6}
+    assert machine.stage is Stage.READY
+
+
+def test_waiting_costs_nothing() -> None:
+    machine, actions = run(Machine(2, Limits(1, 60)), *[Joined(0), Joined(1), Left(1, "gone")] * 5, Joined(1))
+    assert (machine.stage, machine.spent) == (Stage.CHECKING, 0)
+    assert not [action for action in actions if isinstance(action, GiveUp)]
+
+
+def test_the_budget_is_spent_in_init_and_no_sooner() -> None:
+    machine, _ = run(Machine(2, Limits(3, 60)), Joined(0), Joined(1))
+    for _ in range(2):
+        machine, actions = fail_in_init(machine)
+        assert machine.stage is Stage.BACKOFF
+        machine, _ = run(machine, Timer(machine.timer))
+    machine, actions = fail_in_init(machine)
+    assert machine.stage is Stage.GAVE_UP
+    assert isinstance(actions[-1], GiveUp)
+    assert not machine.timer_on
+
+
+def test_a_ready_period_gives_the_budget_back() -> None:
+    machine, _ = run(Machine(2, Limits(2, 60)), Joined(0), Joined(1))
+    for _ in range(4):
+        machine, _ = fail_in_init(machine)
+        machine, _ = run(machine, Timer(machine.timer))
+        machine = to_ready(machine)
+        n = machine.attempt
+        machine, _ = run(machine, Failed(0, n, RETRY, faults.Stage.SERVE), Ended(0, n), Ended(1, n))
+        assert machine.stage is Stage.BACKOFF
+        machine, _ = run(machine, Timer(machine.timer))
+    assert machine.recoveries == 3
+
+
+@pytest.mark.parametrize("kind", [FaultClass.REPLAN, FaultClass.REBOOT])
+def test_a_placement_that_cannot_work_is_given_up_at_once(kind: FaultClass) -> None:
+    machine, _ = run(Machine(2, Limits(8, 60)), Joined(0), Joined(1))
+    machine, actions = run(machine, Failed(1, 1, Fault(kind, "X", "x"), faults.Stage.PREFLIGHT), Ended(0, 1), Ended(1, 1))
+    assert machine.stage is Stage.GAVE_UP
+    assert not machine.timer_on
+    assert not [action for action in actions if isinstance(action, StartRanks)]
+
+
+def test_what_a_person_must_change_is_tried_again_slowly() -> None:
+    machine, _ = run(Machine(2, Limits(1, 60)), Joined(0), Joined(1))
+    for _ in range(3):
+        n = machine.attempt
+        fault = Fault(FaultClass.CONFIGURE, "ModelNotFound", "no model")
+        machine, actions = run(machine, Failed(1, n, fault, faults.Stage.PREFLIGHT), Ended(0, n), Ended(1, n))
+        assert machine.stage is Stage.GAVE_UP
+        assert SetTimer(machine.timer, machine.limits.slow_retry_seconds) in actions
+        machine, _ = run(machine, Timer(machine.timer))
+        assert machine.stage is Stage.CHECKING
+
+
+def test_the_same_load_error_twice_is_for_a_person() -> None:
+    machine, _ = run(Machine(2, Limits(8, 60)), Joined(0), Joined(1))
+    for stage in (Stage.BACKOFF, Stage.GAVE_UP):
+        n = machine.attempt
+        machine, _ = run(machine, Checked(0, n, 1), Checked(1, n, 2), RankFormed(0, n), RankFormed(1, n))
+        machine, _ = run(machine, Failed(1, n, BUG, faults.Stage.LOAD), Ended(0, n), Ended(1, n))
+        assert machine.stage is stage
+        machine, _ = run(machine, Timer(machine.timer))
+    assert machine.cause is not None
+    assert machine.cause.fault.fault is FaultClass.CONFIGURE
+
+
+def test_the_first_cause_is_kept_and_echoes_are_attached() -> None:
+    machine = formed()
+    echo = Fault(FaultClass.RETRY, "PeerLost", "[ring] connection to a peer was lost", echo=True)
+    machine, _ = run(machine, Failed(0, 1, RETRY, faults.Stage.SERVE), Failed(1, 1, echo, faults.Stage.SERVE))
+    assert machine.cause is not None
+    assert (machine.cause.rank, machine.cause.echoes) == (0, ("rank 1: [ring] connection to a peer was lost",))
+
+
+def test_an_echo_that_comes_first_gives_way_to_the_error_itself() -> None:
+    machine = formed()
+    echo = Fault(FaultClass.RETRY, "PeerLost", "peer lost", echo=True)
+    machine, _ = run(machine, Failed(0, 1, echo, faults.Stage.SERVE), Failed(1, 1, BUG, faults.Stage.SERVE))
+    assert machine.cause is not None
+    assert (machine.cause.rank, machine.cause.fault, machine.cause.echoes) == (1, BUG, ("rank 0: peer lost",))
+
+
+def test_an_old_timer_and_an_old_attempts_word_change_nothing() -> None:
+    machine = formed()
+    assert run(machine, Timer(machine.timer - 1)) == (machine, [])
+    assert run(machine, Failed(1, 0, BUG, faults.Stage.INIT)) == (machine, [])
+    assert run(machine, Ended(0, 0)) == (machine, [])
+
+
+def test_who_does_not_end_its_rank_is_cut_off() -> None:
+    machine = formed()
+    machine, _ = run(machine, Failed(0, 1, RETRY, faults.Stage.SERVE), Ended(0, 1))
+    machine, actions = run(machine, Timer(machine.timer))
+    assert actions[0] == Cut(1)
+    machine, _ = run(machine, Left(1, "cut off"))
+    assert machine.stage is Stage.BACKOFF
+
+
+def test_drain_lets_requests_end_then_stops_together() -> None:
+    machine, actions = run(formed(), Drain(for_good=True))
+    assert machine.stage is Stage.DRAINING
+    machine, actions = run(machine, Quiet())
+    assert actions[0] == StopRanks(1)
+    machine, actions = run(machine, Ended(1, 1), Ended(0, 1))
+    assert machine.stage is Stage.STOPPED
+    assert ReleaseAll() in actions
+    assert run(machine, Left(1, "gone"))[0].stage is Stage.STOPPED
+
+
+def test_ranks_that_do_not_stop_are_ended() -> None:
+    machine, _ = run(formed(), Drain(for_good=True), Quiet())
+    machine, actions = run(machine, Timer(machine.timer))
+    assert EndRanks(1) in actions
+    machine, actions = run(machine, Ended(0, 1), Ended(1, 1))
+    assert machine.stage is Stage.STOPPED
+
+
+def test_backoff_grows_and_is_bounded() -> None:
+    waits = [Machine(2, Limits(9, 60), failures=count).backoff for count in range(1, 40)]
+    assert waits == sorted(waits)
+    assert waits[0] == 0.5
+    assert waits[-1] == 30.0
+
+
+def events(size: int) -> st.SearchStrategy[list[tuple[str, int, int]]]:
+    names = st.sampled_from(
+        ["join", "leave", "checked", "formed", "loaded", "ready", "odd", "retry", "bug", "replan", "configure", "echo",
+         "ended", "timer", "old-timer", "stall", "drain", "member-drain", "quiet", "honest", "honest", "honest", "honest"]
+    )  # fmt: skip
+    return st.lists(st.tuples(names, st.integers(0, size - 1), st.integers(0, 1)), max_size=120)
+
+
+class World:
+    """The members' side: who runs a process of which attempt. It obeys, and lies only as the events say."""
+
+    def __init__(self, size: int, budget: int) -> None:
+        self.machine = Machine(size, Limits(budget, 60))
+        self.processes: dict[int, int] = {}
+        self.gave_up_timers: list[float] = []
+        self.waits: list[float] = []
+        self.serving = False
+
+    def feed(self, event: attempts.Event) -> None:
+        before = self.machine
+        self.machine, actions = before.step(event)
+        assert self.machine.attempt >= before.attempt
+        for action in actions:
+            self.act(action, before)
+        if self.machine.stage is Stage.BACKOFF and before.stage is not Stage.BACKOFF:
+            self.waits.append(self.machine.backoff)
+
+    def act(self, action: attempts.Action, before: Machine) -> None:
+        match action:
+            case StartRanks(attempt=attempt, ports=ports):
+                assert not self.processes, f"attempt {attempt} starts beside {self.processes}"
+                assert self.machine.present == set(range(self.machine.size))
+                assert set(ports) == set(range(self.machine.size))
+                self.processes = dict.fromkeys(range(self.machine.size), attempt)
+            case Serve():
+                assert len(set(self.processes.values())) == 1
+                assert not self.serving
+                self.serving = True
+            case Unserve():
+                self.serving = False
+            case GiveUp(cause=cause):
+                never = {FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.CONFIGURE}
+                machine = self.machine
+                spent = max(machine.spent, machine.load_failures) >= machine.limits.attempts
+                assert cause.fault.fault in never or spent
+            case Cut(rank=rank):
+                self.leave(rank)
+
+    def leave(self, rank: int) -> None:
+        # A supervisor without its leader ends its rank before it joins again.
+        self.processes.pop(rank, None)
+        self.feed(Left(rank, "gone"))
+
+    def happen(self, name: str, rank: int, back: int) -> None:
+        machine = self.machine
+        n = machine.attempt - back
+        kinds = {"retry": RETRY, "bug": BUG, "echo": Fault(FaultClass.RETRY, "PeerLost", "lost", True),
+                 "replan": Fault(FaultClass.REPLAN, "R", "r"), "configure": Fault(FaultClass.CONFIGURE, "C", "c")}  # fmt: skip
+        where = {Stage.CHECKING: faults.Stage.PREFLIGHT, Stage.FORMING: faults.Stage.INIT, Stage.LOADING: faults.Stage.LOAD}
+        if name == "join":
+            if rank not in machine.present:
+                self.feed(Joined(rank))
+        elif name == "leave":
+            self.leave(rank)
+        elif name == "ended":
+            if machine.stage in (Stage.ENDING, Stage.STOPPING) and rank in machine.present:
+                self.processes.pop(rank, None)
+                self.feed(Ended(rank, machine.attempt))
+        elif name in kinds:
+            if rank in machine.present:
+                self.feed(Failed(rank, n, kinds[name], where.get(machine.stage, faults.Stage.SERVE)))
+        elif name == "honest":
+            self.honest()
+        elif rank in machine.present or name in ("timer", "old-timer", "drain", "quiet", "stall"):
+            self.feed(
+                {
+                    "checked": Checked(rank, n, 21000),
+                    "formed": RankFormed(rank, n),
+                    "loaded": RankLoaded(rank, n),
+                    "ready": RankReady(rank, n, (1,)),
+                    "odd": RankReady(rank, n, (2,)),
+                    "timer": Timer(machine.timer),
+                    "old-timer": Timer(machine.timer - 1),
+                    "stall": Stalled(n, rank, RETRY),
+                    "drain": Drain(for_good=back == 0),
+                    "member-drain": Drain(for_good=False),
+                    "quiet": Quiet(),
+                }[name]
+            )
+
+    def honest(self) -> None:
+        """Everybody does what the stage asks for."""
+        machine = self.machine
+        n = machine.attempt
+        for rank in range(machine.size):
+            match machine.stage:
+                case Stage.WAITING:
+                    if rank not in self.machine.present:
+                        self.feed(Joined(rank))
+                case Stage.CHECKING:
+                    self.feed(Checked(rank, n, 21000))
+                case Stage.FORMING:
+                    self.feed(RankFormed(rank, n))
+                case Stage.LOADING:
+                    self.feed(RankLoaded(rank, n))
+                case Stage.COMPARING:
+                    self.feed(RankReady(rank, n, (1,)))
+                case Stage.ENDING | Stage.STOPPING:
+                    if rank in self.machine.present:
+                        self.processes.pop(rank, None)
+                        self.feed(Ended(rank, n))
+                case Stage.BACKOFF | Stage.GAVE_UP:
+                    if rank == 0:
+                        self.feed(Timer(machine.timer))
+                case _:
+                    pass
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), size=st.integers(1, 3), budget=st.integers(1, 4))
+def test_no_order_of_events_mixes_attempts_or_gives_up_early(data: st.DataObject, size: int, budget: int) -> None:
+    world = World(size, budget)
+    for name, rank, back in data.draw(events(size)):
+        steady = world.machine.failures
+        world.happen(name, rank, back)
+        machine = world.machine
+        assert world.serving == (machine.stage in (Stage.READY, Stage.DRAINING, Stage.STOPPING))
+        if machine.stage in (Stage.WAITING, Stage.CHECKING, Stage.BACKOFF, Stage.GAVE_UP, Stage.STOPPED):
+            assert not world.processes
+        if machine.failures < steady:
+            world.waits.clear()
+        assert world.waits == sorted(world.waits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), size=st.integers(1, 3))
+def test_from_wherever_it_stands_an_honest_group_comes_to_serve(data: st.DataObject, size: int) -> None:
+    world = World(size, 3)
+    for name, rank, back in data.draw(events(size)):
+        if name not in ("drain", "member-drain"):
+            world.happen(name, rank, back)
+    for _ in range(20):
+        world.honest()
+    lasting = world.machine.stage is Stage.GAVE_UP and not world.machine.timer_on
+    assert world.machine.stage is Stage.READY or lasting
