@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from thunderfleet_agent.facts import Source
-from thunderfleet_agent.host import Failure, FailureKind
+from thunderfleet_agent.host import Failure
 
 SECONDS_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 20, 60)
 
@@ -14,6 +14,8 @@ class Metrics:
     """One value an agent."""
 
     def __init__(self) -> None:
+        # Twice the series for something that nobody asks.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         prefix = "thunderfleet_agent"
         self._seconds = Histogram(
@@ -34,9 +36,6 @@ class Metrics:
         self.published = Gauge(
             f"{prefix}_published_timestamp_seconds", "When publishing last went through.", registry=self.registry
         )
-        for source in Source:
-            for kind in FailureKind:
-                self._failures.labels(source.value, kind.value)
 
     def observed(self, source: Source, seconds: float, failure: Failure | None) -> None:
         """One command has answered or failed."""

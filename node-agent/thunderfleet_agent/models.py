@@ -320,4 +320,4 @@ def sized(model: Model, text: str) -> Model:
         return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed what cannot be read: {quote(why)}"})
     if found.sized_by is None:
         return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` does not say how it sized the model"})
-    return found.model_copy(update={"problem": None} if "problem" not in said else {})
+    return found.model_copy(update={"problem": None})

@@ -1,6 +1,6 @@
-"""What the agent answers: other agents over TLS with its pinned certificate, Prometheus and the kubelet over plain HTTP.
+"""What the agent answers: ``/healthz`` for the kubelet and other agents, ``/metrics`` for Prometheus.
 
-Both listen on this Mac's own address and nowhere else.
+One TLS listener with the certificate that the NodeProfile pins, on this Mac's own address and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHUTDOWN_SECONDS = 2.0
 
 
 class Server:
-    """Two listeners; ``start`` gives the ports that they have."""
+    """Listens between ``start`` and ``close``."""
 
     def __init__(self, address: str, node: str, metrics: Metrics, trouble: Callable[[], str | None]) -> None:
         """``trouble`` says why this agent should be restarted, None while it need not be."""
@@ -24,26 +24,20 @@ class Server:
         self._node = node
         self._metrics = metrics
         self._trouble = trouble
-        self._runners: list[web.AppRunner] = []
+        application = web.Application()
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/metrics", self._text)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
-    async def start(self, port: int, metrics_port: int, context: ssl.SSLContext) -> tuple[int, int]:
-        """Listens; port 0 picks a free one. Raises OSError when an address or port cannot be had."""
-        peers, local = web.Application(), web.Application()
-        peers.router.add_get("/healthz", self._healthz)
-        local.router.add_get("/healthz", self._healthz)
-        local.router.add_get("/metrics", self._text)
-        return await self._listen(peers, port, context), await self._listen(local, metrics_port, None)
-
-    async def _listen(self, application: web.Application, port: int, context: ssl.SSLContext | None) -> int:
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-        await runner.setup()
-        self._runners.append(runner)
-        await web.TCPSite(runner, self._address, port, ssl_context=context).start()
-        return int(runner.addresses[0][1])
+    async def start(self, port: int, context: ssl.SSLContext) -> int:
+        """Listens, and gives the port (0 picks a free one). Raises OSError when address or port cannot be had."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._address, port, ssl_context=context).start()
+        return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
-        for runner in self._runners:
-            await runner.cleanup()
+        """Also right when ``start`` has failed."""
+        await self._runner.cleanup()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         trouble = self._trouble()

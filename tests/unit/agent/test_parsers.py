@@ -1,0 +1,242 @@
+"""What macOS prints, in the shapes that real Macs have shown, and under every damage that Hypothesis finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from thunderfleet_agent.collect import parse_capabilities
+from thunderfleet_agent.parsers import ParseError, clean, hardware, network, rdma, thunderbolt
+
+PARSERS: dict[str, Callable[[str], object]] = {
+    "thunderbolt": thunderbolt.parse,
+    "hardware": hardware.parse_hardware,
+    "sysctl": hardware.parse_sysctl,
+    "sw_vers": hardware.parse_sw_vers,
+    "ports": network.parse_hardware_ports,
+    "services": network.parse_service_order,
+    "ifconfig": network.parse_ifconfig,
+    "status": rdma.parse_status,
+    "devices": rdma.parse_devices,
+    "devinfo": rdma.parse_devinfo,
+    "capabilities": parse_capabilities,
+}
+
+
+def never_raises_but_parse_error(parse: Callable[[str], object], text: str) -> None:
+    try:
+        value = parse(text)
+    except ParseError as error:
+        assert error.command and error.command in str(error)
+        return
+    # Whatever comes out can be sent as JSON.
+    repr(value).encode()
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(text=st.text(max_size=200))
+@example(text="")
+@example(text="[" * 100_000)
+@example(text='{"SPThunderboltDataType": ' + "[{" * 5)
+@example(text='{"SPThunderboltDataType": [{"_name": "\\ud800", "receptacle_1_tag": {"receptacle_id_key": "1"}}]}')
+@example(text='{"SPHardwareDataType": [{"physical_memory": 1e400, "chip_type": {}, "number_processors": []}]}')
+@example(text="hw.memsize: " + "9" * 5000)
+def test_garbage_is_a_parse_error_at_most(name: str, text: str) -> None:
+    never_raises_but_parse_error(PARSERS[name], text)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(data=st.data())
+def test_a_truncated_or_mixed_up_output_is_a_parse_error_at_most(name: str, data: st.DataObject, shapes: Any) -> None:
+    text = data.draw(st.sampled_from(shapes.texts))
+    begin = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(0, len(text)))
+    never_raises_but_parse_error(PARSERS[name], text[:end] + data.draw(st.text(max_size=5)) + text[begin:])
+
+
+json_values = st.deferred(
+    lambda: st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(json_values, max_size=3)
+    | st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+)
+keys = st.sampled_from(
+    (
+        "_items",
+        "_name",
+        "domain_uuid_key",
+        "switch_uid_key",
+        "receptacle_1_tag",
+        "receptacle_2_tag",
+        "receptacle_upstream_ambiguous_tag",
+        "receptacle_id_key",
+        "current_speed_key",
+        "receptacle_status_key",
+    )
+)
+odd_trees = st.recursive(
+    json_values | st.sampled_from(("80 Gb/s", "1", "receptacle_connected", "356546FE-F080-4947-8EF8-CB3D9ECB71DF")),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(keys, children, max_size=6),
+    max_leaves=30,
+)
+
+
+@given(tree=st.lists(odd_trees, max_size=4))
+def test_thunderbolt_survives_any_json_under_known_keys(tree: list[object]) -> None:
+    found = thunderbolt.parse(json.dumps({"SPThunderboltDataType": tree}))
+    numbers = [port.receptacle for port in found.ports]
+    assert len(set(numbers)) == len(numbers)
+    for port in found.ports:
+        uuids = [peer.domain_uuid.lower() for peer in port.peers]
+        assert len(set(uuids)) == len(uuids)
+
+
+def test_ports_come_by_receptacle_with_their_peer(shapes: Any) -> None:
+    first, second = thunderbolt.parse(shapes.tree).ports
+    assert (first.receptacle, first.domain_uuid, first.connected, first.speed_mbps) == (1, shapes.mine, True, 80_000)
+    assert first.peers == (thunderbolt.Peer(shapes.theirs, "Mac Studio", (), 80_000),)
+    assert (second.receptacle, second.connected, second.speed_mbps, second.peers) == (2, False, None, ())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_a_peer_is_found_behind_any_number_of_hubs(depth: int, shapes: Any) -> None:
+    item = shapes.peer(shapes.theirs)
+    for level in reversed(range(depth)):
+        item = shapes.hub(f"hub {level}", item)
+    (port,) = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[item]))).ports
+    assert [peer.through for peer in port.peers] == [tuple(f"hub {level}" for level in range(depth))]
+
+
+def test_a_slow_hub_slows_the_way_to_the_peer_and_not_the_port(shapes: Any) -> None:
+    slow = shapes.hub("dock", shapes.peer(shapes.theirs), up="80 Gb/s", down="40 Gb/s")
+    (port,) = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[slow]))).ports
+    assert port.speed_mbps == 80_000
+    assert port.peers[0].speed_mbps == 40_000
+
+
+def test_several_peers_on_one_bus(shapes: Any) -> None:
+    other = "59C97EA5-69DF-4209-82D8-4B84C2A41FDF"
+    items = [shapes.hub("dock", shapes.peer(shapes.theirs), shapes.peer(other))]
+    (port,) = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=items))).ports
+    assert {peer.domain_uuid for peer in port.peers} == {shapes.theirs, other}
+
+
+def test_drives_and_displays_are_no_peers(shapes: Any) -> None:
+    (port,) = thunderbolt.parse(
+        shapes.report(shapes.bus(1, domain=shapes.mine, speed="40 Gb/s", items=[shapes.hub("Studio Display")]))
+    ).ports
+    assert port.connected and not port.peers
+
+
+@pytest.mark.parametrize(
+    ("text", "mbps"),
+    [
+        ("80 Gb/s", 80_000),
+        ("120/40 Gb/s", 120_000),
+        ("40 Gb/s", 40_000),
+        ("20 Gb/s x2", 40_000),
+        ("40 Gb/s x1", 40_000),
+        ("40 Gb/s x2", 40_000),
+        ("2,5 Gb/s", 2_500),
+        ("480 Mb/s", 480),
+        ("Up to 120 Gb/s", None),
+        ("Up to 40 Gb/s x1", None),
+        ("fast", None),
+        (80, None),
+        (None, None),
+    ],
+)
+def test_speed_is_what_was_negotiated(text: object, mbps: int | None) -> None:
+    assert thunderbolt.speed_mbps(text) == mbps
+
+
+def test_keys_that_older_and_trimmed_reports_lack(shapes: Any) -> None:
+    section = {
+        "_items": [{"_items": [{"_name": "MacBook Pro", "domain_uuid_key": shapes.theirs}], "_name": "dock"}],
+        "domain_uuid_key": shapes.mine,
+        "receptacle_1_tag": {"current_speed_key": "80 Gb/s", "receptacle_id_key": "2"},
+    }
+    (port,) = thunderbolt.parse(shapes.report(section)).ports
+    assert (port.receptacle, port.connected, port.speed_mbps, port.switch_uid) == (2, True, 80_000, None)
+    assert port.peers == (thunderbolt.Peer(shapes.theirs, "MacBook Pro", ("dock",), 80_000),)
+
+
+@pytest.mark.parametrize("text", ['{"SPThunderboltDataType": []}', '{"SPThunderboltDataType": [{"Thunderbolt": "no_hardware"}]}'])
+def test_no_thunderbolt_is_no_port_and_no_problem(text: str) -> None:
+    assert thunderbolt.parse(text) == thunderbolt.Thunderbolt()
+
+
+def test_what_cannot_be_used_costs_that_part_and_is_told(shapes: Any) -> None:
+    lost = shapes.bus(2, domain=shapes.mine_too)
+    del lost["receptacle_1_tag"]["receptacle_id_key"]
+    found = thunderbolt.parse(shapes.report(lost, shapes.bus(1, domain=shapes.mine), shapes.bus(1, domain=shapes.mine_too)))
+    assert [port.receptacle for port in found.ports] == [1]
+    assert found.problems == ("thunderboltusb4_bus_1 has no receptacle number", "receptacle 1 is listed twice")
+
+
+def test_hardware_and_system(shapes: Any) -> None:
+    assert hardware.parse_hardware(shapes.hardware) == hardware.Hardware("Mac15,14", "Apple M3 Ultra", 28, 96 * 2**30)
+    virtual = '{"SPHardwareDataType": [{"machine_model": "VirtualMac2,1", "number_processors": 2, "physical_memory": "4 GB"}]}'
+    assert hardware.parse_hardware(virtual) == hardware.Hardware("VirtualMac2,1", None, 2, 4 * 2**30)
+    assert hardware.whole_number(hardware.parse_sysctl(shapes.sysctl), "hw.memsize") == 103079215104
+    assert hardware.parse_sysctl("hw.ncpu = 8\n") == {"hw.ncpu": "8"}
+    assert hardware.parse_sw_vers("ProductVersion: 26.3\nBuildVersion: 25D125") == hardware.System("26.3", "25D125")
+
+
+def test_hardware_ports_and_services(shapes: Any) -> None:
+    ports = network.parse_hardware_ports(shapes.ports)
+    assert ports["en2"] == "Thunderbolt 1" and ports["bridge0"] == "Thunderbolt Bridge"
+    services = network.parse_service_order(shapes.services)
+    assert [(service.name, service.enabled, service.device) for service in services] == [
+        ("Ethernet", True, "en0"),
+        ("Thunderbolt Bridge", True, "bridge0"),
+        ("Old one", False, "en1"),
+    ]
+
+
+def test_interfaces(shapes: Any) -> None:
+    found = {interface.name: interface for interface in network.parse_ifconfig(shapes.ifconfig)}
+    assert found["en0"].speed_mbps == 10_000 and found["en0"].up
+    assert [a.address for a in found["en0"].addresses] == ["fe80::4ff:feea:4e40", "192.168.64.11"]
+    assert found["en2"].addresses == (network.InterfaceAddress("10.0.1.1", 30),)
+    assert not found["en3"].up
+    assert found["utun4"].up
+
+
+def test_bridge_members_however_the_line_after_them_is_laid_out() -> None:
+    text = (
+        "bridge0: flags=8863<UP,BROADCAST> mtu 1500\n...\n    member: en2 flags=3<LEARNING,DISCOVER>\n"
+        "            ifmaxaddr 0 port 11 priority 0 path cost 0\n\tmember: en3 flags=3<LEARNING,DISCOVER>\n"
+        "            ifmaxaddr 0port 12 priority 0\n    status: active\n"
+    )
+    (bridge,) = network.parse_ifconfig(text)
+    assert bridge.members == ("en2", "en3") and bridge.active
+
+
+def test_rdma(shapes: Any) -> None:
+    assert rdma.parse_status("enabled\n") is True
+    assert rdma.parse_status("RDMA is disabled.\n") is False
+    assert rdma.parse_devices(shapes.devices) == ("rdma_en2", "rdma_en3")
+    assert rdma.parse_devices(shapes.no_devices) == ()
+    assert rdma.parse_devinfo("No IB devices found\n") == ()
+    assert rdma.parse_devinfo(shapes.devinfo_text) == (
+        rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE", "::ffff:10.0.1.1"),
+        rdma.DeviceInfo("rdma_en3", "PORT_DOWN", None),
+    )
+    for text in ("", "segmentation fault", "enabled or disabled?"):
+        with pytest.raises(ParseError, match="rdma_ctl status"):
+            rdma.parse_status(text)
+
+
+def test_devinfo_with_lines_run_together_and_a_gid_in_full() -> None:
+    text = "hca_id:    rdma_en2 transport:   Thunderbolt (100) port:    1 state:     PORT_ACTIVE (4)\n"
+    text += " GID[  0]:   fe80:0000:0000:0000:0000:0000:0000:0001\n GID[  1]:   0000:0000:0000:0000:0000:ffff:a9fe:cdff\n"
+    assert rdma.parse_devinfo(text) == (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE", "::ffff:169.254.205.255"),)
+
+
+@given(value=st.text(alphabet=st.characters(), max_size=80), limit=st.integers(1, 64))
+def test_clean_text_fits_and_encodes(value: str, limit: int) -> None:
+    text = clean(value, limit)
+    assert text is None or (0 < len(text) <= limit and text.encode() and not any(ord(c) < 32 for c in text))
