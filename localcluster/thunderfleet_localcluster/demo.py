@@ -4,9 +4,10 @@ Everything in it is what a user would type (``kubectl``, ``helm``, a request to 
 and times. Each step says how long it took; the first that fails says which, why and where to look, and ends the run.
 """
 
+import argparse
 import contextlib
 import json
-import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster import tinymodel
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.assets import find_assets
+from thunderfleet_localcluster.cluster import Cluster, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.paths import ClusterFolder
+from thunderfleet_localcluster.progress import Progress
 
 STEPS = 9
 NAMESPACE = "thunderfleet-system"
 MODEL = "thunderfleet/tiny-qwen2"
 DEPLOYMENT = "tiny"
+NAME = "demo"
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: the demo installs its chart and applies its example."""
 
@@ -45,16 +50,21 @@ class Answer:
 
 
 class Demo:
-    """One run on ``cluster``. ``out`` takes finished lines."""
+    """One run. ``cluster`` is there from the second step on."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self) -> None:
+        self.folder = ClusterFolder.of(NAME)
         self.number = 0
-        self.environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+        self._cluster: Cluster | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self._cluster is not None, "the cluster is brought up in the second step"
+        return self._cluster
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """A numbered step with its time. A failure inside it is told with the step's name."""
+        """A numbered step with its time. A failure inside it is told with the step's name and where the logs are."""
         self.number += 1
         say(f"\n[{self.number}/{STEPS}] {title}")
         began = time.monotonic()
@@ -62,36 +72,36 @@ class Demo:
             yield
         except LocalClusterError as error:
             raise LocalClusterError(
-                f"step {self.number} failed: {title}\n{error}\nlogs: {self.cluster.folder.logs} "
-                f"and, of pods, below {self.cluster.folder.machines}"
+                f"step {self.number} failed after {time.monotonic() - began:.0f} s: {title}\n{error}\n"
+                f"logs: {self.folder.logs}, and of pods below {self.folder.machines}"
             ) from error
-        say(f"      {time.monotonic() - began:.1f} s")
+        say(f"      ({time.monotonic() - began:.1f} s)")
 
-    def run(self, *command: str, seconds: float = COMMAND_SECONDS) -> str:
-        """A command's standard output. Raises LocalClusterError with what it said."""
-        program = str(self.cluster.program(command[0]))
-        try:
-            done = subprocess.run(
-                [program, *command[1:]], env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise LocalClusterError(f"{' '.join(command)}: no end after {seconds:.0f} s") from error
-        if done.returncode:
-            raise LocalClusterError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr.strip()}")
-        return done.stdout
+    def up(self) -> None:
+        """Brings the cluster up, saying each of its steps."""
+        with Progress(sys.stdout) as progress:
+            self._cluster = Cluster.start(name=NAME, on_event=progress.event)
 
-    def show(self, *command: str, lines: int = 40, keep: Callable[[str], bool] = lambda line: True) -> None:
-        """Shows a command and the first ``lines`` of what it prints, as in a terminal."""
-        say(f"      $ {' '.join(command)}")
-        for line in [line for line in self.run(*command).splitlines() if keep(line)][:lines]:
+    def down(self) -> None:
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl(*arguments, seconds=COMMAND_SECONDS).stdout
+
+    def show(self, *arguments: str, lines: int = 40) -> None:
+        """Shows a kubectl command and the first ``lines`` of what it prints, as in a terminal."""
+        say(f"      $ kubectl {' '.join(arguments)}")
+        for line in self.kubectl(*arguments).splitlines()[:lines]:
             say(f"      {line}")
 
-    def json(self, *command: str) -> Json:
-        answer: Json = json.loads(self.run(*command, "-o", "json"))
+    def json(self, *arguments: str) -> Json:
+        answer: Json = json.loads(self.kubectl(*arguments, "-o", "json"))
         return answer
 
     def deployment(self) -> Json:
-        return self.json("kubectl", "get", "md", DEPLOYMENT)
+        return self.json("get", "md", DEPLOYMENT)
 
     def until_ready(self, reached: Callable[[Json], bool], goal: str) -> Json:
         """Follows the deployment until ``reached``, saying what it waits for whenever that changes."""
@@ -105,7 +115,9 @@ class Demo:
                 say(f"      … {waits}")
                 said = waits
             if time.monotonic() > limit:
-                raise LocalClusterError(f"{goal}: not within {READY_SECONDS} s; it last waited for: {said or 'nothing it told'}")
+                raise LocalClusterError(
+                    f"{goal}: not within {READY_SECONDS} s; it last waited for: {said or 'nothing it told'}"
+                )
             time.sleep(POLL_SECONDS)
 
     def ask(self, prompt: str, tokens: int) -> Answer:
@@ -122,7 +134,7 @@ class Demo:
         request = urllib.request.Request(
             f"{endpoint}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": self.cluster.proxy} if self.cluster.proxy else {}))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": self.cluster.proxy}))
         say(f"      POST {endpoint}/chat/completions: {prompt!r}")
         text: list[str] = []
         ids: list[int] = []
@@ -157,7 +169,7 @@ class Demo:
     def compare(self, answer: Answer, expected: Sequence[int], how: str) -> None:
         if answer.tokens != list(expected):
             raise LocalClusterError(
-                f"two ranks ({how}) and one process of mlx-lm differ:\n  two ranks {answer.tokens}\n  one       {list(expected)}"
+                f"two ranks ({how}) and one process of mlx-lm differ:\n  two {answer.tokens}\n  one {list(expected)}"
             )
         say(f"      {how}: all {len(answer.tokens)} token ids equal those of one process of mlx-lm")
 
@@ -202,49 +214,50 @@ def reference(model: Path, prompt: str, tokens: int) -> list[int]:
     return ids
 
 
-def play(cluster: Cluster, keep: bool) -> None:
+def play(demo: Demo, keep: bool) -> None:
     """All steps. Raises LocalClusterError at the first that fails."""
-    demo = Demo(cluster)
     prompt, tokens = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
 
     with demo.step("The programs of the control plane: built once, then kept"):
-        cluster.prepare(say=lambda line: say(f"      {line}"))
-    with demo.step("A control plane; three recorded Macs and two Linux nodes join by bootstrap tokens"):
-        cluster.up(say=lambda line: say(f"      {line}"))
-        tinymodel.make(cluster.folder.models / MODEL)
+        with Progress(sys.stdout) as progress:
+            folder = find_assets(progress.event)
+        say(f"      {folder}")
+    with demo.step("A control plane; three recorded Macs and two Linux nodes join it by bootstrap tokens"):
+        demo.up()
+        tinymodel.make(demo.cluster.models / MODEL)
     with demo.step("helm install thunderfleet"):
-        demo.run("kubectl", "create", "namespace", NAMESPACE)
-        demo.run("kubectl", "label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
-        say(f"      $ helm install thunderfleet charts/thunderfleet -n {NAMESPACE} --wait")
-        demo.run(
-            "helm", "install", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE,
-            "--set", f"agent.modelFolders={{{cluster.folder.models}}}", "--wait", "--timeout", f"{INSTALL_SECONDS}s",
+        demo.kubectl("create", "namespace", NAMESPACE)
+        demo.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
+        say(f"      $ helm install thunderfleet charts/thunderfleet --namespace {NAMESPACE} --wait …")
+        demo.cluster.helm(
+            *("install", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--wait"),
+            *("--set", f"agent.modelFolders={{{demo.cluster.models}}}", "--timeout", f"{INSTALL_SECONDS}s"),
             seconds=INSTALL_SECONDS + 30,
-        )  # fmt: skip
-        demo.show("kubectl", "get", "pods", "-n", NAMESPACE, "-o", "wide")
+        )
+        demo.show("get", "pods", "-n", NAMESPACE, "-o", "wide")
     with demo.step("What the agents found"):
         wait_for_discovery(demo)
-        demo.show("kubectl", "get", "nodes,np,tbl")
+        demo.show("get", "nodes,np,tbl")
     with demo.step("A ModelDeployment of ten lines"):
         example = ROOT / "examples/tiny.yaml"
         for line in example.read_text().splitlines():
             say(f"      | {line}")
-        demo.show("kubectl", "apply", "-f", str(example))
+        demo.show("apply", "-f", str(example))
         demo.until_ready(is_ready, "Ready")
     with demo.step("One question, streamed; the same as one process of mlx-lm says, token id for token id"):
-        expected = reference(cluster.folder.models / MODEL, prompt, tokens)
+        expected = reference(demo.cluster.models / MODEL, prompt, tokens)
         first = demo.deployment()["status"]["groups"][0]["parallelism"]
         demo.compare(demo.ask(prompt, tokens), expected, first)
         other = "Tensor" if first == "Pipeline" else "Pipeline"
         change = json.dumps({"spec": {"parallelism": other}})
-        demo.show("kubectl", "patch", "md", DEPLOYMENT, "--type=merge", "-p", change)
+        demo.show("patch", "md", DEPLOYMENT, "--type=merge", "-p", change)
         demo.until_ready(lambda found: is_ready(found, other), f"Ready as {other}")
         demo.compare(demo.ask(prompt, tokens), expected, other)
     with demo.step("What there is to see"):
         demo.until_ready(lambda found: bool(found["status"].get("tokensPerSecond")), "a benchmark in status")
-        demo.show("kubectl", "get", "md")
+        demo.show("get", "md")
         pod = rank_zero(demo)["pod"]
-        demo.show("kubectl", "logs", pod, "--tail=6")
+        demo.show("logs", pod, "--tail=6")
         benchmark = demo.deployment()["status"]["benchmark"]
         say("      status.benchmark: " + ", ".join(f"{key} {value}" for key, value in benchmark.items()))
         show_metrics(demo)
@@ -254,32 +267,39 @@ def play(cluster: Cluster, keep: bool) -> None:
         demo.until_ready(is_ready, "Ready again")
         demo.compare(demo.ask(prompt, tokens), expected, "after the failure")
     if keep:
+        cluster = demo.cluster
         demo.number += 1
         say(f"\n[{demo.number}/{STEPS}] Left running. To go on:")
-        say(f"      export KUBECONFIG={cluster.kubeconfig}")
-        say(f"      export PATH={cluster.program('kubectl').parent}:$PATH")
-        if cluster.proxy:
-            say(f"      export http_proxy={cluster.proxy}    # the way to status.endpoint from this shell")
+        say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
+        say(f"      export http_proxy={cluster.proxy}    # how this shell reaches status.endpoint")
         say("      kubectl get md,np,tbl,pods")
-        say(f"      {Path(sys.argv[0]).name} down    # when done")
+        say(f"      {sys.argv[0]} --name {NAME} down    # when done")
         return
     with demo.step("Everything down again"):
-        cluster.down()
-        if left := cluster.leftovers():
-            raise LocalClusterError("left behind: " + ", ".join(left))
+        demo.down()
+        if running(demo.folder) or (left := leftovers(demo.folder)):
+            raise LocalClusterError("left behind: " + ", ".join(left or ["the keeper"]))
+        remove(demo.folder)
         say("      no process, port, namespace or mount is left")
+
+
+def leftovers(folder: ClusterFolder) -> list[str]:
+    """Processes of this machine that still name the cluster's folder in their command line."""
+    done = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, timeout=10, check=False)
+    return [line.strip() for line in done.stdout.splitlines() if str(folder.root) in line]
 
 
 def wait_for_discovery(demo: Demo) -> None:
     """Until every Mac has a profile with the model in it and its cables are links."""
     limit = time.monotonic() + READY_SECONDS
-    macs = [n["metadata"]["name"] for n in demo.json("kubectl", "get", "nodes", "-l", "kubernetes.io/os=darwin")["items"]]
+    cables = sum(len(machine.cables) for machine in demo.cluster.machines.values()) // 2
+    macs = [n["metadata"]["name"] for n in demo.json("get", "nodes", "-l", "kubernetes.io/os=darwin")["items"]]
     while True:
-        profiles = {p["metadata"]["name"]: p.get("status", {}) for p in demo.json("kubectl", "get", "np")["items"]}
-        links = demo.json("kubectl", "get", "tbl")["items"]
+        profiles = {p["metadata"]["name"]: p.get("status", {}) for p in demo.json("get", "np")["items"]}
+        links = demo.json("get", "tbl")["items"]
         missing = [mac for mac in macs if not profiles.get(mac, {}).get("models")]
         whole = [link for link in links if len(link.get("status", {}).get("endpoints", [])) == 2]
-        if not missing and len(whole) == demo.cluster.cables:
+        if not missing and len(whole) == cables:
             return
         if time.monotonic() > limit:
             raise LocalClusterError(f"after {READY_SECONDS} s: no profile with models of {missing}; whole links {len(whole)}")
@@ -292,29 +312,20 @@ def rank_zero(demo: Demo) -> Json:
 
 
 def kill_rank(demo: Demo) -> None:
-    """SIGKILL to the process of rank 1, found by what it is on its own Mac."""
+    """SIGKILL to the process of rank 1, on its own Mac."""
     rank: Json = demo.deployment()["status"]["groups"][0]["ranks"][1]
-    script = (
-        "import os, signal, pathlib\n"
-        "for p in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
-        "    if b'thunderfleet_runner.rank' in p.read_bytes() and int(p.parent.name) != os.getpid():\n"
-        "        os.kill(int(p.parent.name), signal.SIGKILL); print('killed', p.parent.name)\n"
-    )
-    say(f"      $ kubectl exec {rank['pod']} -- kill -9 <rank 1>")
-    told = demo.run("kubectl", "exec", rank["pod"], "--", "python3", "-c", script).strip()
-    if not told:
-        raise LocalClusterError(f"no rank process runs in pod {rank['pod']}")
-    say(f"      {told}")
+    command = ["pkill", "-KILL", "-f", "thunderfleet_runner.rank"]
+    say(f"      {rank['node']} $ {' '.join(command)}")
+    if demo.cluster.machines[rank["node"]].run(command).returncode:
+        raise LocalClusterError(f"no rank process runs on {rank['node']}")
 
 
 def show_metrics(demo: Demo) -> None:
     """A few lines of the active operator's metrics."""
-    pods = demo.json("kubectl", "get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")["items"]
+    pods = demo.json("get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")["items"]
     wanted = ("thunderfleet_operator_reconcile", "thunderfleet_operator_groups", "thunderfleet_operator_queue")
     best: list[str] = []
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({"http": demo.cluster.proxy} if demo.cluster.proxy else {})
-    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": demo.cluster.proxy}))
     for pod in pods:
         port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
         url = f"http://{pod['status']['podIP']}:{port}/metrics"
@@ -323,26 +334,38 @@ def show_metrics(demo: Demo) -> None:
                 text = response.read().decode()
         except OSError as error:
             raise LocalClusterError(f"{url}: {error}") from error
-        lines = [line for line in text.splitlines() if line.startswith(wanted) and "_bucket" not in line and "_created" not in line]
+        lines = [
+            line for line in text.splitlines() if line.startswith(wanted) and "_bucket" not in line and "_created" not in line
+        ]
         best = max(best, lines, key=len)
     for line in best[:8]:
         say(f"      {line}")
 
 
-def main(keep: bool) -> int:
-    """Exit status 0 when every step held, else 1."""
-    cluster = Cluster(name="demo")
-    done = False
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 0 when every step held, 1 when one failed, 130 when interrupted."""
+    parser = argparse.ArgumentParser(prog="thunderfleet demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running and print the lines to go on with")
+    keep = bool(parser.parse_args(arguments).keep)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+    demo = Demo()
+    began = time.monotonic()
     try:
-        play(cluster, keep)
-        done = True
+        play(demo, keep)
+        if keep:
+            demo.cluster.detach()
     except LocalClusterError as error:
         say(f"\n{error}")
+        demo.down()
         return 1
     except KeyboardInterrupt:
         say("\ninterrupted; taking everything down")
+        demo.down()
         return 130
-    finally:
-        if not (done and keep):
-            cluster.down()
+    say(f"\nThe demo took {time.monotonic() - began:.0f} s.")
     return 0
