@@ -137,22 +137,39 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
+def listing(path: Path) -> tuple[str, int]:
+    """A digest of the folder's files, their sizes and times, and the sum of the sizes in bytes. Raises OSError."""
+    total, digest = 0, hashlib.sha256()
+    for file in _files(path):
+        if file.is_file():
+            stat = file.stat()
+            total += stat.st_size
+            digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace"))
+        elif file.is_symlink():
+            digest.update(f"{file.name}\0broken\n".encode("utf-8", "replace"))
+    return digest.hexdigest(), total
+
+
+def _fingerprint(path: Path) -> str | None:
+    try:
+        return listing(path)[0]
+    except OSError:
+        return None
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))[:MAX_FILES]
+
+
 def look(path: Path) -> Contents:
     """Reads the folder's list of files, its configuration, and the headers of its weights. Never raises: damage is a problem
     of this model."""
     try:
-        files = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))[:MAX_FILES]
-        total, digest = 0, hashlib.sha256()
-        for file in files:
-            if file.is_file():
-                stat = file.stat()
-                total += stat.st_size
-                digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace"))
-            elif file.is_symlink():
-                digest.update(f"{file.name}\0broken\n".encode("utf-8", "replace"))
+        fingerprint, total = listing(path)
+        files = _files(path)
     except OSError as error:
         return Contents("", 0, problem=f"{path}: {error.strerror or error}")
-    return Contents(digest.hexdigest(), total, _architecture(path), _what_lacks(path, files))
+    return Contents(fingerprint, total, _architecture(path), _what_lacks(path, files))
 
 
 def _architecture(path: Path) -> str | None:
@@ -270,11 +287,11 @@ class Library:
         known: dict[str, Known] = {}
         for folder in folders:
             path = str(folder.path)
-            contents = look(folder.path)
             before = self._known.get(path)
-            if before is not None and before.fingerprint == contents.fingerprint and contents.fingerprint:
+            if before is not None and before.model.complete and before.fingerprint == _fingerprint(folder.path):
                 known[path] = before
                 continue
+            contents = look(folder.path)
             known[path] = Known(
                 contents.fingerprint,
                 Model(

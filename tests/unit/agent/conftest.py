@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -268,3 +269,14 @@ def make_model() -> Callable[..., Path]:
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    async def wait(holds: Callable[[], object], seconds: float = 30.0) -> None:
+        """Waits until the condition holds; a test fails that waits too long."""
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 -- files and processes set no event
+                await asyncio.sleep(0.01)
+
+    return wait

@@ -12,18 +12,13 @@ from thunderfleet_agent import host as host_module
 from thunderfleet_agent.host import Failure, FailureKind, Host, Output
 
 
-async def gone(pid: int) -> bool:
-    """Waits until the process is no more (a zombie that nobody of ours reaps counts)."""
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        stat = Path(f"/proc/{pid}/stat")
-        if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        await asyncio.sleep(0.02)
-    return False
+def gone(pid: int) -> bool:
+    """Whether the process is no more (a zombie that nobody of ours reaps counts)."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
 
 
 async def test_output_in_the_locale_c(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,12 +53,13 @@ async def test_ended_by_a_signal(machine: Any) -> None:
     assert isinstance(failure, Failure) and failure.code == -9 and "signal 9" in failure.message
 
 
-async def test_a_hanging_command_and_its_children_end_at_the_limit(machine: Any, tmp_path: Path) -> None:
+async def test_a_hanging_command_and_its_children_end_at_the_limit(machine: Any, tmp_path: Path, until: Any) -> None:
     machine.script("hangs", f"sleep 600 & echo $! > {tmp_path}/child; echo waiting >&2; wait")
     failure = await Host().run(("hangs",), 0.5)
     assert isinstance(failure, Failure) and failure.kind is FailureKind.TIMED_OUT
     assert str(failure) == "`hangs` did not answer within 0.5 s: waiting"
-    assert await gone(int((tmp_path / "child").read_text()))
+    child = int((tmp_path / "child").read_text())
+    await until(lambda: gone(child))
 
 
 async def test_too_much_output_is_ended(machine: Any) -> None:
@@ -72,16 +68,16 @@ async def test_too_much_output_is_ended(machine: Any) -> None:
     assert isinstance(failure, Failure) and failure.kind is FailureKind.TOO_MUCH_OUTPUT
 
 
-async def test_cancelling_ends_the_command(machine: Any, tmp_path: Path) -> None:
+async def test_cancelling_ends_the_command(machine: Any, tmp_path: Path, until: Any) -> None:
     machine.script("hangs", f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 600")
     (machine.folder.parent / "tools" / "mv").symlink_to("/bin/mv")
     running = asyncio.create_task(Host().run(("hangs",), 600))
-    while not (tmp_path / "pid").exists():
-        await asyncio.sleep(0.01)
+    await until((tmp_path / "pid").exists)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert await gone(int((tmp_path / "pid").read_text()))
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: gone(pid))
 
 
 async def test_what_cannot_be_ended_is_left_behind_and_not_started_again(

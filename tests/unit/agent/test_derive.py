@@ -1,0 +1,340 @@
+"""The decisions: from facts to profile and cables, without a command or a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_agent import derive
+from thunderfleet_agent.derive import PeerPort, cables, find_peer, gpu_memory_limit, profile, wanted_uuids
+from thunderfleet_agent.facts import Facts, Source
+from thunderfleet_agent.host import Failure, FailureKind
+from thunderfleet_agent.parsers import ParseError, hardware, network, rdma, thunderbolt
+from thunderfleet_crds.common import Condition, ConditionStatus, ObjectMeta, find_condition
+from thunderfleet_crds.nodeprofile import (
+    AddressClass,
+    InterfaceKind,
+    NodeProfile,
+    NodeProfileStatus,
+    RDMADeviceState,
+)
+from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def observed(shapes: Any, **changes: Any) -> Facts:
+    """A Studio with one cable, RDMA on and working; ``changes`` replace parts."""
+    whole = Facts(
+        thunderbolt=thunderbolt.parse(shapes.tree),
+        hardware=hardware.parse_hardware(shapes.hardware),
+        sysctl=hardware.parse_sysctl(shapes.sysctl),
+        system=hardware.System("26.3", "25D125"),
+        hardware_ports=network.parse_hardware_ports(shapes.ports),
+        services=network.parse_service_order(shapes.services),
+        interfaces=network.parse_ifconfig(shapes.ifconfig),
+        rdma_switch=True,
+        rdma_devices=rdma.parse_devices(shapes.devices),
+        rdma_info=rdma.parse_devinfo(shapes.devinfo_text),
+        models=(),
+    )
+    return replace(whole, **changes)
+
+
+def condition(status: NodeProfileStatus, type_: str) -> Condition:
+    found = find_condition(status.conditions, type_)
+    assert found is not None
+    return found
+
+
+def failed(source: Source, kind: FailureKind, command: str, message: str) -> MappingProxyType[Source, Failure]:
+    return MappingProxyType({source: Failure(command, kind, message)})
+
+
+def bridged(shapes: Any, *members: str) -> tuple[network.Interface, ...]:
+    lines = "".join(f"\tmember: {name} flags=3<LEARNING,DISCOVER>\n" for name in members)
+    return network.parse_ifconfig(shapes.ifconfig.replace("\tConfiguration:\n", f"\tConfiguration:\n{lines}"))
+
+
+def test_a_working_studio(shapes: Any) -> None:
+    found = profile(observed(shapes), NOW)
+    status = found.status
+    assert status.hardware is not None and status.hardware.memory == "96Gi"
+    assert status.hardware.gpu_memory_limit_bytes == 72 * 2**30
+    assert status.thunderbolt is not None and status.thunderbolt.links == 1
+    first, second = status.thunderbolt.ports
+    assert (first.interface, first.rdma_device, first.speed_mbps) == ("en2", "rdma_en2", 80_000)
+    assert (second.interface, second.rdma_device, second.speed_mbps) == ("en3", "rdma_en3", None)
+    assert status.rdma is not None and status.rdma.state == "Ready"
+    assert [device.state for device in status.rdma.devices] == [RDMADeviceState.ACTIVE, RDMADeviceState.DOWN]
+    assert {c.type: c.status.value for c in status.conditions} == {
+        "InventoryComplete": "True",
+        "RDMAReady": "True",
+        "BridgeFree": "True",
+        "BenchmarksFresh": "False",
+    }
+    assert set(found.labels) == {f"domain.thunderfleet.io/{uuid.lower()}" for uuid in (shapes.mine, shapes.mine_too)}
+    assert NodeProfileStatus.load(status.dump()) == status
+
+
+def test_interfaces_have_kinds_and_classes_and_lo0_is_not_among_them(shapes: Any) -> None:
+    network_ = profile(observed(shapes), NOW).status.network
+    assert network_ is not None
+    found = {interface.name: interface for interface in network_.interfaces}
+    assert "lo0" not in found
+    assert {name: interface.kind for name, interface in found.items()} == {
+        "en0": InterfaceKind.ETHERNET,
+        "en2": InterfaceKind.THUNDERBOLT,
+        "en3": InterfaceKind.THUNDERBOLT,
+        "bridge0": InterfaceKind.BRIDGE,
+        "utun4": InterfaceKind.VPN,
+    }
+    assert found["en2"].speed_mbps == 80_000
+    assert [a.class_ for a in found["utun4"].addresses] == [AddressClass.SHARED]
+
+
+@pytest.mark.parametrize(
+    ("address", "class_"),
+    [
+        ("10.1.2.3", AddressClass.PRIVATE),
+        ("172.31.0.1", AddressClass.PRIVATE),
+        ("172.32.0.1", AddressClass.PUBLIC),
+        ("192.168.1.1", AddressClass.PRIVATE),
+        ("127.3.2.1", AddressClass.PRIVATE),
+        ("169.254.9.9", AddressClass.LINK_LOCAL),
+        ("fe80::1", AddressClass.LINK_LOCAL),
+        ("fd00::1", AddressClass.PRIVATE),
+        ("100.64.0.1", AddressClass.SHARED),
+        ("100.128.0.1", AddressClass.PUBLIC),
+        ("8.8.8.8", AddressClass.PUBLIC),
+    ],
+)
+def test_address_classes(address: str, class_: AddressClass) -> None:
+    assert derive.address_class(address) is class_
+
+
+def test_gpu_memory_limit() -> None:
+    assert gpu_memory_limit(96 * 2**30, 0) == 72 * 2**30
+    assert gpu_memory_limit(24 * 2**30, 0) == 16 * 2**30
+    assert gpu_memory_limit(96 * 2**30, 80 * 1024) == 80 * 2**30
+    assert gpu_memory_limit(16 * 2**30, 10**9) == 16 * 2**30
+
+
+def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:
+    failures = failed(Source.SYSTEM, FailureKind.FAILED, "sw_vers", "exited with code 1: no such file")
+    status = profile(observed(shapes, system=None, failures=failures), NOW).status
+    assert status.os is None and status.thunderbolt is not None
+    complete = condition(status, "InventoryComplete")
+    assert complete.status is ConditionStatus.FALSE
+    assert complete.message == "`sw_vers` exited with code 1: no such file"
+
+
+def test_nothing_observed_is_a_valid_profile() -> None:
+    found = profile(Facts(), NOW)
+    assert NodeProfileStatus.load(found.status.dump()) == found.status
+    assert condition(found.status, "RDMAReady").status is ConditionStatus.UNKNOWN
+    assert not found.labels
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "reason", "says"),
+    [
+        ({"rdma_switch": False}, "False", "RDMADisabled", "rdma_ctl enable"),
+        ({"rdma_devices": ()}, "False", "NoDevices", "Thunderbolt 5"),
+        (
+            {"rdma_info": None, "failures": failed(Source.RDMA_INFO, FailureKind.TIMED_OUT, "ibv_devinfo -v", "did not answer")},
+            "False",
+            "StackHung",
+            "`ibv_devinfo -v` did not answer; the RDMA stack is dead: reboot this Mac",
+        ),
+        (
+            {"rdma_switch": None, "failures": failed(Source.RDMA_SWITCH, FailureKind.ABSENT, "rdma_ctl status", "is not there")},
+            "False",
+            "Unsupported",
+            "macOS 26.2",
+        ),
+        (
+            {"rdma_devices": None, "failures": failed(Source.RDMA_DEVICES, FailureKind.FAILED, "ibv_devices", "exited")},
+            "Unknown",
+            "CommandFailed",
+            "`ibv_devices` exited",
+        ),
+        ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_DOWN"),)}, "False", "PortDown", "rdma_en2, rdma_en3"),
+        ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)}, "False", "NoIPv4Address", "sudo ifconfig en2 inet"),
+    ],
+)
+def test_rdma_ready_says_why_not_and_what_mends_it(
+    changes: dict[str, Any], status: str, reason: str, says: str, shapes: Any
+) -> None:
+    found = profile(observed(shapes, **changes), NOW).status
+    verdict = condition(found, "RDMAReady")
+    assert (verdict.status.value, verdict.reason) == (status, reason)
+    assert says in verdict.message
+    assert found.rdma is not None and found.rdma.state == reason
+
+
+def test_bridge_members_are_named_with_the_commands(shapes: Any) -> None:
+    status = profile(observed(shapes, interfaces=bridged(shapes, "en2", "en3")), NOW).status
+    verdict = condition(status, "BridgeFree")
+    assert (verdict.status, verdict.reason) == (ConditionStatus.FALSE, "BridgeMember")
+    assert "sudo ifconfig bridge0 deletem en2 deletem en3" in verdict.message
+    assert "networksetup -setnetworkserviceenabled 'Thunderbolt Bridge' off" in verdict.message
+    assert condition(status, "RDMAReady").reason == "BridgeMember"
+    assert status.network is not None
+    assert {i.name: i.bridge for i in status.network.interfaces if i.bridge} == {"en2": "bridge0", "en3": "bridge0"}
+
+
+def test_an_ethernet_port_in_a_bridge_is_nobodys_business(shapes: Any) -> None:
+    status = profile(observed(shapes, interfaces=bridged(shapes, "en0")), NOW).status
+    assert condition(status, "BridgeFree").status is ConditionStatus.TRUE
+
+
+def test_condition_times_stay_while_the_status_does(shapes: Any) -> None:
+    first = profile(observed(shapes), NOW)
+    later = NOW + timedelta(hours=1)
+    second = profile(observed(shapes), later, before=first.status.conditions)
+    assert second == first
+    third = profile(observed(shapes, rdma_switch=False), later, before=first.status.conditions)
+    assert condition(third.status, "RDMAReady").last_transition_time == later
+    assert condition(third.status, "BridgeFree").last_transition_time == NOW
+
+
+def test_the_operators_condition_is_not_claimed(shapes: Any) -> None:
+    quarantined = Condition(type="Quarantined", status=ConditionStatus.TRUE, last_transition_time=NOW, reason="Reboot")
+    found = profile(observed(shapes), NOW, before=(quarantined,))
+    assert find_condition(found.status.conditions, "Quarantined") is None
+
+
+# Cables
+
+
+def other_end(shapes: Any, name: str = "studio-2", *, receptacle: int = 3, sees: str | None = None) -> NodeProfile:
+    """A Mac whose port shows the domain UUID that ours sees."""
+    items = [shapes.peer(sees)] if sees else []
+    tree = shapes.report(shapes.bus(receptacle, domain=shapes.theirs, speed="80 Gb/s", items=items))
+    status = profile(Facts(thunderbolt=thunderbolt.parse(tree)), NOW).status
+    return NodeProfile(metadata=ObjectMeta(name=name), status=status)
+
+
+def test_both_ends_name_the_cable_alike(shapes: Any) -> None:
+    ours = profile(observed(shapes), NOW).status
+    theirs = other_end(shapes, sees=shapes.mine)
+    us = NodeProfile(metadata=ObjectMeta(name="studio-1"), status=ours)
+    at_ours = find_peer(shapes.theirs.lower(), [theirs], "studio-1", ours)
+    at_theirs = find_peer(shapes.mine.lower(), [us], "studio-2", theirs.status)
+    assert at_ours == PeerPort("studio-2", 3) and at_theirs == PeerPort("studio-1", 1)
+    (here,) = cables("studio-1", ours, {shapes.theirs.lower(): at_ours})
+    (there,) = cables("studio-2", theirs.status, {shapes.mine.lower(): at_theirs})
+    assert here.name == there.name == "studio-1.tb1--studio-2.tb3"
+    assert here.spec == there.spec
+    assert here.endpoint == Endpoint(
+        node="studio-1",
+        port=1,
+        interface="en2",
+        rdma_device="rdma_en2",
+        rdma_state=RDMADeviceState.ACTIVE,
+        address="10.0.1.1",
+        speed_mbps=80_000,
+        sees_peer=True,
+    )
+
+
+def test_a_peer_that_is_no_node_makes_no_link(shapes: Any) -> None:
+    status = profile(observed(shapes), NOW).status
+    assert wanted_uuids(status) == {shapes.theirs.lower()}
+    assert find_peer(shapes.theirs.lower(), [], "studio-1", status) is None
+    assert cables("studio-1", status, {}) == ()
+
+
+def test_a_uuid_that_two_nodes_claim_belongs_to_the_one_that_sees_us(shapes: Any) -> None:
+    status = profile(observed(shapes), NOW).status
+    stale, real = other_end(shapes, "old"), other_end(shapes, "new", receptacle=1, sees=shapes.mine)
+    uuid = shapes.theirs.lower()
+    assert find_peer(uuid, [stale, real], "studio-1", status) == PeerPort("new", 1)
+    assert find_peer(uuid, [stale, other_end(shapes, "older")], "studio-1", status) is None
+    assert find_peer(uuid, [stale], "studio-1", status) == PeerPort("old", 3)
+
+
+def test_a_label_without_the_port_joins_nothing(shapes: Any) -> None:
+    status = profile(observed(shapes), NOW).status
+    moved = NodeProfile(metadata=ObjectMeta(name="studio-2", labels={f"domain.thunderfleet.io/{shapes.theirs.lower()}": ""}))
+    assert find_peer(shapes.theirs.lower(), [moved], "studio-1", status) is None
+
+
+def test_two_cables_between_one_pair_are_two_links(shapes: Any) -> None:
+    second = "59C97EA5-69DF-4209-82D8-4B84C2A41FDF"
+    tree = shapes.report(
+        shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[shapes.peer(shapes.theirs)]),
+        shapes.bus(2, domain=shapes.mine_too, speed="40 Gb/s", items=[shapes.hub("dock", shapes.peer(second), up="40 Gb/s")]),
+    )
+    status = profile(observed(shapes, thunderbolt=thunderbolt.parse(tree)), NOW).status
+    peers = {shapes.theirs.lower(): PeerPort("a-mini", 1), second.lower(): PeerPort("a-mini", 2)}
+    first, other = cables("studio-1", status, peers)
+    assert (first.name, other.name) == ("a-mini.tb1--studio-1.tb1", "a-mini.tb2--studio-1.tb2")
+    assert other.endpoint.through == ("dock",) and other.endpoint.speed_mbps == 40_000
+
+
+def hidden_link(shapes: Any, *, other_sees: bool) -> ThunderboltLink:
+    (cable,) = cables("studio-1", profile(observed(shapes), NOW).status, {shapes.theirs.lower(): PeerPort("studio-2", 3)})
+    endpoint = cable.endpoint.model_copy(update={"sees_peer": other_sees})
+    status = ThunderboltLinkStatus(endpoints=(endpoint,))
+    return ThunderboltLink(metadata=ObjectMeta(name=cable.name), spec=cable.spec, status=status)
+
+
+def test_an_end_that_sees_nothing_still_tells_of_a_cable_that_the_other_end_sees(shapes: Any) -> None:
+    blind = other_end(shapes).status
+    (cable,) = cables("studio-2", blind, {}, [hidden_link(shapes, other_sees=True)])
+    assert (cable.name, cable.endpoint.port, cable.endpoint.sees_peer) == ("studio-1.tb1--studio-2.tb3", 3, False)
+
+
+def test_a_cable_that_no_end_sees_is_withdrawn(shapes: Any) -> None:
+    assert cables("studio-2", other_end(shapes).status, {}, [hidden_link(shapes, other_sees=False)]) == ()
+
+
+def test_link_address_prefers_private_ipv4() -> None:
+    text = (
+        "en2: flags=8863<UP,RUNNING> mtu 1500\n\tinet6 fd00::1 prefixlen 64\n\tinet6 fe80::1%en2 prefixlen 64\n"
+        "\tinet 169.254.1.1 netmask 0xffff0000\n\tinet 10.0.1.1 netmask 0xfffffffc\n"
+    )
+
+    def address(shown: str) -> str | None:
+        facts = Facts(interfaces=network.parse_ifconfig(shown), hardware_ports={"en2": "Thunderbolt 1"})
+        return derive.link_address(profile(facts, NOW).status, "en2")
+
+    assert address(text) == "10.0.1.1"
+    assert address(text.replace("\tinet 10.0.1.1 netmask 0xfffffffc\n", "")) == "169.254.1.1"
+    assert address("en2: flags=8863<UP,RUNNING> mtu 1500\n\tinet6 fe80::1%en2 prefixlen 64\n") is None
+    # A recorded Mac without namespaces has its cables in 127/8.
+    assert address("en2: flags=8863<UP,RUNNING> mtu 1500\n\tinet 127.1.2.3 netmask 0xff000000\n") == "127.1.2.3"
+
+
+@given(data=st.data())
+def test_whatever_was_parsed_makes_a_profile_that_the_api_takes(data: st.DataObject, shapes: Any) -> None:
+    def damaged(text: str, parse: Any) -> Any:
+        begin, end = (data.draw(st.integers(0, len(text))) for _ in range(2))
+        try:
+            return parse(text[:end] + data.draw(st.text(max_size=3)) + text[begin:])
+        except ParseError:
+            return None
+
+    facts = Facts(
+        thunderbolt=damaged(shapes.tree, thunderbolt.parse),
+        hardware=damaged(shapes.hardware, hardware.parse_hardware),
+        sysctl=damaged(shapes.sysctl, hardware.parse_sysctl),
+        hardware_ports=damaged(shapes.ports, network.parse_hardware_ports),
+        services=damaged(shapes.services, network.parse_service_order),
+        interfaces=damaged(shapes.ifconfig, network.parse_ifconfig),
+        rdma_switch=data.draw(st.sampled_from((True, False, None))),
+        rdma_devices=damaged(shapes.devices, rdma.parse_devices),
+        rdma_info=damaged(shapes.devinfo_text, rdma.parse_devinfo),
+    )
+    status = profile(facts, NOW).status
+    assert NodeProfileStatus.load(status.dump()) == status
+    peers = {uuid: PeerPort("other", 1) for uuid in wanted_uuids(status)}
+    for cable in cables("node", status, peers):
+        assert Endpoint.load(cable.endpoint.dump()) == cable.endpoint

@@ -1,0 +1,154 @@
+"""Models on disk: found, judged whole or not, and sized once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thunderfleet_agent import models
+from thunderfleet_agent.host import Host
+from thunderfleet_agent.models import Library, find, look, sized
+from thunderfleet_crds.nodeprofile import Model, SizedBy
+
+MakeModel = Callable[..., Path]
+SIZE = {
+    "architecture": "qwen2",
+    "quantized": False,
+    "layers": 4,
+    "contextLengthTokens": 32768,
+    "prefillWorkspaceBytes": 1000,
+    "sizes": [{"worldSize": 1, "tensorBytesPerRank": [32]}, {"worldSize": 3, "refusal": "4 heads"}],
+    "pipeline": {"layerBytes": [4, 4], "sharedBytes": 24},
+    "kv": [{"bytesPerToken": 512, "tensorSplit": True}],
+    "sizedBy": "MLX",
+    "path": "/somewhere/else",
+}
+
+
+def test_models_are_named_after_their_place(tmp_path: Path, make_model: MakeModel) -> None:
+    make_model(tmp_path / "thunderfleet" / "tiny")
+    make_model(tmp_path / "models--mlx-community--Qwen3-4B" / "snapshots" / "abc123")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "empty").mkdir()
+    found, problems = find([tmp_path, tmp_path / "not-there"])
+    assert [(folder.repository, folder.revision) for folder in found] == [
+        ("mlx-community/Qwen3-4B", "abc123"),
+        ("thunderfleet/tiny", None),
+    ]
+    assert problems == []
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    unreadable = tmp_path / ("x" * 300)
+    assert find([unreadable])[1] == [f"{unreadable}: File name too long"]
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_whole_model(index: bool, tmp_path: Path, make_model: MakeModel) -> None:
+    contents = look(make_model(tmp_path / "m", index=index))
+    assert contents.problem is None and contents.architecture == "qwen2"
+    assert contents.bytes == sum(file.stat().st_size for file in (tmp_path / "m").iterdir())
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_file_that_was_not_downloaded_to_its_end(index: bool, tmp_path: Path, make_model: MakeModel) -> None:
+    assert "not downloaded to its end" in str(look(make_model(tmp_path / "m", index=index, cut=1)).problem)
+
+
+def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeModel) -> None:
+    missing = make_model(tmp_path / "a", index=True)
+    (missing / "model-00002-of-00002.safetensors").unlink()
+    assert look(missing).problem == "1 of 2 weight files are missing: model-00002-of-00002.safetensors"
+
+    lacking = make_model(tmp_path / "b", index=True)
+    (lacking / "model-00002-of-00002.safetensors").write_bytes((lacking / "model-00001-of-00002.safetensors").read_bytes())
+    assert look(lacking).problem == "model-00002-of-00002.safetensors lacks 1 tensors of the index, b first"
+
+    bare = make_model(tmp_path / "c")
+    (bare / "model.safetensors").unlink()
+    assert "weights are not there" in str(look(bare).problem)
+
+    broken = make_model(tmp_path / "d")
+    (broken / "config.json").write_text("{")
+    assert look(broken).problem == "config.json is no JSON"
+
+    dangling = make_model(tmp_path / "e", index=True)
+    (dangling / "model-00001-of-00002.safetensors").unlink()
+    (dangling / "model-00001-of-00002.safetensors").symlink_to("../../blobs/gone")
+    assert "No such file" in str(look(dangling).problem)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=64), index=st.binary(max_size=64))
+def test_any_bytes_as_weights_are_a_problem_and_no_error(data: bytes, index: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(data)
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    assert look(tmp_path).problem
+
+
+def test_sizes_come_from_the_runner_and_the_rest_from_the_disk() -> None:
+    model = Model(path="/models/a/b", bytes=7, complete=True, repository="a/b")
+    found = sized(model, json.dumps(SIZE))
+    assert (found.path, found.bytes, found.sized_by) == ("/models/a/b", 7, SizedBy.MLX)
+    refused = found.size(3)
+    assert refused is not None and refused.refusal == "4 heads"
+    assert Model.load(found.dump()) == found
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sizedBy": "Guess"}', '{"sizedBy": "MLX", "layers": -1}', "[" * 9999])
+def test_a_size_that_cannot_be_read_is_a_problem_of_the_model(text: str) -> None:
+    found = sized(Model(path="/m", complete=True), text)
+    assert found.sized_by is None and found.complete and "not sized" in str(found.problem)
+
+
+async def test_a_model_is_sized_once_until_its_folder_changes(tmp_path: Path, machine: Any, make_model: MakeModel) -> None:
+    folder = make_model(tmp_path / "models" / "org" / "tiny")
+    log = tmp_path / "sized"
+    (tmp_path / "size.json").write_text(json.dumps(SIZE))
+    machine.script("thunderfleet-runner", f'echo "$@" >> {log}; exec cat {tmp_path}/size.json')
+    library = Library(Host(), [tmp_path / "models"])
+    library.scan()
+    (model,) = library.models
+    assert model.complete and model.sized_by is None
+    assert await library.size_next() and not await library.size_next()
+    library.scan()
+    assert not await library.size_next()
+    (model,) = library.models
+    assert model.sized_by is SizedBy.MLX and model.repository == "org/tiny"
+    assert log.read_text() == f"size {folder} -o json\n"
+    (folder / "tokenizer.json").write_text("{}")
+    library.scan()
+    assert await library.size_next()
+    assert len(log.read_text().splitlines()) == 2
+
+
+async def test_a_model_that_cannot_be_sized_is_published_with_why_and_tried_again(
+    tmp_path: Path, machine: Any, make_model: MakeModel
+) -> None:
+    make_model(tmp_path / "models" / "org" / "odd")
+    machine.script("thunderfleet-runner", "echo 'Model type odd not supported.' >&2; exit 1")
+    now = 1000.0
+    library = Library(Host(), [tmp_path / "models"], clock=lambda: now)
+    library.scan()
+    assert await library.size_next() and not await library.size_next()
+    (model,) = library.models
+    assert model.complete and model.sized_by is None
+    assert "exited with code 1: Model type odd not supported." in str(model.problem)
+    now += models.RETRY_SECONDS
+    machine.says("thunderfleet-runner", json.dumps(SIZE))
+    assert await library.size_next()
+    assert library.models[0].problem is None
+
+
+async def test_an_incomplete_model_is_not_sized(tmp_path: Path, machine: Any, make_model: MakeModel) -> None:
+    make_model(tmp_path / "models" / "m", cut=1)
+    library = Library(Host(), [tmp_path / "models"])
+    library.scan()
+    assert not await library.size_next()
+    assert not library.models[0].complete
