@@ -352,11 +352,10 @@ class Engine:
 
     def _queue_check(self) -> None:
         ids = [int(token) for token in self._tokenizer.encode(CHECK_PROMPT)] or [0]
-        # An answer that ends at its first token would compare next to nothing.
-        no_end = {int(token): -1e9 for token in self._tokenizer.eos_token_ids}
         work = Work(
             id=CHECK_ID, segments=(tuple(ids),), segment_types=("assistant",), initial_state="normal",
-            max_tokens=CHECK_TOKENS, sampling=mlxlm.Sampling(logit_bias=no_end), cache=False,
+            # An answer that ends at its first token would compare next to nothing.
+            max_tokens=CHECK_TOKENS, cache=False, ends=False,
         )  # fmt: skip
         with self._lock:
             self._inbox.append((work, self._recorder))
@@ -410,4 +409,5 @@ def _work(request: protocol.Request, tokenized: _Tokenized) -> Work:
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         cache=request.cache,
+        ends=not request.no_end,
     )

@@ -122,6 +122,8 @@ class Work:
     logprobs: bool = False
     top_logprobs: int = 0
     cache: bool = True
+    ends: bool = True
+    """False: the end token does not end the answer."""
 
     @property
     def prompt(self) -> list[int]:
@@ -411,6 +413,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._time_budget = _Budget(self)
         self._stop = False
         self._work: dict[str, Work] = {}
+        self._ends = True
         self._digest = 1
         self._shared_samplers: dict[int, tuple[Any, Any]] = {}
         cache.on_hit = lambda count: self.digest(count, 0, 2)
@@ -533,8 +536,14 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         """Rank 0 has done it (``tokenize``); here its tokens are only handed over."""
         work = self._work.pop(request.prompt)
         self.prompt_cache.bypass = not work.cache
+        self._ends = work.ends
         segments = [list(segment) for segment in work.segments]
         return work.prompt, segments, list(work.segment_types), work.initial_state, None
+
+    def _make_state_machine(self, model_key: Any, tokenizer: Any, stop_words: Any) -> tuple[Any, Any]:
+        # Called for the request that was just tokenized.
+        stops, machine = super()._make_state_machine(model_key, tokenizer, stop_words)
+        return (stops if self._ends else _generate.StopSequences()), machine
 
     def _log_cache_stats(self) -> None:
         """Two lines a request tell nobody anything."""

@@ -78,6 +78,8 @@ class Request(_Message):
     sampling: Sampling = Sampling()
     cache: bool = True
     """False: neither use nor feed the prompt cache (benchmark)."""
+    no_end: bool = False
+    """True: the model's end token does not end the answer, ``max_tokens`` does (benchmark)."""
 
 
 # --- supervisor -> rank ---------------------------------------------------------------------------------------------

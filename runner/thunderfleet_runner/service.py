@@ -68,6 +68,8 @@ class Service:
         """Set by the benchmark; the supervisor reports it in its state."""
         self.draining = False
         self.vocabulary = Vocabulary(0, True)
+        self.visitor = asyncio.Event()
+        """Set by the gateway when a client's request comes: a running benchmark gives way."""
         self._state = state
         self._link: RankLink | None = None
         self._away = "the group is not formed yet"

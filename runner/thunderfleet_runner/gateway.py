@@ -1,0 +1,341 @@
+"""The public API of a group, in the supervisor's process: HTTP in, OpenAI's format out. No MLX and no tokenizer here.
+
+Rank 0's gateway serves; the others say where it is. A stream that is cut ends with an error event and without ``[DONE]``, so
+that no client takes half an answer for a whole one.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from thunderfleet_runner import openai, protocol
+from thunderfleet_runner.admission import Admission, Full
+from thunderfleet_runner.openai import ApiError, Endpoint
+from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 16 * 1024 * 1024
+"""Bytes of a request's body."""
+FIRST_EVENT_SECONDS = 5.0
+"""How long an error can still become a proper HTTP status before a stream begins with a comment."""
+KEEPALIVE_SECONDS = 15.0
+QUEUE_PER_PLACE = 4
+SMALLEST_QUEUE = 16
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Event = protocol.Token | protocol.Done
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)
+
+
+class _Metrics:
+    def __init__(self, service: Service, admission: Callable[[], Admission]) -> None:
+        registry = service.registry
+        prefix = "thunderfleet_runner"
+        self.requests = Counter(f"{prefix}_requests", "API requests by endpoint and HTTP status.", ["endpoint", "code"], registry=registry)  # noqa: E501
+        self.errors = Counter(f"{prefix}_stream_errors", "Streams that ended with an error event.", registry=registry)
+        self.first = Histogram(f"{prefix}_time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=_SECONDS, registry=registry)  # noqa: E501
+        self.rate = Histogram(f"{prefix}_decode_tokens_per_second", "Tokens per second of one request after its first.", buckets=_RATES, registry=registry)  # noqa: E501
+        self.queued = Histogram(f"{prefix}_queue_seconds", "Time that requests waited for a place.", buckets=_SECONDS, registry=registry)  # noqa: E501
+        self.prompt = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts served.", registry=registry)
+        self.cached = Counter(f"{prefix}_cached_tokens", "Of the prompts' tokens, those from the prompt cache.", registry=registry)
+        self.generated = Counter(f"{prefix}_generated_tokens", "Tokens generated for clients.", registry=registry)
+        depth = Gauge(f"{prefix}_queue_depth", "Requests that wait for a place.", registry=registry)
+        depth.set_function(lambda: admission().waiting)
+        running = Gauge(f"{prefix}_requests_running", "Requests at work.", registry=registry)
+        running.set_function(lambda: admission().running)
+
+
+class Gateway:
+    """The handlers. ``api_keys`` empty: no key is asked for."""
+
+    def __init__(self, service: Service, api_keys: Collection[str] = ()) -> None:
+        self._service = service
+        # Compared as digests, all of them every time: neither a key's length nor its place shows in the time taken.
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        memory = service.memory
+        places = memory.concurrent_requests
+        self._admission = Admission(
+            budget=memory.context_tokens * places,
+            places=places,
+            queue=max(SMALLEST_QUEUE, QUEUE_PER_PLACE * places),
+            waited=lambda seconds: self._metrics.queued.observe(seconds),
+        )
+        self._metrics = _Metrics(service, lambda: self._admission)
+        self._created = int(time.time())
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._middleware])
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/healthz", self.healthz)
+        app.router.add_get("/readyz", self.readyz)
+        app.router.add_get("/metrics", self.metrics)
+        return app
+
+    # --- around every request ---
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        code = 500
+        try:
+            if request.path.startswith("/v1/"):
+                self._authorize(request)
+                self._lead()
+            response = await handler(request)
+            code = response.status
+            return response
+        except ApiError as error:
+            code = error.status
+            return _error(error)
+        except web.HTTPException as error:
+            code = error.status
+            if error.status < 400 or not request.path.startswith("/v1/"):
+                raise
+            return _error(_from_http(error, request))
+        except asyncio.CancelledError:
+            # The client has gone; nginx's number for it.
+            code = 499
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return _error(ApiError(500, "the gateway failed at this request; its log says why", type="server_error"))
+        finally:
+            if request.path.startswith("/v1/"):
+                route = request.match_info.route.resource
+                self._metrics.requests.labels(route.canonical if route is not None else "unknown", str(code)).inc()
+
+    def _authorize(self, request: web.Request) -> None:
+        if not self._keys:
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(
+                401,
+                "this deployment asks for an API key: send the header Authorization: Bearer <key>",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _lead(self) -> None:
+        service = self._service
+        if not service.leader:
+            raise ApiError(
+                421,
+                f"rank {service.rank} does not serve the API; ask rank 0 at {service.leader_url}/v1",
+                code="not_leader",
+                headers={"Location": f"{service.leader_url}/v1"},
+            )
+
+    # --- the API ---
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(openai.models(self._service.model_name, self._created))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, "chat")
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, "completion")
+
+    async def _generate(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+        service = self._service
+        arrived = time.monotonic()
+        raw = await request.read()
+        if not service.ready:
+            raise self._not_ready()
+        vocabulary = service.vocabulary
+        limits = openai.Limits(
+            model=service.model_name,
+            vocabulary=vocabulary.size,
+            context_tokens=service.memory.context_tokens,
+            chat_template=vocabulary.chat_template,
+        )
+        call = openai.parse(endpoint, raw, limits)
+        service.visitor.set()
+        name = f"{'chatcmpl' if endpoint == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+        writer = openai.Writer(call, service.model_name, name, int(time.time()))
+        try:
+            count = await service.prepare(call.request(name, 1))
+            prepared = call.request(name, openai.fit(call, count, limits))
+            async with (
+                self._admission.place(count + prepared.max_tokens),
+                contextlib.aclosing(self._timed(prepared, arrived)) as events,
+            ):
+                if call.stream:
+                    return await self._stream(request, call, writer, events)
+                async for event in events:
+                    if isinstance(event, protocol.Done):
+                        return web.json_response(writer.whole(_complete(event)), headers=_headers(call))
+                    writer.add(event)
+                raise GenerationFailed("the answer ended without an end")
+        except (Refused, Unavailable, GenerationFailed, Full) as error:
+            raise _api_error(error) from error
+
+    async def _timed(self, request: protocol.Request, arrived: float) -> AsyncIterator[Event]:
+        metrics = self._metrics
+        first = last = 0.0
+        async with contextlib.aclosing(self._service.submit(request)) as events:  # type: ignore[type-var]
+            async for event in events:
+                last = time.monotonic()
+                if isinstance(event, protocol.Done):
+                    metrics.prompt.inc(event.prompt_tokens)
+                    metrics.cached.inc(event.cached_tokens)
+                    metrics.generated.inc(event.generated_tokens)
+                    if event.generated_tokens > 1 and last > first:
+                        metrics.rate.observe((event.generated_tokens - 1) / (last - first))
+                elif not first:
+                    first = last
+                    metrics.first.observe(first - arrived)
+                yield event
+
+    async def _stream(
+        self, request: web.Request, call: openai.Call, writer: openai.Writer, events: AsyncIterator[Event]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={
+            "Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(call)
+        })  # fmt: skip
+
+        async def send(piece: dict[str, Any] | None) -> None:
+            if piece is not None:
+                await response.write(b"data: " + json.dumps(piece, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
+
+        async def begin() -> None:
+            if not response.prepared:
+                await response.prepare(request)
+                await send(writer.first())
+
+        async def keep_alive() -> None:
+            await begin()
+            await response.write(b": still at work\n\n")
+
+        try:
+            async for event in _patiently(events, keep_alive):
+                await begin()
+                if isinstance(event, protocol.Token):
+                    await send(writer.token(event))
+                    continue
+                for piece in writer.last(_complete(event)):
+                    await send(piece)
+                await response.write(b"data: [DONE]\n\n")
+        except (Refused, Unavailable, GenerationFailed) as error:
+            if not response.prepared:
+                raise
+            self._metrics.errors.inc()
+            await send(_api_error(error).body())
+        await response.write_eof()
+        return response
+
+    def _not_ready(self) -> ApiError:
+        return _api_error(Unavailable(self._sentence(), 30 if self._service.draining else 5))
+
+    def _sentence(self) -> str:
+        state = self._service.state
+        if self._service.draining:
+            return "the group is draining and takes no new requests"
+        return f"the group is not Ready: {state.phase.value}{': ' if state.message else ''}{state.message}"
+
+    # --- for probes and Prometheus ---
+
+    async def healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def readyz(self, request: web.Request) -> web.StreamResponse:
+        if self._service.ready:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text=self._sentence() + "\n", headers={"Retry-After": "5"})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encoder(self._service.registry), headers={"Content-Type": content_type})
+
+
+def create_app(service: Service, api_keys: Collection[str] = ()) -> web.Application:
+    """The gateway of one supervisor. A key of ``api_keys`` is asked for on ``/v1/`` when there are any."""
+    return Gateway(service, api_keys).app()
+
+
+async def _patiently(events: AsyncIterator[Event], keep_alive: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
+    """``events``, with ``keep_alive`` called whenever none has come for a while."""
+    patience = FIRST_EVENT_SECONDS
+    coming: asyncio.Task[Event] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(_next(events))
+            while not (await asyncio.wait({coming}, timeout=patience))[0]:
+                patience = KEEPALIVE_SECONDS
+                await keep_alive()
+            patience = KEEPALIVE_SECONDS
+            try:
+                event = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = None
+            yield event
+    finally:
+        if coming is not None and not coming.done():
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await coming
+
+
+async def _next(events: AsyncIterator[Event]) -> Event:
+    return await anext(events)
+
+
+def _complete(done: protocol.Done) -> protocol.Done:
+    """Raises GenerationFailed for an answer that was cut: a client must not take it for a whole one."""
+    if done.finish_reason == "cancelled":
+        raise GenerationFailed("the request was cancelled before it ended")
+    return done
+
+
+def _headers(call: openai.Call) -> dict[str, str]:
+    return {"X-Thunderfleet-Ignored": ", ".join(call.ignored)} if call.ignored else {}
+
+
+def _api_error(error: Exception) -> ApiError:
+    match error:
+        case Unavailable():
+            retry = {"Retry-After": str(error.retry_after)}
+            return ApiError(503, str(error), type="server_error", code="not_ready", headers=retry)
+        case Full():
+            retry = {"Retry-After": str(error.retry_after)}
+            return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=retry)
+        case Refused():
+            return ApiError(400, str(error))
+    return ApiError(500, str(error), type="server_error", code="generation_failed")
+
+
+def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:
+    match error.status:
+        case 404:
+            sentence = f"{request.path} is not served; /v1/models, /v1/chat/completions and /v1/completions are"
+        case 405:
+            sentence = f"{request.method} is not allowed on {request.path}"
+        case 413:
+            sentence = f"the body is larger than {MAX_BODY} bytes"
+        case _:
+            sentence = error.reason
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    return ApiError(error.status, sentence, headers=headers)
+
+
+def _error(error: ApiError) -> web.Response:
+    return web.json_response(error.body(), status=error.status, headers=error.headers)
