@@ -541,6 +541,9 @@ class PodWorker:
             if self._published == status and _version(self.pod) <= self._published_version:
                 # The API server took it and writes it in its own way: saying it again would change nothing.
                 return
+        elif self._status == status:
+            # On its way already; a second copy would keep the publisher and the steps waking each other for ever.
+            return
         self._status = status
         self._status_changed.set()
 
@@ -571,7 +574,7 @@ class PodWorker:
             delay = API_RETRY_SECONDS
             self._published = status
             self._published_version = _version(answer)
-            if self._status is status:
+            if self._status == status:
                 self._status = None
             if answer.get("metadata", {}).get("uid") == self.uid and _version(answer) >= _version(self.pod):
                 self.pod = answer
