@@ -77,7 +77,7 @@ _RULES: tuple[_Rule, ...] = (
           "the RDMA device of the plan is not usable: is the cable in?"),
     _rule(r"Rank cannot be larger|both a rank \(MLX_RANK\)|couldn't initialize any backend|only valid values for backend",
           FaultClass.BUG, "BackendRefused", "MLX did not accept what the supervisor gave it"),
-    _rule(r"planned rank|planned size|all-sum", FaultClass.BUG, "WrongGroup",
+    _rule(r"planned rank|was planned, MLX says|NotFormed|all-sum", FaultClass.BUG, "WrongGroup",
           "a group formed that is not the planned one"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
           FaultClass.RETRY, "OutOfMemory", "something else on this Mac holds the memory that was planned for the rank"),

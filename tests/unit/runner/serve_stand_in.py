@@ -1,0 +1,31 @@
+"""A supervisor as a process of its own, with the stand-in rank: argv is the plan file, the pod, the keys, the state folder."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from thunderfleet_crds.plan import Plan
+from thunderfleet_runner.supervisor import Settings, serve
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+plan_file, pod, keys, state = sys.argv[1:]
+plan = Plan.model_validate_json(Path(plan_file).read_text())
+node = next(entry.node for entry in plan.ranks if entry.pod == pod)
+stand_in = str(Path(__file__).with_name("stand_in_rank.py"))
+asyncio.run(
+    serve(
+        Settings(
+            plan=plan,
+            pod=pod,
+            node=node,
+            keys_folder=Path(keys),
+            state_folder=Path(state),
+            command=lambda group, epoch, rank, attempt: [
+                *(sys.executable, stand_in, "thunderfleet_runner.rank", "--group", group, "--attempt", str(attempt))
+            ],
+            gateway=False,
+            benchmark=False,
+        )
+    )
+)

@@ -1,0 +1,63 @@
+"""Every message known, and what it is taken for."""
+
+import signal
+
+import pytest
+from thunderfleet_crds.group import FaultClass
+from thunderfleet_runner import faults
+from thunderfleet_runner.faults import Stage
+
+# Ring texts as mlx 0.32.4 says them; the numbers are Linux's and macOS's errnos.
+KNOWN = [
+    (Stage.INIT, "[ring] Couldn't bind socket (error: 98)", FaultClass.RETRY, "PortTaken", False),
+    (Stage.INIT, "[ring] Couldn't bind socket (error: 48)", FaultClass.RETRY, "PortTaken", False),
+    (Stage.INIT, "[ring] Couldn't bind socket (error: 99)", FaultClass.REPLAN, "AddressLost", False),
+    (Stage.INIT, "[ring] Couldn't bind socket (error: 49)", FaultClass.REPLAN, "AddressLost", False),
+    (Stage.INIT, "[ring] Couldn't connect (error: 111)", FaultClass.RETRY, "PeerRefused", True),
+    (Stage.INIT, "[ring] Couldn't connect (error: 61)", FaultClass.RETRY, "PeerRefused", True),
+    (Stage.INIT, "[ring] Couldn't connect (error: 60)", FaultClass.RETRY, "PeerUnreachable", True),
+    (Stage.INIT, "[ring] Couldn't connect (error: 65)", FaultClass.CONFIGURE, "LocalNetworkDenied", False),
+    (Stage.SERVE, "RuntimeError: [ring] connection to a peer was lost", FaultClass.RETRY, "PeerLost", True),
+    (Stage.SERVE, "[ring] Socket 4 was closed by the peer", FaultClass.RETRY, "PeerLost", True),
+    (Stage.SERVE, "[ring] Too many send/recv errors. Failing pending tasks...", FaultClass.RETRY, "PeerLost", True),
+    (Stage.INIT, "[ring] Rank cannot be larger than the size of the group", FaultClass.BUG, "BackendRefused", False),
+    (Stage.INIT, "NotFormed: rank 1 of 2 was planned, MLX says rank 0 of 1", FaultClass.BUG, "WrongGroup", False),
+    (Stage.INIT, "[jaccl] Couldn't allocate protection domain", FaultClass.REBOOT, "ProtectionDomain", False),
+    (Stage.INIT, "[jaccl] Couldn't create queue pair (errno 16)", FaultClass.REBOOT, "QueuePairBusy", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "RdmaAddress", False),
+    (Stage.LOAD, "ValueError: Model type foo not supported.", FaultClass.CONFIGURE, "ModelUnsupported", False),
+    (Stage.LOAD, "ValueError: Missing 3 parameters: model.norm", FaultClass.CONFIGURE, "ModelIncomplete", False),
+    (Stage.LOAD, "[metal::malloc] Insufficient Memory", FaultClass.RETRY, "OutOfMemory", False),
+    (Stage.LOAD, "ZeroDivisionError: nobody knows this", FaultClass.BUG, "Unknown", False),
+]
+
+
+@pytest.mark.parametrize(("stage", "text", "kind", "reason", "echo"), KNOWN)
+def test_known_texts(stage: Stage, text: str, kind: FaultClass, reason: str, echo: bool) -> None:
+    fault = faults.from_text(stage, text)
+    assert (fault.fault, fault.reason, fault.echo) == (kind, reason, echo)
+    assert text in fault.message
+
+
+def test_an_unknown_text_is_kept_whole() -> None:
+    assert "x" * 500 in faults.from_text(Stage.LOAD, "x" * 500).message
+
+
+@pytest.mark.parametrize("code", [0, 1, 134, -signal.SIGABRT])
+def test_what_was_written_beats_the_exit_code(code: int) -> None:
+    fault = faults.from_exit(Stage.INIT, code, "noise\n[ring] Couldn't bind socket (error: 98)\n")
+    assert fault.reason == "PortTaken"
+
+
+def test_exits_without_a_text_name_the_code_or_the_signal() -> None:
+    killed = faults.from_exit(Stage.SERVE, -signal.SIGKILL, "")
+    assert (killed.fault, killed.reason) == (FaultClass.RETRY, "RankKilled")
+    assert "SIGKILL" in killed.message
+    crashed = faults.from_exit(Stage.SERVE, -signal.SIGSEGV, "last line")
+    assert (crashed.fault, "last line" in crashed.message) == (FaultClass.BUG, True)
+    quiet = faults.from_exit(Stage.SERVE, 0, "")
+    assert (quiet.fault, quiet.reason) == (FaultClass.BUG, "RankExited")
+
+
+def test_an_echo_in_the_tail_stays_an_echo() -> None:
+    assert faults.from_exit(Stage.SERVE, 0, "[ring] Socket 4 was closed by the peer").echo

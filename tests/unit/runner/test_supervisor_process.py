@@ -1,0 +1,101 @@
+"""Supervisors as processes: what is left when one is killed, and what one must not import."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_crds.group import GroupPhase
+from thunderfleet_runner import rankprocess
+
+SERVE = Path(__file__).with_name("serve_stand_in.py")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
+    except OSError:
+        return False
+
+
+@pytest.fixture
+async def start_process(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starts a rank's supervisor as a process."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(group: Any, rank: int) -> asyncio.subprocess.Process:
+        plan = group.folder / "plan.json"
+        plan.write_text(group.plan.model_dump_json(by_alias=True))
+        arguments = [str(SERVE), str(plan), f"tiny-0-{rank}", str(group.keys), str(group.folder / f"state-{rank}")]
+        with (group.folder / f"log-{rank}").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=log)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_a_killed_supervisor_leaves_no_rank_and_its_successor_joins_again(
+    make_group: Callable[..., Any], start_process: Callable[..., Any]
+) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    process = await start_process(group, 1)
+    await group.until_ready()
+    pid = int((group.folder / "state-1" / "rank.pid").read_text())
+    assert os.getpgid(pid) == pid
+    process.kill()
+    await group.until(lambda: not _alive(pid), "the orphan is gone")
+    await group.until(lambda: leader.state.phase is GroupPhase.WAITING, "the leader waits")
+    await start_process(group, 1)
+    await group.until_ready()
+    assert leader.state.recoveries == 1
+
+
+async def test_a_supervisor_process_ends_0_on_sigterm(
+    make_group: Callable[..., Any], start_process: Callable[..., Any]
+) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    process = await start_process(group, 1)
+    await group.until_ready()
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 30) == 0
+    assert leader.state.failure is None
+    assert not (group.folder / "state-1" / "rank.pid").exists()
+
+
+async def test_a_rank_that_an_earlier_supervisor_left_is_ended(make_group: Callable[..., Any], tmp_path: Path) -> None:
+    code = "import signal; signal.pause()"
+    command = [sys.executable, "-c", code, "thunderfleet_runner.rank", "--group", "default/tiny-0", "--rank", "1"]
+    orphan = await asyncio.create_subprocess_exec(*command, process_group=0)
+    pid_file = tmp_path / "rank.pid"
+    pid_file.write_text(f"{orphan.pid}\n")
+    assert rankprocess.end_orphan(pid_file, "default/other-0") is None
+    pid_file.write_text(f"{orphan.pid}\n")
+    assert rankprocess.end_orphan(pid_file, "default/tiny-0") == orphan.pid
+    assert await asyncio.wait_for(orphan.wait(), 10) == -signal.SIGKILL
+    assert rankprocess.end_orphan(pid_file, "default/tiny-0") is None
+
+
+def test_the_supervisor_imports_no_mlx_and_no_tokenizer() -> None:
+    modules = sorted(
+        path.stem for path in Path(rankprocess.__file__).parent.glob("*.py") if path.stem in {"gateway", "openai", "benchmark"}
+    )
+    code = (
+        "import sys, thunderfleet_runner.cli, thunderfleet_runner.supervisor\n"
+        + "".join(f"import thunderfleet_runner.{module}\n" for module in modules)
+        + "print(sorted({'mlx', 'mlx_lm', 'transformers', 'tokenizers', 'numpy', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
