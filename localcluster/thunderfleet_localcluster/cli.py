@@ -121,6 +121,8 @@ def _status(arguments: argparse.Namespace) -> int:
         print(json.dumps({"running": True, **status}, indent=2))
         return 0
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 240
     state = cluster.state
     for key, value in (
         ("cluster", cluster.name),
@@ -133,7 +135,7 @@ def _status(arguments: argparse.Namespace) -> int:
         ("logs", state["logs"]),
     ):
         console.print(f"[bold]{key:<11}[/bold] {escape(str(value))}")
-    components = Table(box=None, pad_edge=False)
+    components = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("COMPONENT", "STATE", "LOG"):
         components.add_column(column, no_wrap=True)
     for item in status["components"]:
@@ -142,7 +144,7 @@ def _status(arguments: argparse.Namespace) -> int:
     for item in status["components"]:
         if item["tail"]:
             console.print(escape(f"{item['name']} ended ({item['end']}); the last lines of {item['log']}:\n{item['tail']}"))
-    machines = Table(box=None, pad_edge=False)
+    machines = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("MACHINE", "MODEL", "ADDRESS", "POWER", "KUBELET", "NODE", "CABLES"):
         machines.add_column(column, no_wrap=True)
     facts = {item["name"]: item for item in state["machines"]}

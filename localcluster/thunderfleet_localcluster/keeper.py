@@ -141,6 +141,8 @@ class Keeper:
         self.held: set[str] = set()
         """Components that were stopped by order: their end is no news."""
         self.machines: dict[str, Machine] = {}
+        self.joined: set[str] = set()
+        self.tokens: dict[str, str] = {}
         self.failure: asyncio.Future[str] | None = None
         self.starting = True
         self.stop = asyncio.Event()
@@ -148,7 +150,7 @@ class Keeper:
         self.state: dict[str, Any] = {}
         self.pki: ClusterPki
         self.at: Endpoints
-        self.kube: Kube
+        self._kube: Kube | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
 
     # -- starting ----------------------------------------------------------------------------------------------------------
@@ -183,6 +185,7 @@ class Keeper:
             async with step(f"{len(self.machines)} machines join"):
                 await self._or_failure(self._join_all())
                 await self._or_failure(self._nodes_ready())
+                await self._or_failure(self._spend_tokens())
         async with step("default service account"):
             await self._or_failure(self._default_account())
         self._write_state()
@@ -281,7 +284,7 @@ class Keeper:
         from thunderfleet_crds.kube import ApiError, Kube
 
         pair = self.pki.pair("admin")
-        self.kube = Kube.with_files(self.at.server, self.pki.ca, certificate=pair.certificate, key=pair.key)
+        self._kube = Kube.with_files(self.at.server, self.pki.ca, certificate=pair.certificate, key=pair.key)
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
@@ -313,8 +316,12 @@ class Keeper:
                         raise LocalClusterError(f"cannot create {body['kind']} {body['metadata']['name']}: {error}") from error
                 await asyncio.sleep(0.2)
         pair = self.pki.pair("approver")
-        approver = Approver(Kube.with_files(self.at.server, self.pki.ca, certificate=pair.certificate, key=pair.key))
-        self._spawn(approver.run(), "the approver of kubelets' certificates")
+
+        async def approve() -> None:
+            async with Kube.with_files(self.at.server, self.pki.ca, certificate=pair.certificate, key=pair.key) as kube:
+                await Approver(kube).run()
+
+        self._spawn(approve(), "the approver of kubelets' certificates")
 
     def _spawn(self, work: Any, what: str) -> None:
         task = asyncio.create_task(work)
@@ -335,6 +342,13 @@ class Keeper:
                     f"no default service account within {READY_SECONDS} s; see {self.folder.log('kube-controller-manager')}"
                 )
             await asyncio.sleep(0.1)
+
+    @property
+    def kube(self) -> "Kube":
+        """The administrator's connection to the API server."""
+        if self._kube is None:
+            raise LocalClusterError("the API server has not been started yet")
+        return self._kube
 
     # -- machines ----------------------------------------------------------------------------------------------------------
 
@@ -412,21 +426,21 @@ class Keeper:
     async def _start_kubelet(self, machine: "Machine") -> None:
         assert self.spec.kubelet is not None
         home = self.folder.machine(machine.name)
-        argv = [
-            *self.spec.kubelet,
-            "join",
-            "--server",
-            self.at.server,
-            "--token",
-            await self.make_token(f"for {machine.name}"),
-            "--ca-hash",
-            self.pki.ca_hash,
-            "--root",
-            str(home / "kubelet"),
-            "--config",
-            str(home / "kubelet.yaml"),
-        ]
+        files = ["--root", str(home / "kubelet"), "--config", str(home / "kubelet.yaml")]
+        if machine.name in self.joined:
+            argv = [*self.spec.kubelet, "run", *files]
+        else:
+            token = self.tokens[machine.name] = await self.make_token(f"for {machine.name}")
+            join = ["join", "--server", self.at.server, "--token", token, "--ca-hash", self.pki.ca_hash]
+            argv = [*self.spec.kubelet, *join, *files]
         await machine.start_kubelet(argv, self.folder.log(f"kubelet-{machine.name}"))
+
+    async def _spend_tokens(self) -> None:
+        """Removes the tokens of machines that have joined: whoever sees a process list could join by them."""
+        for token in self.tokens.values():
+            await self.kube.delete(f"/api/v1/namespaces/kube-system/secrets/bootstrap-token-{token.split('.')[0]}")
+        self.joined |= set(self.tokens)
+        self.tokens.clear()
 
     async def make_token(self, description: str) -> str:
         """A new bootstrap token, valid for an hour."""
@@ -559,7 +573,7 @@ class Keeper:
         from thunderfleet_localcluster.processes import tail
 
         nodes: dict[str, str] = {}
-        with contextlib.suppress(ApiError, AttributeError):
+        with contextlib.suppress(ApiError, LocalClusterError):
             items, _version = await self.kube.list("/api/v1/nodes")
             nodes = {str(item["metadata"]["name"]): "Ready" if node_ready(item) else "NotReady" for item in items}
         return {
@@ -653,8 +667,11 @@ class Keeper:
 
     async def take_down(self) -> None:
         """Ends every process. In namespaces the rest goes with this one."""
-        for task in list(self.tasks):
+        for task in (tasks := list(self.tasks)):
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._kube is not None:
+            await self._kube.close()
         self.children.on_end = None
         if self.layout.mode == "loopback":
             with contextlib.suppress(LocalClusterError):

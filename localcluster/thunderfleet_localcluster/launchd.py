@@ -240,7 +240,6 @@ def main(name: str, mode: str) -> int:
             os._exit(0)
         mount_own_proc()
     else:
-        os.setsid()
         if sys.platform.startswith("linux"):
             libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.write(1, json.dumps({"event": "born", "pid": os.getpid()}).encode() + b"\n")

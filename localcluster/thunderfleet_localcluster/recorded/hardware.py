@@ -43,10 +43,14 @@ def sysctl(machine: Machine) -> dict[str, str]:
     mac = machine.mac
     return {
         "kern.ostype": "Darwin",
+        "kern.osrelease": darwin(machine.os),
         "kern.osversion": machine.build,
         "kern.osproductversion": machine.os,
         "kern.hostname": f"{machine.name}.local",
         "kern.bootsessionuuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"boot/{machine.name}")).upper(),
+        "kern.maxproc": "4000",
+        "kern.memorystatus_vm_pressure_level": "1",
+        "kern.memorystatus_level": "92",
         "hw.ncpu": str(mac.cores),
         "hw.memsize": str(memory_gib(machine) << 30),
         "hw.pagesize": str(PAGE),
@@ -71,6 +75,12 @@ def sysctl(machine: Machine) -> dict[str, str]:
         "machdep.cpu.core_count": str(mac.cores),
         "iogpu.wired_limit_mb": str(machine.wired_limit_mb),
     }
+
+
+def darwin(version: str) -> str:
+    """The kernel's version of a macOS: 26.3 is Darwin 25.3.0, 15.5 was Darwin 24.5.0 (numbers jumped from 15 to 26)."""
+    major, minor = ([int(part) for part in version.split(".")] + [0])[:2]
+    return f"{major - 1 if major >= 26 else major + 9}.{minor}.0"
 
 
 def vm_stat(machine: Machine) -> str:
