@@ -80,11 +80,36 @@ def marked(marker: str) -> list[int]:
 
 
 def _zombie(pid: int) -> bool:
+    return _state_and_group(pid)[0] in (b"Z", b"X")
+
+
+def _state_and_group(pid: int) -> tuple[bytes, int]:
+    """A process's state letter and process group, from Linux's /proc; ``X`` when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0], int(fields[2])
     except (OSError, IndexError):
+        return b"X", 0
+
+
+def group_lives(group: int) -> bool:
+    """Whether any process of the group runs. A zombie that nobody has collected does not count, where that can be told."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # macOS answers so for a group of which only zombies are left.
+        return os.path.exists("/proc/self/stat")
+    if not os.path.exists("/proc/self/stat"):
         return True
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            state, its = _state_and_group(int(entry))
+            if its == group and state not in (b"Z", b"X"):
+                return True
+    return False
 
 
 def signal_all(pids: list[int], number: int) -> None:
@@ -322,16 +347,13 @@ class Shim:
             self.signal_group(signal.SIGTERM)
         self.asked = True
 
-    def signal_group(self, number: int) -> bool:
-        """Signals the program's process group. False when nothing is left of it."""
+    def signal_group(self, number: int) -> None:
+        """Signals the program's process group, if anything is left of it."""
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            # macOS answers so for a group of which only a zombie is left.
-            return self.status is None
-        return True
+        except (ProcessLookupError, PermissionError):
+            # macOS refuses permission for a group of which only a zombie is left.
+            return
 
     def others(self) -> list[int]:
         """Processes of this container outside of its process group, and inside."""
@@ -385,7 +407,7 @@ class Shim:
     def end_leftovers(self, poll: select.poll, wake_read: int) -> None:
         """The main process has ended: so do all others of the container, politely first."""
         pids = self.others()
-        if not self.signal_group(0) and not pids:
+        if not group_lives(self.pid) and not pids:
             return
         self.signal_group(signal.SIGTERM)
         signal_all(pids, signal.SIGTERM)
@@ -396,7 +418,7 @@ class Shim:
         while True:
             self.turn(poll, wake_read, pause)
             pause = min(pause * 1.5, 0.5)
-            if not self.signal_group(0) and not self.others():
+            if not group_lives(self.pid) and not self.others():
                 return
             if time.monotonic() >= limit:
                 self.kill_everything()

@@ -1,6 +1,7 @@
 """Real pods: real shims, real processes, and an API server of a few lines at the edge."""
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -222,3 +223,308 @@ async def test_new_kubelet_adopts_what_runs(world: World) -> None:
     status = await world.phase("three", "Failed")
     assert state(status)["terminated"]["exitCode"] == 137
     assert status["containerStatuses"][0]["restartCount"] == 0
+
+
+async def test_a_program_that_cannot_start_says_why(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("typo", {"containers": [{"name": "main", "image": IMAGE, "command": ["no-such-program"]}]})
+    status = await world.phase("typo", "Failed")
+    ended = state(status)["terminated"]
+    assert (ended["reason"], ended["exitCode"]) == ("StartError", 128)
+    assert "'no-such-program' was not found on PATH=" in ended["message"]
+
+
+async def test_crash_loop_backs_off_and_says_so(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("crash", {"restartPolicy": "Always", "containers": [sh("exit 7")]})
+    await world.until(lambda: state(world.api.pod("crash")["status"])["waiting"]["reason"] == "CrashLoopBackOff")
+    container = world.api.pod("crash")["status"]["containerStatuses"][0]
+    assert container["restartCount"] == 1
+    assert container["lastState"]["terminated"]["exitCode"] == 7
+    assert "back-off 10s restarting failed container=main pod=crash_default(" in container["state"]["waiting"]["message"]
+    await world.until(lambda: "BackOff" in world.api.reasons())
+    assert [part async for part in world.managers[-1].open_log("default", "crash", None, previous=True)] == []
+
+
+async def test_init_containers_run_one_after_the_other(world: World) -> None:
+    await world.boot()
+    mounts = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+    into = 'cd "$CONTAINER_SANDBOX_MOUNT_POINT/shared"; '
+    spec = {
+        "volumes": [{"name": "shared", "emptyDir": {}}],
+        "initContainers": [
+            {**sh(into + "sleep 0.2; echo first >> order"), **mounts, "name": "first"},
+            {**sh(into + "echo second >> order"), **mounts, "name": "second"},
+        ],
+        "containers": [{**sh(into + "echo main >> order; cat order"), **mounts}],
+    }
+    world.api.add_pod("ordered", spec)
+    status = await world.phase("ordered", "Succeeded")
+    assert (await world.log("ordered", "main")).split() == ["first", "second", "main"]
+    assert [item["state"]["terminated"]["exitCode"] for item in status["initContainerStatuses"]] == [0, 0]
+    assert [item["ready"] for item in status["initContainerStatuses"]] == [True, True]
+
+
+async def test_failed_init_container_fails_the_pod(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("noinit", {"initContainers": [{**sh("exit 1"), "name": "init"}], "containers": [sh("echo never")]})
+    status = await world.phase("noinit", "Failed")
+    assert state(status)["waiting"]["reason"] == "PodInitializing"
+    with pytest.raises(ContainerNotRunning, match="waiting to start"):
+        await world.log("noinit", "main")
+
+
+async def test_whole_process_group_and_strays_end(world: World) -> None:
+    await world.boot()
+    script = (
+        "trap '' TERM; (trap '' TERM; while :; do sleep 0.1; done) & "
+        f"{sys.executable} -c 'import os,time; os.setsid(); print(\"away\", flush=True); time.sleep(600)' & "
+        "while :; do sleep 0.1; done"
+    )
+    # The interpreter may lie where only this user can read it.
+    world.api.add_pod("stubborn", {"containers": [sh(script, securityContext={"runAsUser": os.geteuid()})]})
+    await world.phase("stubborn", "Running")
+    await world.until(lambda: b"away" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    assert len(world.processes()) >= 3
+    world.api.delete_pod("stubborn", grace=1)
+    await world.until(lambda: "default/stubborn" not in world.api.pods())
+    assert world.processes() == []
+    await world.until(lambda: "ExceededGracePeriod" in world.api.reasons())
+
+
+async def test_children_end_with_the_main_process(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("parent", {"containers": [sh("sleep 600 & exit 0")]})
+    await world.phase("parent", "Succeeded")
+    assert world.processes() == []
+
+
+async def test_pod_taken_from_the_api_while_the_kubelet_was_away_ends(world: World) -> None:
+    first = await world.boot()
+    world.api.add_pod("orphan", {"containers": [sh("sleep 600")]})
+    await world.phase("orphan", "Running")
+    await first.stop(end_pods=False)
+    del world.api.objects["/api/v1/namespaces/default/pods/orphan"]
+    await world.boot()
+    await world.until(lambda: not world.processes() and not list(world.root.glob("pods/*")))
+
+
+async def test_same_name_with_another_uid_is_another_pod(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("same", {"containers": [sh("echo old; sleep 600")]})
+    await world.phase("same", "Running")
+    world.api.add_pod("same", {"containers": [sh("echo new; sleep 600")]})
+    await world.phase("same", "Running")
+    await world.until(lambda: len(list(world.root.glob("pods/*"))) == 1)
+    await world.until(lambda: b"new" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    assert await world.log("same") == "new\n"
+
+
+async def test_killed_shim_is_noticed_and_its_container_ended(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("shimless", {"containers": [sh("sleep 600")]})
+    await world.phase("shimless", "Running")
+    running = json.loads(next(world.root.glob("pods/*/containers/main/0/running.json")).read_text())
+    os.kill(running["shim"], 9)
+    status = await world.phase("shimless", "Failed")
+    ended = state(status)["terminated"]
+    assert (ended["reason"], ended["exitCode"]) == ("ContainerStatusUnknown", 137)
+    assert world.processes() == []
+
+
+async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
+    await world.boot()
+    here = '"$CONTAINER_SANDBOX_MOUNT_POINT"'
+    probe = {"periodSeconds": 0.05, "timeoutSeconds": 5, "failureThreshold": 1}
+    container = sh(
+        f"cd {here}; touch alive; while :; do sleep 0.05; done",
+        livenessProbe={"exec": {"command": ["test", "-f", "alive"]}, **probe},
+        readinessProbe={"exec": {"command": ["sh", "-c", f"test -f {here}/ready"]}, **probe},
+    )
+    world.api.add_pod("probed", {"restartPolicy": "Always", "containers": [container]})
+    await world.phase("probed", "Running")
+    await world.until(lambda: "Unhealthy" in world.api.reasons())
+    assert not world.api.pod("probed")["status"]["containerStatuses"][0]["ready"]
+    sandbox = next(world.root.glob("pods/*/containers/main/sandbox"))
+    (sandbox / "ready").touch()
+    await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["ready"])
+    await world.until(lambda: (sandbox / "alive").exists())
+    (sandbox / "alive").unlink()
+    await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["restartCount"] >= 1)
+    await world.until(lambda: "Killing" in world.api.reasons())
+
+
+async def test_pre_stop_runs_before_the_signal(world: World) -> None:
+    await world.boot()
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", 'echo hooked > "$HOME/hooked"']}}}
+    script = 'trap \'cat "$HOME/hooked"; exit 0\' TERM; echo up; while :; do sleep 0.05; done'
+    world.api.add_pod("hooked", {"containers": [sh(script, lifecycle=hook)]})
+    await world.phase("hooked", "Running")
+    await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    log = asyncio.create_task(world.log("hooked", follow=True))
+    await asyncio.sleep(0)
+    world.api.delete_pod("hooked", grace=10)
+    assert "hooked" in await log
+
+
+async def test_exec_in_the_container(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("shell", {"containers": [sh("sleep 600", env=[{"name": "COLOUR", "value": "blue"}])]})
+    await world.phase("shell", "Running")
+
+    async def text(stream: AsyncIterator[bytes]) -> str:
+        return b"".join([part async for part in stream]).decode()
+
+    session = await manager.exec(
+        "default", "shell", None, ["sh", "-c", "cat; echo $COLOUR; id -u; echo no >&2; exit 4"], stdin=True, tty=False
+    )
+    await session.stdin.write(b"typed\n")
+    await session.stdin.close()
+    out, errors = await asyncio.gather(text(session.stdout), text(session.stderr))
+    assert out.split() == ["typed", "blue", str(os.geteuid() or 65534)]
+    assert errors == "no\n"
+    assert await session.wait() == 4
+
+    session = await manager.exec("default", "shell", "main", ["sh", "-c", "stty size; tty; exit 5"], stdin=True, tty=True)
+    session.resize(101, 43)
+    reader = asyncio.create_task(text(session.stdout))
+    assert await session.wait() == 5
+    assert "/dev/" in await reader
+    await session.kill()
+
+    with pytest.raises(FileNotFoundError, match="'nothing-of-that-name' was not found on PATH"):
+        await manager.exec("default", "shell", "main", ["nothing-of-that-name"], stdin=False, tty=False)
+    with pytest.raises(NoSuchPod):
+        await manager.exec("default", "other", "main", ["true"], stdin=False, tty=False)
+    with pytest.raises(NoSuchContainer):
+        await manager.exec("default", "shell", "other", ["true"], stdin=False, tty=False)
+    used = await manager.usage()
+    assert [(item.pod, item.container) for item in used] == [("shell", "main")]
+    assert used[0].memory_bytes > 0
+
+
+async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:
+    await world.boot()
+    world.api.add("configmaps", "settings", {"a.txt": "one"})
+    world.api.add("configmaps", "kube-root-ca.crt", {"ca.crt": "CA"})
+    world.api.add("secrets", "keys", {"tls.key": "c2VjcmV0"})
+    folder = "var/run/secrets/kubernetes.io/serviceaccount"
+    projected = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+    ]
+    spec = {
+        "volumes": [
+            {"name": "settings", "configMap": {"name": "settings"}},
+            {"name": "keys", "secret": {"secretName": "keys"}},
+            {"name": "none", "secret": {"secretName": "none", "optional": True}},
+            {"name": "api", "projected": {"sources": projected}},
+            {"name": "host", "hostPath": {"path": str(world.root), "type": "Directory"}},
+        ],
+        "containers": [
+            sh(
+                f'cd "$HOME"; cat etc/a.txt keys/tls.key one.txt; cd {folder}; cat token ca.crt namespace; echo;'
+                "sleep 600",
+                volumeMounts=[
+                    {"name": "settings", "mountPath": "/etc"},
+                    {"name": "settings", "mountPath": "/one.txt", "subPath": "a.txt"},
+                    {"name": "keys", "mountPath": "/keys"},
+                    {"name": "none", "mountPath": "/none"},
+                    {"name": "host", "mountPath": "/host"},
+                    {"name": "api", "mountPath": "/" + folder},
+                ],
+            )
+        ],
+    }
+    world.api.add_pod("mounted", spec)
+    await world.phase("mounted", "Running")
+    await world.until(lambda: b"default" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    assert await world.log("mounted") == "onesecretonetoken-1CAdefault\n"
+    key = next(world.root.glob("pods/*/volumes/keys/*/..data/tls.key"))
+    assert key.stat().st_mode & 0o077 == 0
+    assert key.stat().st_uid == (os.geteuid() or 65534)
+
+
+async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podworker, "RETRY_SECONDS", 0.1)
+    await world.boot()
+    volume = {"name": "late", "configMap": {"name": "late"}}
+    world.api.add_pod(
+        "waits",
+        {"volumes": [volume], "containers": [sh("true", volumeMounts=[{"name": "late", "mountPath": "/late"}])]},
+    )
+    await world.until(lambda: any("ConfigMap 'late' does not exist" in event["message"] for event in world.api.events))
+    assert state(world.api.pod("waits")["status"])["waiting"]["reason"] == "ContainerCreating"
+    world.api.add("configmaps", "late", {"x": "y"})
+    await world.phase("waits", "Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "sentence"),
+    [
+        ({"hostNetwork": False, "containers": [sh("true")]}, "HostNetworkRequired", "hostNetwork: true"),
+        ({"containers": [{**sh("true"), "image": "elsewhere/x:1"}]}, "ImagePullBackOff", "'elsewhere/x:1' is not in"),
+        (
+            {"containers": [{**sh("true"), "image": "elsewhere/x:1", "imagePullPolicy": "Never"}]},
+            "ErrImageNeverPull",
+            "images are not pulled",
+        ),
+        (
+            {"containers": [sh("true", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}])]},
+            "CreateContainerConfigError",
+            "Secret 'no' does not exist",
+        ),
+        (
+            {"containers": [sh("true", securityContext={"runAsNonRoot": True, "runAsUser": 0})]},
+            "CreateContainerConfigError",
+            "runAsNonRoot",
+        ),
+    ],
+)
+async def test_what_cannot_run_waits_with_a_sentence(world: World, spec: Json, reason: str, sentence: str) -> None:
+    await world.boot()
+    world.api.add_pod("no", spec)
+    await world.until(lambda: state(world.api.pod("no")["status"])["waiting"]["reason"] == reason)
+    status = world.api.pod("no")["status"]
+    assert status["phase"] == "Pending"
+    assert sentence in state(status)["waiting"]["message"]
+    world.api.delete_pod("no")
+    await world.until(lambda: "default/no" not in world.api.pods())
+
+
+async def test_pod_that_does_not_fit_fails(world: World) -> None:
+    await world.boot()
+    huge = {"resources": {"requests": {"memory": "9Gi"}}}
+    world.api.add_pod("huge", {"containers": [sh("true", **huge)]})
+    status = await world.phase("huge", "Failed")
+    assert status["reason"] == "OutOfmemory"
+    world.api.delete_pod("huge")
+    await world.until(lambda: "default/huge" not in world.api.pods())
+
+
+async def test_status_is_not_lost_while_the_api_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podworker, "API_RETRY_SECONDS", 0.05)
+    await world.boot()
+    world.api.add_pod("quiet", {"restartPolicy": "Always", "containers": [sh("sleep 0.5; exit 2")]})
+    await world.phase("quiet", "Running")
+    world.api.away = True
+    # It is restarted without the API server, and the restart is told when it is back.
+    await world.until(lambda: list(world.root.glob("pods/*/containers/main/1")))
+    assert world.api.pod("quiet")["status"]["containerStatuses"][0]["restartCount"] == 0
+    world.api.away = False
+    await world.until(lambda: world.api.pod("quiet")["status"]["containerStatuses"][0]["restartCount"] == 1)
+
+
+async def test_quiet_pod_writes_nothing(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("still", {"containers": [sh("sleep 600")]})
+    await world.phase("still", "Running")
+    writes = world.api.status_writes
+    worker = next(iter(manager._workers.values()))
+    for _ in range(5):
+        await worker._step()
+    manager.sync(world.api.pods())
+    await worker._step()
+    assert world.api.status_writes == writes
+    assert writes == 1
