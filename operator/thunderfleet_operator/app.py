@@ -117,9 +117,7 @@ class Operator:
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._enqueue_all)
         self.groups = Groups(lambda key: self.queue.add(f"{DEPLOYMENTS.name}/{key}"))
         actor = Actor(kube, self.cache, self.metrics, self.leader.leading)
-        self.reconciler = Reconciler(
-            self.cache, actor, self.groups, self.metrics, configuration.settings, self._master_key
-        )
+        self.reconciler = Reconciler(self.cache, actor, self.groups, self.metrics, configuration.settings, self._master_key)
         self._master = b""
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()

@@ -34,21 +34,43 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run the operator", description="Runs the operator.", formatter_class=formatter)
     run.add_argument("--runner-image", default="thunderfleet/thunderfleet:0.1.0", help="image of runner pods")
-    run.add_argument("--runner-pull-policy", default="IfNotPresent", choices=("Always", "IfNotPresent", "Never"),
-                     help="imagePullPolicy of runner pods")
+    run.add_argument(
+        "--runner-pull-policy",
+        default="IfNotPresent",
+        choices=("Always", "IfNotPresent", "Never"),
+        help="imagePullPolicy of runner pods",
+    )
     run.add_argument("--metrics-port", type=_port, default=9401, help="port of /metrics, /healthz and /readyz")
-    run.add_argument("--host", default=os.environ.get("HOST_IP") or "127.0.0.1",
-                     help="address that --metrics-port is bound on (environment HOST_IP)")
+    run.add_argument(
+        "--host",
+        default=os.environ.get("HOST_IP") or "127.0.0.1",
+        help="address that --metrics-port is bound on (environment HOST_IP)",
+    )
     run.add_argument("--ports", type=_range, default="20000-20999", help="gateway and control ports given to runner pods")
     run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ring ports given to runner pods")
-    run.add_argument("--namespace", default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
-                     help="namespace of the operator's Lease and key (environment POD_NAMESPACE)")
-    run.add_argument("--identity", default=os.environ.get("POD_NAME") or socket.gethostname(),
-                     help="name of this replica (environment POD_NAME)")
-    run.add_argument("--kubeconfig", type=Path, default=os.environ.get("KUBECONFIG") or None,
-                     help="kubeconfig file; the pod's service account when unset (environment KUBECONFIG)")
-    run.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"),
-                     help="least level that is logged")
+    run.add_argument(
+        "--namespace",
+        default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
+        help="namespace of the operator's Lease and key (environment POD_NAMESPACE)",
+    )
+    run.add_argument(
+        "--identity",
+        default=os.environ.get("POD_NAME") or socket.gethostname(),
+        help="name of this replica (environment POD_NAME)",
+    )
+    run.add_argument(
+        "--kubeconfig",
+        type=Path,
+        default=os.environ.get("KUBECONFIG") or None,
+        help="kubeconfig file; the pod's service account when unset (environment KUBECONFIG)",
+    )
+    run.add_argument(
+        "--log-level",
+        default="info",
+        type=str.lower,
+        choices=("debug", "info", "warning", "error"),
+        help="least level that is logged",
+    )
     return top
 
 

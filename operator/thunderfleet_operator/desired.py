@@ -102,9 +102,7 @@ def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
     return RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts if placement.transport is Transport.RING else 0
 
 
-def make_plan(
-    deployment: ModelDeployment, index: int, epoch: int, placement: Placement, ports: Sequence[RankPorts]
-) -> Plan:
+def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Placement, ports: Sequence[RankPorts]) -> Plan:
     """What every supervisor of the group is told."""
     meta, spec = deployment.metadata, deployment.spec
     name = group_name(meta.name, index, epoch)
@@ -197,12 +195,14 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         {"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True},
     ]
     if deployment.spec.server.api_key_secret:
-        volumes.append({"name": "api-key", "secret": {"secretName": deployment.spec.server.api_key_secret, "defaultMode": 0o440}})
+        keys = {"secretName": deployment.spec.server.api_key_secret, "defaultMode": 0o440}
+        volumes.append({"name": "api-key", "secret": keys})
         mounts.append({"name": "api-key", "mountPath": API_KEY_FOLDER, "readOnly": True})
     numbered = [(GATEWAY_PORT, entry.gateway_port), ("control", entry.control_port)]
     numbered += [(f"ring-{i}", port) for i, port in enumerate(entry.ring_ports)]
     tolerations: list[Manifest] = [
-        {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"} for state in ("not-ready", "unreachable")
+        {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
+        for state in ("not-ready", "unreachable")
     ]
     tolerations += [toleration.dump() for toleration in deployment.spec.nodes.tolerations]
 
@@ -238,9 +238,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
             "restartPolicy": "Always",
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
-            "affinity": {
-                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [affinity]}}
-            },
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [affinity]}}},
             "tolerations": tolerations,
             "containers": [container],
             "volumes": volumes,

@@ -67,8 +67,11 @@ def registry(kube: Kube, told: Callable[[Collection, str | None, Json], None]) -
         async def changed(event: Any, **_: Any) -> None:
             told(collection, event.get("type"), dict(event["object"]))
 
-        group = collection.prefix.removeprefix("/apis/").partition("/") if collection.prefix.startswith("/apis/") else ("", "", "v1")
-        kopf.on.event(group[0], group[2], collection.name, registry=found, id=f"watch-{collection.name}")(changed)
+        named, _, version = collection.prefix.removeprefix("/apis/").partition("/")
+        group = named if collection.prefix.startswith("/apis/") else ""
+        kopf.on.event(group, version if group else "v1", collection.name, registry=found, id=f"watch-{collection.name}")(
+            changed
+        )
 
     for collection in CACHED:
         watch(collection)

@@ -96,7 +96,8 @@ class Groups:
     def listen(self, key: str, plans: Mapping[int, tuple[Plan, KeyPair]]) -> None:
         """Listen to exactly these groups of one deployment."""
         if self._session is None and plans:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30), trust_env=False)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         for known in [known for known in self._listeners if known[0] == key]:
             wanted = plans.get(known[1])
             if wanted is None or wanted[0] != self._listeners[known].plan:

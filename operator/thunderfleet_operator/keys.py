@@ -57,6 +57,7 @@ def group_keys(master: bytes, uid: str, group: int, epoch: int) -> KeyPair:
         encipher_only=False,
         decipher_only=False,
     )
+    roles = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -67,7 +68,7 @@ def group_keys(master: bytes, uid: str, group: int, epoch: int) -> KeyPair:
         .not_valid_after(NOT_AFTER)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(roles), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(GROUP_TLS_NAME)]), critical=False)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)

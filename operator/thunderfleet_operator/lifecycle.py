@@ -56,9 +56,7 @@ def _failure(
     return Failure(class_=fault, reason=reason, message=message, node=node, rank=rank, time=now)
 
 
-def trouble(
-    view: GroupView, heard: Heard, nodes: Mapping[str, NodeView], now: datetime
-) -> tuple[Failure | None, float | None]:
+def trouble(view: GroupView, heard: Heard, nodes: Mapping[str, NodeView], now: datetime) -> tuple[Failure | None, float | None]:
     """Why the newest placement cannot go on, if so; and when to look again, if time alone could bring that."""
     plan = view.plan
     if plan is None:
@@ -70,7 +68,12 @@ def trouble(
         if told is None:
             return _failure(now, "GaveUp", state.message or "the runner gave up", None, None, FaultClass.BUG), None
         failure = Failure(
-            class_=told.fault, reason=told.reason or "GaveUp", message=told.message, rank=told.rank, node=told.node, time=told.at
+            class_=told.fault,
+            reason=told.reason or "GaveUp",
+            message=told.message,
+            rank=told.rank,
+            node=told.node,
+            time=told.at,
         )
         return failure, None
     by_rank = {pod.rank: pod for pod in view.pods}

@@ -38,7 +38,8 @@ def _rdma(link: ThunderboltLink, profiles: dict[str, NodeProfile], speed: int) -
             return False, "PortDown", f"{end.rdma_device or 'the RDMA device'} of {end.node} is {state}, not Active"
         device = next((d for d in (rdma.devices if rdma else ()) if d.name == end.rdma_device), None)
         if device is None or not device.gid:
-            return False, "NoIPv4Address", f"{end.rdma_device} of {end.node} has no IPv4-mapped GID: give {end.interface} an IPv4 address"
+            advice = f"give {end.interface} an IPv4 address"
+            return False, "NoIPv4Address", f"{end.rdma_device} of {end.node} has no IPv4-mapped GID: {advice}"
     return True, "Usable", "both ends are ready for RDMA"
 
 

@@ -19,7 +19,10 @@ class Metrics:
             registry=self.registry,
         )
         self.errors = Counter(
-            "thunderfleet_operator_reconcile_errors", "Reconciles that failed and are tried again.", ["kind"], registry=self.registry
+            "thunderfleet_operator_reconcile_errors",
+            "Reconciles that failed and are tried again.",
+            ["kind"],
+            registry=self.registry,
         )
         self.queue = Gauge("thunderfleet_operator_queue_depth", "Keys that wait for the worker.", registry=self.registry)
         self.groups = Gauge(

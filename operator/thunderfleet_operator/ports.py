@@ -104,10 +104,8 @@ def allocate(
         else:
             public = _lowest(settings.lasting, used, node, "gateway")
         used.add(public)
-        if before and before.control not in used:
-            control = before.control
-        else:
-            control = _lowest(settings.lasting, used, node, "control")
+        kept_control = before is not None and before.control not in used
+        control = before.control if before and kept_control else _lowest(settings.lasting, used, node, "control")
         used.add(control)
         ring: tuple[int, ...] = ()
         if ring_size:

@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from thunderfleet_crds.common import API_VERSION, LABEL_EPOCH, LABEL_GROUP, MODELDEPLOYMENT_KIND, THUNDERBOLTLINK_KIND
+from thunderfleet_crds.common import (
+    ANNOTATION_HASH,
+    API_VERSION,
+    LABEL_EPOCH,
+    LABEL_GROUP,
+    MODELDEPLOYMENT_KIND,
+    THUNDERBOLTLINK_KIND,
+)
 from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.kube import ApiError, Json
 from thunderfleet_crds.modeldeployment import GroupStage, ModelDeployment
@@ -117,9 +124,7 @@ class Reconciler:
         rechecks: list[float] = []
         for index, view in wanted.items():
             now = self._clock()
-            decision = decide(
-                view, heard[index], nodes, wanted_hash, md.spec.recovery, now, may_roll=index == rolling
-            )
+            decision = decide(view, heard[index], nodes, wanted_hash, md.spec.recovery, now, may_roll=index == rolling)
             outcome = Outcome(view, decision, heard[index], outdated=bool(view.epoch and view.epoch.spec_hash != wanted_hash))
             outcome = await self._carry_out(md, outcome, wanted_hash)
             outcomes.append(outcome)
@@ -195,9 +200,7 @@ class Reconciler:
         log.info("%s: epoch %d on %s", made.group, epoch, ", ".join(placement.nodes))
         self._metrics.placements.labels(placement.transport.value).inc()
         blocked = await self._complete(md, made, None)
-        return Outcome(
-            view, outcome.decision, outcome.heard, placed_now=True, outdated=outcome.outdated, blocked=blocked
-        )
+        return Outcome(view, outcome.decision, outcome.heard, placed_now=True, outdated=outcome.outdated, blocked=blocked)
 
     def _decide_place(
         self, md: ModelDeployment, view: GroupView, decision: Decision
@@ -288,8 +291,8 @@ class Reconciler:
         known = self._cache[SERVICES].items.get(f"{md.metadata.namespace}/{md.metadata.name}")
         if snapshot.loopback(self._cache):
             return
-        wanted = manifest["metadata"]["annotations"][desired.ANNOTATION_HASH]
-        if known is None or (known["metadata"].get("annotations") or {}).get(desired.ANNOTATION_HASH) != wanted:
+        wanted = manifest["metadata"]["annotations"][ANNOTATION_HASH]
+        if known is None or (known["metadata"].get("annotations") or {}).get(ANNOTATION_HASH) != wanted:
             await self._actor.apply(SERVICES, manifest)
 
     async def _status(
@@ -366,9 +369,7 @@ def _with_view(outcome: Outcome, view: GroupView) -> Outcome:
     heard = outcome.heard
     if outcome.placed_now:
         heard = type(heard)()
-    return Outcome(
-        view, outcome.decision, heard, outcome.placed_now, outcome.outdated, outcome.unplaceable, outcome.blocked
-    )
+    return Outcome(view, outcome.decision, heard, outcome.placed_now, outcome.outdated, outcome.unplaceable, outcome.blocked)
 
 
 def _with_blocked(outcome: Outcome, blocked: Blocked | None) -> Outcome:

@@ -303,7 +303,9 @@ def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
     for index in sorted(indexes - {-1}):
         mine = sorted((epoch for epoch in epochs if epoch.group == index), key=lambda epoch: epoch.number)
         current = mine[-1] if mine else None
-        own = sorted((view for item, view in pods if _number(item, LABEL_GROUP) == index), key=lambda view: (view.epoch, view.rank))
+        own = sorted(
+            (view for item, view in pods if _number(item, LABEL_GROUP) == index), key=lambda view: (view.epoch, view.rank)
+        )
         number = current.number if current else -1
         status = told.get(index)
         views[index] = GroupView(
@@ -510,9 +512,7 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
         ),
         split=WantedSplit(spec.parallelism.value),
         transport=WantedTransport(spec.transport.value),
-        memory=MemoryRequest(
-            memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent
-        ),
+        memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
         current=current,
         avoid=avoid or {},
     )

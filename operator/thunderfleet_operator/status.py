@@ -92,9 +92,7 @@ def endpoint(plan: Plan) -> str:
 
 
 def _failure(told: report.Failure) -> Failure:
-    return Failure(
-        class_=told.fault, reason=told.reason, rank=told.rank, node=told.node, message=told.message, time=told.at
-    )
+    return Failure(class_=told.fault, reason=told.reason, rank=told.rank, node=told.node, message=told.message, time=told.at)
 
 
 def _carried(outcome: Outcome, plan: Plan) -> Group | None:
@@ -184,7 +182,10 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         stage = GroupStage.GAVE_UP
         message = f"all {restarts} restarts of spec.recovery are spent; a change of spec begins anew" + _because(failure)
     elif decision.verdict is Verdict.BACK_OFF and decision.until is not None:
-        stage, message = GroupStage.BACKING_OFF, f"the next placement is made at {decision.until:%H:%M:%S} UTC" + _because(failure)
+        stage, message = (
+            GroupStage.BACKING_OFF,
+            f"the next placement is made at {decision.until:%H:%M:%S} UTC" + _because(failure),
+        )
     elif decision.verdict is Verdict.PLACE and not outcome.placed_now and not outcome.outdated:
         stage = GroupStage.BACKING_OFF
         message = (outcome.unplaceable.message if outcome.unplaceable else "waits for another placement") + _because(failure)
@@ -314,9 +315,7 @@ def build(
         prefix = f"group {', '.join(who)} of {wanted}: " if wanted > 1 else ""
         say(PLACED, False, wait.reason, prefix + wait.message)
     elif all(outcome.view.plan for outcome in outcomes):
-        where = [
-            f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups
-        ]
+        where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
         say(PLACED, True, "Placed", _short(where))
     else:
         say(PLACED, False, "Pending", "placements are being made")

@@ -72,7 +72,9 @@ def _ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def share_layers(model: ModelFacts, memory: MemoryRequest, free: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], bool] | None:
+def share_layers(
+    model: ModelFacts, memory: MemoryRequest, free: Sequence[int]
+) -> tuple[tuple[tuple[int, int], ...], bool] | None:
     """Layer range of each rank (in the order of ranks), and whether it follows free memory as it should.
 
     By largest remainder over free memory where that fits; else moved until every rank fits, else None. The second way fills

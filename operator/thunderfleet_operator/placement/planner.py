@@ -111,9 +111,7 @@ class _Candidates:
                 cables = tuple(self.graph[order[i]][order[(i + 1) % size]].name for i in range(size)) if size > 1 else ()
                 transport = Transport.RING if size > 1 else Transport.NONE
                 parts = [why, _kind(transport, split, size), remark]
-                return Placement(
-                    self.path, transport, split, tuple(ranks), cables, "; ".join(part for part in parts if part)
-                )
+                return Placement(self.path, transport, split, tuple(ranks), cables, "; ".join(part for part in parts if part))
         return None
 
     def sets(self, size: int) -> Iterator[tuple[str, ...]]:
@@ -136,13 +134,14 @@ class _Candidates:
     def score(self, placement: Placement) -> tuple[object, ...]:
         """Less is better; the module says what and why."""
         macs = [self.macs[name] for name in placement.nodes]
-        speeds = [self.graph[name][placement.nodes[(i + 1) % len(macs)]].speed_mbps for i, name in enumerate(placement.nodes)] \
-            if len(macs) > 1 else [0]
+        names = placement.nodes
+        hops = zip(names, (*names[1:], names[0]), strict=True) if len(names) > 1 else ()
+        speeds = [self.graph[one][other].speed_mbps for one, other in hops]
         used = [rank.memory_bytes * 1000 // max(1, mac.free_bytes) for rank, mac in zip(placement.ranks, macs, strict=True)]
         leftover = sum(mac.free_bytes - rank.memory_bytes for rank, mac in zip(placement.ranks, macs, strict=True))
         return (
             any(mac.in_use for mac in macs),
-            -min(speeds),
+            -min(speeds, default=0),
             max(used) - min(used),
             leftover,
             placement.nodes,
@@ -249,7 +248,8 @@ def _explain(
         return Unplaceable("NoMacs", "There is no Mac in the cluster: join one with thunderfleet-kubelet join")
     misses = _near_misses(options, request)
     sentences: list[Lack] = [Lack(name, why) for name, why in lacks.items()]
-    single = {miss.nodes[0]: miss.message.removeprefix(f"{miss.nodes[0]} ") for miss in reversed(misses) if len(miss.nodes) == 1}
+    alone = [miss for miss in reversed(misses) if len(miss.nodes) == 1]
+    single = {miss.nodes[0]: miss.message.removeprefix(f"{miss.nodes[0]} ") for miss in alone}
     for option in options:
         for name in option.macs:
             sentences.append(Lack(name, single[name] if name in single else _cable_lack(name, option, request)))
