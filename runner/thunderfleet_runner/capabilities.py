@@ -1,4 +1,4 @@
-"""What the MLX in this image can do on this machine: the agent asks in a child with a time limit, since MLX may not even load."""
+"""What the MLX in this image can do on this machine. The agent asks in a child with a time limit: MLX may not even load."""
 
 import json
 import sys

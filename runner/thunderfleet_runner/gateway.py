@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 from aiohttp import web
@@ -44,19 +44,26 @@ _RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)
 class _Metrics:
     def __init__(self, service: Service, admission: Callable[[], Admission]) -> None:
         registry = service.registry
-        prefix = "thunderfleet_runner"
-        self.requests = Counter(f"{prefix}_requests", "API requests by endpoint and HTTP status.", ["endpoint", "code"], registry=registry)  # noqa: E501
-        self.errors = Counter(f"{prefix}_stream_errors", "Streams that ended with an error event.", registry=registry)
-        self.first = Histogram(f"{prefix}_time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=_SECONDS, registry=registry)  # noqa: E501
-        self.rate = Histogram(f"{prefix}_decode_tokens_per_second", "Tokens per second of one request after its first.", buckets=_RATES, registry=registry)  # noqa: E501
-        self.queued = Histogram(f"{prefix}_queue_seconds", "Time that requests waited for a place.", buckets=_SECONDS, registry=registry)  # noqa: E501
-        self.prompt = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts served.", registry=registry)
-        self.cached = Counter(f"{prefix}_cached_tokens", "Of the prompts' tokens, those from the prompt cache.", registry=registry)
-        self.generated = Counter(f"{prefix}_generated_tokens", "Tokens generated for clients.", registry=registry)
-        depth = Gauge(f"{prefix}_queue_depth", "Requests that wait for a place.", registry=registry)
-        depth.set_function(lambda: admission().waiting)
-        running = Gauge(f"{prefix}_requests_running", "Requests at work.", registry=registry)
-        running.set_function(lambda: admission().running)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"thunderfleet_runner_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"thunderfleet_runner_{name}", text, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"thunderfleet_runner_{name}", text, registry=registry).set_function(value)
+
+        self.requests = counter("requests", "API requests by endpoint and HTTP status.", "endpoint", "code")
+        self.errors = counter("stream_errors", "Streams that ended with an error event.")
+        self.first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS)
+        self.rate = histogram("decode_tokens_per_second", "Tokens per second of one request after its first.", _RATES)
+        self.queued = histogram("queue_seconds", "Time that requests waited for a place.", _SECONDS)
+        self.prompt = counter("prompt_tokens", "Tokens of prompts served.")
+        self.cached = counter("cached_tokens", "Of the prompts' tokens, those from the prompt cache.")
+        self.generated = counter("generated_tokens", "Tokens generated for clients.")
+        gauge("queue_depth", "Requests that wait for a place.", lambda: admission().waiting)
+        gauge("requests_running", "Requests at work.", lambda: admission().running)
 
 
 class Gateway:
@@ -188,7 +195,7 @@ class Gateway:
         except (Refused, Unavailable, GenerationFailed, Full) as error:
             raise _api_error(error) from error
 
-    async def _timed(self, request: protocol.Request, arrived: float) -> AsyncIterator[Event]:
+    async def _timed(self, request: protocol.Request, arrived: float) -> AsyncGenerator[Event, None]:
         metrics = self._metrics
         first = last = 0.0
         async with contextlib.aclosing(self._service.submit(request)) as events:  # type: ignore[type-var]

@@ -32,7 +32,9 @@ _COMMON = frozenset({
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "response_format"}
 _COMPLETION = _COMMON | {"prompt", "echo", "best_of"}
 # Bookkeeping that changes no token.
-_DROPPED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"})
+_DROPPED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
+})  # fmt: skip
 _IGNORED = frozenset({"seed"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
