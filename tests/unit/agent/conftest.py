@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import json
 import shlex
 import struct
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thunderfleet_crds.kube import ApiError, Kube
 
 
 def bus(
@@ -280,3 +283,68 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
                 await asyncio.sleep(0.01)
 
     return wait
+
+
+class FakeKube(Kube):
+    """An API server in memory with what the agent leans on: apply by field manager on main resources and /status, 404 on the
+    status of what is not there, an apply that changes nothing leaves the resourceVersion alone, lists by label."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.sent: list[tuple[str, str]] = []
+        """Method and path of every write that was answered."""
+        self.objects: dict[str, dict[str, Any]] = {"/api/v1/nodes/studio-1": {"metadata": {"name": "studio-1", "uid": "n1"}}}
+        self._applied: dict[str, dict[str, dict[str, Any]]] = {}
+        self._versions = itertools.count(1)
+
+    async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: object) -> dict[str, Any]:
+        if self.away:
+            raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach the API server")
+        if method == "GET":
+            return copy.deepcopy(self._get(path, query or {}))
+        assert method == "PATCH" and query["force"] and len(query["fieldManager"].encode()) <= 128
+        self.sent.append((method, path))
+        return copy.deepcopy(self._apply(path, query["fieldManager"], copy.deepcopy(body)))
+
+    def _get(self, path: str, query: Mapping[str, Any]) -> dict[str, Any]:
+        if path.rpartition("/")[2] in ("nodeprofiles", "thunderboltlinks"):
+            items = [item for key, item in sorted(self.objects.items()) if key.startswith(path + "/")]
+            label = query.get("labelSelector")
+            return {"items": [i for i in items if not label or label in i["metadata"].get("labels", {})], "metadata": {}}
+        return self._existing(path)
+
+    def _existing(self, path: str) -> dict[str, Any]:
+        if path not in self.objects:
+            raise ApiError(404, "NotFound", f"{path} not found")
+        return self.objects[path]
+
+    def _apply(self, path: str, manager: str, body: dict[str, Any]) -> dict[str, Any]:
+        main = path.removesuffix("/status")
+        if main != path:
+            self._existing(main)
+            body = {"status": body["status"]}
+        elif main not in self.objects:
+            self.objects[main] = {"metadata": {"uid": f"u{next(self._versions)}", "resourceVersion": "0"}}
+            self._applied[main] = {}
+        applied = self._applied.setdefault(main, {}).setdefault(manager, {})
+        before = copy.deepcopy(applied)
+        applied.update(body)
+        found = self.objects[main]
+        if applied != before:
+            found["metadata"] |= {**applied.get("metadata", {}), "resourceVersion": str(next(self._versions))}
+            found.update({key: value for key, value in applied.items() if key not in ("metadata", "status")})
+            parts = [whole.get("status", {}) for whole in self._applied[main].values()]
+            found["status"] = {key: value for part in parts for key, value in part.items()}
+            endpoints = [endpoint for part in parts for endpoint in part.get("endpoints", [])]
+            if endpoints:
+                found["status"]["endpoints"] = endpoints
+        return found
+
+    def delete_behind_the_back(self, path: str) -> None:
+        """Somebody else deletes the object."""
+        del self.objects[path], self._applied[path]
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    return FakeKube()

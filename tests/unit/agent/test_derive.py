@@ -147,13 +147,13 @@ def test_nothing_observed_is_a_valid_profile() -> None:
         ({"rdma_switch": False}, "False", "RDMADisabled", "rdma_ctl enable"),
         ({"rdma_devices": ()}, "False", "NoDevices", "Thunderbolt 5"),
         (
-            {"rdma_info": None, "failures": failed(Source.RDMA_INFO, FailureKind.TIMED_OUT, "ibv_devinfo -v", "did not answer")},
+            {"failures": failed(Source.RDMA_INFO, FailureKind.TIMED_OUT, "ibv_devinfo -v", "did not answer")},
             "False",
             "StackHung",
             "`ibv_devinfo -v` did not answer; the RDMA stack is dead: reboot this Mac",
         ),
         (
-            {"rdma_switch": None, "failures": failed(Source.RDMA_SWITCH, FailureKind.ABSENT, "rdma_ctl status", "is not there")},
+            {"failures": failed(Source.RDMA_SWITCH, FailureKind.ABSENT, "rdma_ctl status", "is not there")},
             "False",
             "Unsupported",
             "macOS 26.2",

@@ -1,0 +1,321 @@
+"""The running agent: a machine of executables on one side, an API server in memory on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from thunderfleet_agent import agent as agent_module
+from thunderfleet_agent import cli, identity
+from thunderfleet_agent.agent import Loop, Settings
+from thunderfleet_agent.collect import PATIENCE, Collector
+from thunderfleet_agent.derive import profile
+from thunderfleet_agent.facts import Facts, Source
+from thunderfleet_agent.host import FailureKind, Host
+from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.parsers import thunderbolt
+from thunderfleet_agent.publish import LINKS, PROFILES, Publisher
+from thunderfleet_agent.server import Server
+from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.nodeprofile import NodeProfile
+
+PROFILE = f"{PROFILES}/studio-1"
+LINK = f"{LINKS}/studio-1.tb1--studio-2.tb3"
+
+
+# Collecting
+
+
+async def test_everything_answers(machine: Any) -> None:
+    collector = Collector(Host())
+    await asyncio.gather(collector.fast(), collector.slow(), collector.runtime(), collector.scan_models())
+    facts = collector.facts
+    assert not facts.failures
+    assert facts.thunderbolt is not None and len(facts.thunderbolt.ports) == 2
+    assert facts.rdma_switch and facts.rdma_devices == ("rdma_en2", "rdma_en3")
+    assert facts.runtime is not None and facts.runtime.backends == ("ring",)
+    assert facts.models == ()
+
+
+@pytest.mark.parametrize(
+    "command", ["system_profiler", "networksetup", "ifconfig", "sysctl", "sw_vers", "rdma_ctl", "ibv_devices", "ibv_devinfo"]
+)
+@pytest.mark.parametrize("damage", ["absent", "fails", "empty", "garbage"])
+async def test_one_broken_command_costs_its_part_and_is_named(command: str, damage: str, machine: Any) -> None:
+    if damage == "absent":
+        machine.lacks(command)
+    else:
+        machine.script(command, {"fails": "echo broken >&2; exit 1", "empty": "exit 0", "garbage": "echo '}{ ???'"}[damage])
+    collector = Collector(Host())
+    await asyncio.gather(collector.fast(), collector.slow())
+    found = profile(collector.facts, datetime.now(UTC))
+    complete = {c.type: c for c in found.status.conditions}["InventoryComplete"]
+    assert complete.status.value == "False" and f"`{command}" in complete.message
+    assert all(failure.command.startswith(command) for failure in collector.facts.failures.values())
+    answered = [part for part in ("thunderbolt", "interfaces", "rdma_switch", "system") if getattr(collector.facts, part)]
+    assert len(answered) >= 3
+
+
+async def test_a_last_answer_stands_until_it_has_failed_for_long(machine: Any) -> None:
+    collector = Collector(Host())
+    await asyncio.gather(collector.fast(), collector.slow())
+    machine.script("ifconfig", "exit 1")
+    machine.script("system_profiler", "exit 1")
+    for _ in range(PATIENCE - 1):
+        await collector.fast()
+        await collector.slow()
+        assert collector.facts.interfaces is not None and collector.facts.thunderbolt is not None
+        assert Source.INTERFACES in collector.facts.failures
+    await collector.fast()
+    await collector.slow()
+    assert collector.facts.interfaces is None and collector.facts.thunderbolt is None
+    # What cannot change is kept.
+    assert collector.facts.hardware is not None
+
+
+async def test_no_device_is_no_failure_though_ibv_devinfo_calls_it_one(machine: Any, shapes: Any) -> None:
+    machine.says("ibv_devices", shapes.devices)
+    machine.script("ibv_devinfo", "echo 'No IB devices found' >&2; exit 255")
+    collector = Collector(Host())
+    await collector.fast()
+    assert collector.facts.rdma_info == () and not collector.facts.failures
+
+
+async def test_one_unknown_sysctl_does_not_cost_the_others(machine: Any) -> None:
+    machine.script("sysctl", "echo 'hw.memsize: 1024'; echo \"sysctl: unknown oid 'iogpu.wired_limit_mb'\" >&2; exit 1")
+    collector = Collector(Host())
+    await collector.slow()
+    assert collector.facts.sysctl == {"hw.memsize": "1024"} and Source.SYSCTL not in collector.facts.failures
+
+
+# The loop
+
+
+@contextlib.asynccontextmanager
+async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Loop]:
+    """An agent in a hurry."""
+    for name in ("SETTLE_SECONDS", "RETRY_SECONDS", "RETRY_LIMIT_SECONDS", "FIRST_LOOK_SECONDS"):
+        monkeypatch.setattr(agent_module, name, 0.01)
+    monkeypatch.setattr(agent_module, "LOOK_SECONDS", 0.2)
+    chosen = Settings("studio-1", "127.0.0.1", 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
+    metrics = Metrics()
+    collector = Collector(Host(), chosen.model_folders, metrics.observed)
+    loop = Loop(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def neighbour(kube: Any, shapes: Any) -> None:
+    """studio-2 publishes itself: its port 3 is the other end of our cable."""
+    tree = shapes.report(shapes.bus(3, domain=shapes.theirs, speed="80 Gb/s", items=[shapes.peer(shapes.mine)]))
+    found = profile(Facts(thunderbolt=thunderbolt.parse(tree)), datetime.now(UTC))
+    whole = NodeProfile(metadata=ObjectMeta(name="studio-2", labels=found.labels), status=found.status).dump()
+    kube.objects[f"{PROFILES}/studio-2"] = whole
+
+
+def endpoints(kube: Any) -> list[str]:
+    return [endpoint["node"] for endpoint in kube.objects.get(LINK, {}).get("status", {}).get("endpoints", [])]
+
+
+async def test_from_commands_to_objects_and_back_again(
+    machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(kube, monkeypatch):
+        await until(lambda: kube.objects.get(PROFILE, {}).get("status", {}).get("thunderbolt"))
+        assert LINK not in kube.objects
+        # The neighbour comes up later and is found.
+        neighbour(kube, shapes)
+        await until(lambda: endpoints(kube) == ["studio-1"])
+        # The cable is pulled: our end goes.
+        machine.tree(shapes.report(shapes.bus(1, domain=shapes.mine), shapes.bus(2, domain=shapes.mine_too)))
+        await until(lambda: endpoints(kube) == [])
+        await until(lambda: kube.objects[PROFILE]["status"]["thunderbolt"]["links"] == 0)
+        machine.tree(shapes.tree)
+        await until(lambda: endpoints(kube) == ["studio-1"])
+
+
+async def test_what_happens_while_the_api_server_is_away_is_not_lost(
+    machine: Any, kube: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kube.away = True
+    async with running(kube, monkeypatch) as loop:
+        await until(lambda: loop._collector.facts.rdma_switch)
+        machine.says("rdma_ctl", "disabled\n")
+        await until(lambda: loop._collector.facts.rdma_switch is False)
+        kube.away = False
+        await until(lambda: kube.objects.get(PROFILE, {}).get("status", {}).get("rdma", {}).get("enabled") is False)
+        kube.away = True
+        machine.says("rdma_ctl", "enabled\n")
+        await until(lambda: loop._collector.facts.rdma_switch)
+        kube.away = False
+        await until(lambda: kube.objects[PROFILE]["status"]["rdma"]["enabled"] is True)
+
+
+async def test_rounds_that_change_nothing_write_nothing(
+    machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbour(kube, shapes)
+    async with running(kube, monkeypatch) as loop:
+        await until(lambda: endpoints(kube) == ["studio-1"] and "runtime" in kube.objects[PROFILE]["status"])
+        kube.sent.clear()
+        looks = 0
+        look = loop._publisher.look
+
+        async def counted() -> None:
+            nonlocal looks
+            looks += 1
+            await look()
+
+        monkeypatch.setattr(loop._publisher, "look", counted)
+        await until(lambda: looks >= 3)
+        assert kube.sent == []
+
+
+async def test_a_model_is_published_first_and_its_sizes_when_they_are_known(
+    machine: Any, kube: Any, make_model: Any, tmp_path: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "models" / "org" / "tiny")
+    size = json.dumps({"sizedBy": "MLX", "layers": 4, "sizes": [{"worldSize": 1, "tensorBytesPerRank": [32]}]})
+    (tmp_path / "size.json").write_text(size)
+    machine.script(
+        "thunderfleet-runner",
+        f'case $1 in size) while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exec cat {tmp_path}/size.json;; esac; exit 1',
+    )
+
+    def model() -> dict[str, Any]:
+        models = kube.objects.get(PROFILE, {}).get("status", {}).get("models") or [{}]
+        return dict(models[0])
+
+    async with running(kube, monkeypatch, model_folders=(tmp_path / "models",)):
+        await until(lambda: model().get("complete"))
+        assert "sizedBy" not in model()
+        (tmp_path / "go").touch()
+        await until(lambda: model().get("sizedBy") == "MLX")
+
+
+# TLS, metrics, health
+
+
+async def test_the_certificate_is_the_one_whose_digest_is_published() -> None:
+    made = await identity.make(Host())
+    metrics, trouble = Metrics(), [None, "no round has ended for 100 s"]
+    metrics.observed(Source.THUNDERBOLT, 0.2, None)
+    server = Server("127.0.0.1", "studio-1", metrics, lambda: trouble[0])
+    port = await server.start(0, made.context)
+    try:
+        pinned = aiohttp.Fingerprint(bytes.fromhex(made.sha256))
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"https://127.0.0.1:{port}/healthz", ssl=pinned) as answer:
+                assert answer.status == 200 and (await answer.json())["node"] == "studio-1"
+            async with session.get(f"https://127.0.0.1:{port}/metrics", ssl=pinned) as answer:
+                assert 'thunderfleet_agent_command_seconds_count{source="thunderbolt"} 1.0' in await answer.text()
+            trouble.reverse()
+            async with session.get(f"https://127.0.0.1:{port}/healthz", ssl=pinned) as answer:
+                assert answer.status == 503
+            other = aiohttp.Fingerprint(hashlib.sha256(b"another").digest())
+            with pytest.raises(aiohttp.ServerFingerprintMismatch):
+                await session.get(f"https://127.0.0.1:{port}/healthz", ssl=other)
+    finally:
+        await server.close()
+    assert made.context.minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+# The command line
+
+
+def test_inspect_prints_the_page_with_reasons(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.says("rdma_ctl", "disabled\n")
+    assert cli.main(["inspect", "--why", "--node-name", "studio-1"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("studio-1\n  machine  Apple M3 Ultra (Mac15,14), 28 cores\n")
+    assert "1      en2         80 Gb/s   TB5   rdma_en2      Active   Mac Studio" in page
+    assert "port 1: RDMA is switched off: `rdma_ctl enable` in Recovery" in page
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_inspect_prints_the_object(form: str, read: Any, machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", "-o", form, "--node-name", "studio-1"]) == 0
+    found = NodeProfile.load(read(capsys.readouterr().out))
+    assert found.metadata.name == "studio-1" and found.metadata.labels
+    assert found.status.thunderbolt is not None and found.status.thunderbolt.links == 1
+
+
+def test_inspect_on_a_machine_without_any_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["inspect", "--why"]) == 0
+    assert "`system_profiler SPThunderboltDataType -json` is not there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["inspect", "--model-folder", "models"], "absolute path"),
+        (["run", "--listen-port", "70000"], "0 to 65535"),
+        (["run", "--interval", "0"], "1 to 86400 seconds"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_usage_says_what_is_allowed(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_run_needs_to_know_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    monkeypatch.delenv("HOST_IP", raising=False)
+    assert cli.main(["run"]) == 2
+    assert "--node-name and --host-ip" in capsys.readouterr().err
+
+
+async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machine: Any, tmp_path: Path) -> None:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    where = ["--node-name=studio-1", "--host-ip=127.0.0.1", "--listen-port=0", f"--kubeconfig={kubeconfig}"]
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "thunderfleet_agent", "run", *where, stderr=asyncio.subprocess.PIPE
+    )
+    assert program.stderr is not None
+    async with asyncio.timeout(60):
+        seen = ""
+        while "again in" not in seen:
+            line = await program.stderr.readline()
+            assert line, f"ended too soon: {seen}"
+            seen += line.decode()
+        program.send_signal(signal.SIGTERM)
+        rest = (await program.stderr.read()).decode()
+        assert await program.wait() == 0
+    assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent ended\n")
+
+
+def test_failure_kinds_are_told_apart_in_metrics() -> None:
+    from thunderfleet_agent.host import Failure
+
+    metrics = Metrics()
+    metrics.observed(Source.RDMA_INFO, 5.0, Failure("ibv_devinfo -v", FailureKind.TIMED_OUT, "did not answer within 5 s"))
+    assert b'thunderfleet_agent_command_failures_total{kind="TimedOut",source="rdma-info"} 1.0' in metrics.text()
