@@ -61,10 +61,11 @@ class Recorder:
             inits = {item["name"] for item in pod["spec"].get("initContainers") or []}
             reference["fieldPath"] = f"spec.{'initContainers' if container in inits else 'containers'}{{{container}}}"
         message = message[:1024]
-        log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], reason, message)
         key = (metadata["uid"], container or "", kind, reason, message)
         known = self._known.setdefault(key, _Known(first=time.time()))
         known.count += 1
+        level = logging.INFO if known.count == 1 else logging.DEBUG
+        log.log(level, "%s/%s: %s: %s", metadata["namespace"], metadata["name"], reason, message)
         if known.count > 1 and time.time() - known.written < QUIET_SECONDS:
             return
         known.written = time.time()

@@ -157,7 +157,7 @@ class PodManager:
     def runtime(self, runtime: RuntimeSettings) -> None:
         self._runtime = runtime
         for worker in self._workers.values():
-            worker.wake()
+            worker.settings_changed()
 
     @property
     def folder(self) -> Path:

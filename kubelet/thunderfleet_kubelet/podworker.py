@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
 """How long a container that could not be created, or a volume that could not be mounted, waits for another try."""
 
+RETRY_LIMIT_SECONDS = 60.0
 API_RETRY_SECONDS = 1.0
 API_RETRY_LIMIT_SECONDS = 15.0
 REFRESH_SECONDS = 60.0
@@ -87,6 +88,7 @@ class PodWorker:
         self._started: dict[str, bool] = {}
         self._unhealthy: dict[str, str] = {}
         self._problems: dict[str, Problem] = {}
+        self._tries: dict[str, int] = {}
         self._stops: dict[tuple[str, int], float] = {}
         self._told: set[tuple[str, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,6 +142,11 @@ class PodWorker:
 
     def wake(self) -> None:
         self._wake.set()
+
+    def settings_changed(self) -> None:
+        """What could not be done with the old settings is tried again at once."""
+        self._problems = {name: replace(problem, retry_at=0.0) for name, problem in self._problems.items()}
+        self.wake()
 
     def view(self) -> Json:
         """The pod with the status as it is here, published or not."""
@@ -196,6 +203,9 @@ class PodWorker:
             if decision.starts or decision.stops:
                 self.wake()
         self._tell_back_off(decision)
+        if blocked is not None and ("", hash(blocked.reason)) not in self._told:
+            self._told.add(("", hash(blocked.reason)))
+            self._around.recorder.pod(self.pod, "Warning", blocked.reason, blocked.message)
         if decision.status is not None:
             self._set_status(decision.status)
         if decision.ended:
@@ -338,6 +348,7 @@ class PodWorker:
             self._fail(name, "RunContainerError", str(error))
         else:
             self._problems.pop(name, None)
+            self._tries.pop(name, None)
             attempt = self.folder.read(name, start.number)
             if attempt.reason == lifecycle.START_ERROR:
                 tell(self.pod, "Warning", "Failed", f"Error: {attempt.message}", name)
@@ -349,7 +360,10 @@ class PodWorker:
                 self._spawn(self._post_start(container, start.number, hook))
 
     def _fail(self, name: str, reason: str, message: str) -> None:
-        self._problems[name] = Problem(reason, message, self._around.now() + RETRY_SECONDS)
+        # What is in the pod or the settings rarely mends itself; what is read from the API server comes and goes.
+        tries = self._tries[name] = self._tries.get(name, 0) + 1
+        wait = min(RETRY_SECONDS * 2 ** min(tries - 1, 10), RETRY_LIMIT_SECONDS)
+        self._problems[name] = Problem(reason, message, self._around.now() + wait)
         self._around.recorder.pod(self.pod, "Warning", "Failed", f"Error: {reason}: {message}", name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -557,7 +571,7 @@ class PodWorker:
             status = self._status
             if status is None:
                 continue
-            body = {"metadata": {"uid": self.uid}, "status": status}
+            body = {"metadata": {"uid": self.uid}, "status": _as_patch(status)}
             try:
                 answer = await self._around.kube().patch(self.path + "/status", body, STRATEGIC_PATCH)
             except ApiError as error:
@@ -610,6 +624,14 @@ def _make_folder(folder: Path, sandbox: Path, owner: identity.Identity) -> None:
             (sandbox / parent).mkdir()
             if os.geteuid() != owner.uid:
                 os.chown(sandbox / parent, owner.uid, owner.gid)
+
+
+def _as_patch(status: Json) -> Json:
+    """The status as a strategic merge patch: conditions are merged by type, so what a condition has no more is named."""
+    cleared = {"reason": None, "message": None}
+    if "conditions" not in status:
+        return status
+    return {**status, "conditions": [cleared | condition for condition in status["conditions"]]}
 
 
 def _version(item: Json) -> int:

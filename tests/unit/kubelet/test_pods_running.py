@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,13 @@ class Api:
         if body["metadata"]["uid"] != pod["metadata"]["uid"]:
             raise ApiError(409, "Conflict", "uid")
         self.status_writes += 1
+        if "conditions" in body["status"]:
+            # Strategic merge: by type, null removes.
+            merged = {item["type"]: item for item in pod.get("status", {}).get("conditions", [])}
+            for item in body["status"]["conditions"]:
+                both = {**merged.get(item["type"], {}), **item}
+                merged[item["type"]] = {key: value for key, value in both.items() if value is not None}
+            body = {**body, "status": {**body["status"], "conditions": list(merged.values())}}
         fresh = {**pod, "metadata": dict(pod["metadata"]), "status": {**pod.get("status", {}), **body["status"]}}
         return self.put(path.removesuffix("/status"), fresh)
 
@@ -348,6 +355,8 @@ async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
     sandbox = next(world.root.glob("pods/*/containers/main/sandbox"))
     (sandbox / "ready").touch()
     await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["ready"])
+    conditions = {item["type"]: item for item in world.api.pod("probed")["status"]["conditions"]}
+    assert (conditions["Ready"]["status"], conditions["Ready"].get("message")) == ("True", None)
     await world.until(lambda: (sandbox / "alive").exists())
     (sandbox / "alive").unlink()
     await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["restartCount"] >= 1)
