@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,10 @@ from pathlib import Path
 from thunderfleet_localcluster.errors import LocalClusterError
 
 IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
-LAYOUT = 2
+LAYOUT = 4
 """Raise it when this module puts things elsewhere: the old folders are then not used any more."""
 CHECK_SECONDS = 60
+UNUSED_SECONDS = 3600
 
 PACKAGES = (
     "thunderfleet_crds",
@@ -102,7 +104,7 @@ def site_folders() -> list[Path]:
 
 def digest() -> str:
     """A name for all that the image consists of."""
-    state = hashlib.sha256(f"{LAYOUT} {sys.version} {sys.base_prefix}".encode())
+    state = hashlib.sha256(f"{LAYOUT} {version()} {sys.version} {sys.base_prefix}".encode())
     for folder in site_folders():
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if not _is_tool(entry.name):
@@ -156,8 +158,9 @@ def _libraries(library: Path) -> dict[str, Path]:
     for name in (sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_config_var("INSTSONAME")):
         folder = Path(sysconfig.get_config_var("LIBDIR") or library)
         if name and not str(name).endswith(".a"):
-            for place in (folder / str(name), library / str(name)):
-                if place.is_file():
+            # What the build recorded may have been moved since, so the place next to this Python comes first.
+            for place in (library / str(name), folder / str(name)):
+                if os.access(place, os.R_OK):
                     found[str(name)] = place
                     break
     return found
@@ -177,7 +180,7 @@ def _build(folder: Path, final: Path) -> None:
         _place(place, library / shared)
     _gather(standard, library / name, _UNUSED | {f"config-{sys.version_info.major}"} | _config_folders(standard))
     dynamic = Path(sysconfig.get_config_var("DESTSHARED") or standard / "lib-dynload")
-    if dynamic.is_dir() and not (library / name / "lib-dynload").exists():
+    if not (library / name / "lib-dynload").exists() and dynamic.is_dir():
         _gather_entry(dynamic, library / name / "lib-dynload")
     site = library / name / "site-packages"
     for place in site_folders():
@@ -189,6 +192,10 @@ def _build(folder: Path, final: Path) -> None:
             _readable(site / package)
             # The user of the containers cannot write here, so nobody would do it later.
             compileall.compile_dir(site / package, quiet=2, stripdir=str(folder), prependdir=str(final))
+    # Programs ask their distribution for their version.
+    metadata = site / f"thunderfleet-{version()}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: thunderfleet\nVersion: {version()}\n")
     for script, module in SCRIPTS.items():
         path = binaries / script
         path.write_text(f"#!{final}/bin/{name}\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n")
@@ -254,16 +261,17 @@ def make_image(images: Path) -> Image:
                 except LocalClusterError:
                     shutil.rmtree(image.folder)
                     raise
-                _prune(images, keep=name)
+            os.utime(image.folder)
+            _prune(images, keep=name)
     except OSError as error:
         raise LocalClusterError(f"cannot make the image in {images}: {error}") from error
     return image
 
 
 def _prune(images: Path, keep: str) -> None:
-    """Removes images that no cluster uses."""
+    """Removes images that no cluster uses and nobody has asked for within an hour (whoever asks needs a moment to lock it)."""
     for folder in images.iterdir():
-        if not folder.is_dir() or folder.name == keep:
+        if not folder.is_dir() or folder.name == keep or time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
             continue
         lock = images / f"{folder.name}.lock"
         with lock.open("a") as file:

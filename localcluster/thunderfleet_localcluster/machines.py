@@ -70,7 +70,10 @@ class Machine:
     def environment(self) -> dict[str, str]:
         """What a program started on this machine begins with."""
         folders = [str(self.bin_folder)] if self.bin_folder else []
+        # By what this Python found its library and its modules the kubelet's will: it is the same one.
+        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
         return {
+            **kept,
             "PATH": ":".join([*folders, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]),
             "HOME": os.environ.get("HOME", "/"),
             "LANG": "C.UTF-8",
@@ -81,7 +84,7 @@ class Machine:
         starter = self.children.start(
             f"launchd of {self.name}",
             [sys.executable, "-S", "-s", str(Path(launchd.__file__)), self.name, self.mode],
-            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
+            env=dict(os.environ),
             log=self.log_file,
             pipes=True,
             # What it starts has to die with it: in loopback mode it sees to that itself when its input ends.
