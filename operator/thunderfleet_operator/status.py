@@ -291,7 +291,8 @@ def build(
             for outcome in outcomes
             if outcome.heard.state and outcome.heard.state.benchmark and outcome.view.plan
         ),
-        before.benchmark,
+        # What was measured of another spec says nothing of this one.
+        None if any(outcome.placed_now and outcome.outdated for outcome in outcomes) else before.benchmark,
     )
     conditions: tuple[Condition, ...] = before.conditions
 

@@ -38,13 +38,13 @@ def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
 def _model_lack(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
     if not found:
-        return f"{request.model} is not on its disk"
+        return f"does not have {request.model} on its disk"
     if any(model.complete and model.sized for model in found):
         return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
-        return f"{broken.path} is incomplete: {broken.problem or 'files are missing'}"
-    return f"what {found[0].path} needs is not known: {found[0].problem or 'it has not been sized yet'}"
+        return f"has {broken.path} incomplete: {broken.problem or 'files are missing'}"
+    return f"does not know yet what {found[0].path} needs: {found[0].problem or 'it has not been sized'}"
 
 
 def lack(mac: Mac, request: Request) -> str | None:

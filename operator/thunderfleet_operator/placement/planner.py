@@ -265,4 +265,4 @@ def _explain(
     wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
     together = [miss for miss in misses if len(miss.nodes) > 1][:NEAR_MISSES]
     parts = [f"{entry.node} {entry.message}" for entry in ordered] + [miss.message for miss in together]
-    return Unplaceable(reason, f"No room for {request.model} on {wanted}: " + "; ".join(parts), ordered, tuple(misses[:16]))
+    return Unplaceable(reason, f"{request.model} finds no place on {wanted}: " + "; ".join(parts), ordered, tuple(misses[:16]))

@@ -1,0 +1,418 @@
+"""Whole rounds over an API server in memory: what is made, what is left alone, what people are told."""
+
+import json
+from typing import Any
+
+import pytest
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.kube import ApiError
+from thunderfleet_crds.plan import Plan
+from thunderfleet_operator.act import NotLeading
+from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
+
+GIB = 2**30
+
+
+def plan_of(world: Any, epoch: int, index: int = 0) -> Plan:
+    item = world.cache[CONFIGMAPS].items[f"ns/md-{index}-e{epoch}"]
+    return Plan.model_validate_json(item["data"]["plan.json"])
+
+
+async def served(world: Any, epoch: int = 1) -> None:
+    await world.round()
+    world.run_pods()
+    world.say("Ready", epoch)
+    await world.round()
+
+
+async def test_from_deployment_to_pods_to_ready(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    plan = plan_of(world, 1)
+    assert [(rank.node, rank.layers) for rank in plan.ranks] == [("studio-1", (2, 4)), ("studio-2", (0, 2))]
+    assert sorted(world.pods()) == ["md-0-e1-0", "md-0-e1-1"]
+    spec = world.pods()["md-0-e1-1"]["spec"]
+    assert spec["runtimeClassName"] == "macos" and spec["hostNetwork"] and not spec["automountServiceAccountToken"]
+    assert "nodeName" not in spec
+    container = spec["containers"][0]
+    assert container["resources"]["requests"]["memory"] == str(plan.ranks[1].memory_bytes)
+    declared = {port["hostPort"] for port in container["ports"]}
+    assert declared == {plan.ranks[1].gateway_port, plan.ranks[1].control_port, *plan.ranks[1].ring_ports}
+    assert len(plan.ranks[1].ring_ports) == 16
+    owner = world.pods()["md-0-e1-0"]["metadata"]["ownerReferences"][0]
+    assert owner["controller"] and not owner["blockOwnerDeletion"] and owner["uid"] == "uid-md"
+    assert world.condition("Placed")[:2] == ("True", "Placed")
+    assert world.condition("Ready")[:2] == ("False", "Starting")
+    assert list(world.listened) == [0]
+
+    world.run_pods()
+    told = {
+        "prefillTokensPerSecond": 900.0,
+        "decodeTokensPerSecond": 37.42,
+        "timeToFirstTokenMicroseconds": 4000,
+        "promptTokens": 512,
+        "generationTokens": 128,
+        "measuredAt": world.now,
+    }
+    world.say("Ready", 1, benchmark=told)
+    await world.round()
+    status = world.md.status
+    assert status.ready == "1/1" and status.tokens_per_second == "37.4" and status.nodes == "studio-1,studio-2"
+    assert status.endpoint == f"http://10.0.0.1:{plan.ranks[0].gateway_port}/v1"
+    assert world.condition("Ready")[0] == world.condition("Bootstrapped")[0] == world.condition("Benchmarked")[0] == "True"
+
+
+async def test_quiet_rounds_and_restarts_write_nothing(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    before, writes = world.versions(), len(world.writes)
+    world.later(3600)
+    await world.round()
+    assert len(world.writes) == writes
+    await world.restarted().deployment("ns/md")
+    assert world.versions() == before
+    # The derived Secret alone is applied again, and is equal.
+    assert [path for _, path in world.writes[writes:]] == ["/api/v1/namespaces/ns/secrets/md-0-e1"]
+
+
+async def test_restarted_operator_that_has_not_heard_keeps_the_status(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    before = world.versions()
+    world.reports.clear()
+    status = world.md.status
+    await world.restarted().deployment("ns/md")
+    assert world.md.status == status
+    assert world.versions() == before
+
+
+async def test_pods_lost_between_plan_and_pods_are_made(world: Any) -> None:
+    world.deploy()
+    world.refuse = lambda verb, path: ApiError(500, "Internal", "no") if path.endswith("e1-1") else None
+    with pytest.raises(ApiError):
+        await world.round()
+    world.refuse = lambda verb, path: None
+    await world.restarted().deployment("ns/md")
+    assert sorted(world.pods()) == ["md-0-e1-0", "md-0-e1-1"]
+    assert len(world.cache[CONFIGMAPS].items) == 1
+
+
+async def test_deleted_pod_replaces_the_whole_group_after_the_backoff(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    ports = [(rank.gateway_port, rank.control_port) for rank in plan_of(world, 1).ranks]
+    world.remove(PODS, "ns/md-0-e1-1")
+    again = await world.round()
+    assert world.md.status.groups[0].state == "BackingOff"
+    assert again is not None and again <= 10
+    assert world.condition("Degraded")[:2] == ("True", "PodGone")
+    assert "md-0-e2-0" not in world.pods()
+    world.later(10)
+    await world.round()
+    assert world.pods()["md-0-e1-0"]["metadata"]["deletionTimestamp"]
+    assert {"md-0-e2-0", "md-0-e2-1"} <= set(world.pods())
+    group = world.md.status.groups[0]
+    assert (group.epoch, group.restarts, group.next_restart_time) == (2, 1, None)
+    assert [(rank.gateway_port, rank.control_port) for rank in plan_of(world, 2).ranks] == ports
+    assert "ns/md-0-e1" in world.cache[CONFIGMAPS].items
+    assert [pod.name for pod in world.md.status.terminating_pods] == ["md-0-e1-0"]
+    world.end_pods()
+    await world.round()
+    assert list(world.cache[CONFIGMAPS].items) == ["ns/md-0-e2"]
+    assert not any(path.endswith("secrets/md-0-e1") for path in world.objects)
+    assert world.md.status.terminating_pods == ()
+
+
+async def test_backoff_doubles_and_the_budget_ends(world: Any) -> None:
+    world.deploy(recovery={"maxRestarts": 2, "backoffSeconds": 10, "backoffLimitSeconds": 300})
+    await world.round()
+    for epoch, wait in ((1, 10), (2, 20)):
+        world.run_pods()
+        failure = {"fault": "Bug", "reason": "Odd", "message": "odd", "at": world.now}
+        world.say("GaveUp", epoch, failure=failure)
+        await world.round()
+        world.later(wait - 1)
+        await world.round()
+        assert world.md.status.groups[0].epoch == epoch
+        world.later(1)
+        await world.round()
+        assert world.md.status.groups[0].epoch == epoch + 1
+        world.end_pods()
+    world.run_pods()
+    world.say("GaveUp", 3, failure={"fault": "Bug", "reason": "Odd", "message": "odd", "at": world.now})
+    world.later(1000)
+    await world.round()
+    assert world.md.status.groups[0].state == "GaveUp" and world.md.status.groups[0].epoch == 3
+    assert "spent" in world.condition("Degraded")[2]
+    world.edit(memory={"contextTokens": 1024})
+    await world.round()
+    assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0
+
+
+async def test_missing_model_is_named_and_mends_itself(world: Any, make_model: Any) -> None:
+    world.deploy(model={"path": "/nope/x"})
+    await world.round()
+    status, reason, message = world.condition("ModelResolved")
+    assert (status, reason) == ("False", "ModelNotFound")
+    assert "/nope/x" in message and "studio-1 (/models/org: 1 models)" in message
+    assert world.condition("Placed")[0] == "False" and not world.pods()
+    world.put(NODEPROFILES, {"metadata": {"name": "mini"}, "status": {"runtime": {"backends": ["ring"]}, "models": [
+        make_model(GIB, "/nope/x")]}})
+    await world.round()
+    assert world.condition("ModelResolved")[0] == world.condition("Placed")[0] == "True"
+    assert plan_of(world, 1).ranks[0].node == "mini" and plan_of(world, 1).model == "nope/x"
+
+
+async def test_no_room_names_every_mac_and_mends_itself(world: Any) -> None:
+    world.deploy(memory={"contextTokens": 131072, "concurrentRequests": 1000})
+    await world.round()
+    status, reason, message = world.condition("Placed")
+    assert (status, reason) == ("False", "NoRoom")
+    for name in ("studio-1", "studio-2", "mini"):
+        assert f"{name} has" in message
+    assert "ns/md" in world.reconciler.unplaced and world.md.status.unplaceable
+    world.mac("big", "10.0.0.9", 64 * GIB)
+    await world.round()
+    assert world.condition("Placed")[0] == "True" and world.md.status.nodes == "big"
+    assert world.md.status.unplaceable == () and not world.reconciler.unplaced
+
+
+async def test_groups_share_neither_memory_nor_ports(world: Any, make_model: Any) -> None:
+    for name in ("studio-1", "studio-2"):
+        world.put(NODEPROFILES, {"metadata": {"name": name}, "status": {"runtime": {"backends": ["ring"]}, "models": [
+            make_model(2 * GIB)]}})
+    world.remove(NODEPROFILES, "mini")
+    world.deploy(replicas=5, nodes={"max": 1})
+    await world.round()
+    placed = [group for group in world.md.status.groups if group.ranks]
+    assert len(placed) == 4, "two of 2.5 GiB on each Mac of 6"
+    held: dict[str, list[int]] = {}
+    used: dict[str, int] = {}
+    for group in placed:
+        for rank in plan_of(world, 1, group.index).ranks:
+            held.setdefault(rank.node, []).extend((rank.gateway_port, rank.control_port, *rank.ring_ports))
+            used[rank.node] = used.get(rank.node, 0) + rank.memory_bytes
+    assert all(len(ports) == len(set(ports)) for ports in held.values())
+    assert all(size <= 6 * GIB for size in used.values())
+    assert world.condition("Placed")[:2] == ("False", "NoRoom") and "group 4 of 5" in world.condition("Placed")[2]
+    assert world.md.status.replicas == 4
+
+
+async def test_scaling_down_drains_and_clears(world: Any, make_model: Any) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.deploy(replicas=2)
+    await world.round()
+    assert {"md-0-e1-0", "md-1-e1-0"} <= set(world.pods())
+    world.edit(replicas=1)
+    await world.round()
+    assert world.pods()["md-1-e1-0"]["metadata"]["deletionTimestamp"]
+    assert not world.pods()["md-0-e1-0"]["metadata"].get("deletionTimestamp")
+    assert plan_of(world, 1, 0).epoch == 1, "replicas are no reason for another placement"
+    world.end_pods()
+    await world.round()
+    assert [group.index for group in world.md.status.groups] == [0]
+    assert "ns/md-1-e1" not in world.cache[CONFIGMAPS].items
+
+
+async def test_a_changed_spec_rolls_one_serving_group_at_a_time(world: Any) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.deploy(replicas=2)
+    await world.round()
+    world.run_pods()
+    for index in (0, 1):
+        world.say("Ready", 1, index)
+    await world.round()
+    world.edit(memory={"contextTokens": 1024})
+    await world.round()
+    assert [group.epoch for group in world.md.status.groups] == [2, 1]
+    await world.round()
+    assert [group.epoch for group in world.md.status.groups] == [2, 1]
+    world.end_pods()
+    world.run_pods()
+    world.say("Ready", 2, 0)
+    await world.round()
+    assert [group.epoch for group in world.md.status.groups] == [2, 2]
+    assert all(group.restarts == 0 for group in world.md.status.groups)
+
+
+async def test_a_faulty_mac_is_avoided_while_others_will_do(world: Any) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.mac("big-2", "10.0.0.9", 64 * GIB)
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    failure = {"fault": "Replan", "reason": "AddressLost", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
+    world.say("GaveUp", 1, failure=failure)
+    await world.round()
+    world.later(10)
+    await world.round()
+    assert plan_of(world, 2).ranks[0].node == "big-2"
+    assert world.md.status.groups[0].last_failure.reason == "AddressLost"
+
+
+async def test_an_unready_node_alone_replans_nothing(world: Any) -> None:
+    world.deploy()
+    await served(world)
+
+    def unready(item: Any) -> None:
+        item["status"]["conditions"][0]["status"] = "Unknown"
+
+    world.change(NODES, "studio-2", unready)
+    world.later(3600)
+    await world.round()
+    assert world.md.status.groups[0].state == "Ready"
+    state = {"uid": "uid-md", "index": 0, "epoch": 1, "phase": "Waiting", "ranks": [
+        {"rank": 0, "node": "studio-1", "phase": "Joined"}, {"rank": 1, "node": "studio-2", "phase": "Absent"}]}
+    world.heard_of(0, 1, GroupState.model_validate(state))
+    await world.round()
+    assert world.md.status.groups[0].state == "BackingOff"
+    assert world.condition("Degraded")[1] == "NodeNotReady"
+
+
+async def test_node_gone_places_elsewhere(world: Any) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.mac("big-2", "10.0.0.9", 64 * GIB)
+    world.deploy()
+    await served(world)
+    assert plan_of(world, 1).ranks[0].node == "big-1"
+    world.remove(NODES, "big-1")
+    await world.round()
+    assert world.condition("Degraded")[1] == "NodeGone"
+    world.later(10)
+    await world.round()
+    assert plan_of(world, 2).ranks[0].node == "big-2"
+
+
+async def test_unschedulable_for_long_is_placed_anew_but_not_beside_a_predecessor(world: Any) -> None:
+    world.deploy()
+    await world.round()
+
+    def blocked(item: Any) -> None:
+        item["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "Insufficient memory", "lastTransitionTime": world.now.isoformat()}]}
+
+    world.change(PODS, "ns/md-0-e1-0", blocked)
+    again = await world.round()
+    assert world.md.status.groups[0].state == "Starting" and again is not None and again <= 11
+    assert "Insufficient memory" in world.md.status.groups[0].message
+    world.later(11)
+    await world.round()
+    assert world.condition("Degraded")[1] == "Unschedulable"
+    world.later(10)
+    await world.round()
+    assert world.md.status.groups[0].epoch == 2
+    for pod in ("md-0-e2-0", "md-0-e2-1"):
+        world.change(PODS, f"ns/{pod}", blocked)
+    world.later(100)
+    await world.round()
+    assert world.md.status.groups[0].epoch == 2 and world.condition("Degraded")[0] == "False", "e1 still ends there"
+
+
+async def test_a_refused_namespace_says_the_label_command(world: Any) -> None:
+    world.deploy()
+    text = 'pods "md-0-e1-0" is forbidden: violates PodSecurity "baseline:latest": host namespaces'
+    world.refuse = lambda verb, path: ApiError(403, "Forbidden", text) if "/pods/" in path else None
+    again = await world.round()
+    status, reason, message = world.condition("Placed")
+    assert (status, reason) == ("False", "PodSecurityForbidden")
+    assert "kubectl label namespace ns pod-security.kubernetes.io/enforce=privileged" in message
+    assert again is not None
+    world.refuse = lambda verb, path: None
+    await world.round()
+    assert world.condition("Placed")[0] == "True" and len(world.pods()) == 2
+    assert world.md.status.groups[0].epoch == 1
+
+
+async def test_service_only_where_addresses_are_real(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    service = world.cache[SERVICES].items["ns/md"]
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"]["thunderfleet.io/rank"] == "0"
+    world.remove(SERVICES, "ns/md")
+    world.mac("mini", "127.3.0.3", GIB)
+    await world.round()
+    assert "ns/md" not in world.cache[SERVICES].items
+
+
+async def test_deleted_deployments_are_left_to_the_garbage_collector(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    writes = len(world.writes)
+    world.remove(DEPLOYMENTS, "ns/md")
+    assert await world.round() is None
+    assert world.listened == {} and len(world.writes) == writes
+
+
+async def test_who_does_not_lead_writes_nothing(world: Any) -> None:
+    world.deploy()
+    world.is_leading = False
+    with pytest.raises(NotLeading):
+        await world.round()
+    assert world.writes == []
+
+
+async def test_events_tell_what_changed_once(world: Any) -> None:
+    told: list[str] = []
+    create = world.create
+
+    async def record(path: str, body: Any) -> Any:
+        told.append(body["reason"])
+        return await create(path, body)
+
+    world.create = record
+    world.deploy()
+    await served(world)
+    await world.round()
+    assert told == ["Placed", "Ready"]
+
+
+async def test_server_port_is_honoured_and_not_given_twice(world: Any) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.deploy(replicas=2, server={"port": 8080}, nodes={"max": 1})
+    await world.round()
+    assert plan_of(world, 1, 0).ranks[0].gateway_port == 8080
+    assert world.md.status.groups[1].state == "Pending"
+    assert "port 8080" in world.condition("Placed")[2]
+
+
+async def test_api_key_secret_is_mounted_not_read(world: Any) -> None:
+    world.deploy(server={"apiKeySecret": "keys"})
+    await world.round()
+    spec = world.pods()["md-0-e1-0"]["spec"]
+    assert {"name": "api-key", "secret": {"secretName": "keys", "defaultMode": 0o440}} in spec["volumes"]
+    assert any(mount["mountPath"] == "/etc/thunderfleet/api-key" for mount in spec["containers"][0]["volumeMounts"])
+
+
+async def test_links_are_summarised_and_cleared(world: Any) -> None:
+    name = "studio-1.tb1--studio-2.tb1"
+    await world.reconciler.link(name)
+    status = world.cache[LINKS].items[name]["status"]
+    assert (status["speed"], status["generation"]) == ("80G", "TB5")
+    assert {c["type"]: c["status"] for c in status["conditions"]} == {
+        "Connected": "True", "Symmetric": "True", "RDMAUsable": "False"}
+    writes = len(world.writes)
+    # The fake forgets the agents' part on apply; put it back as server-side apply would have kept it.
+    world.change(LINKS, name, lambda item: item["status"].update(endpoints=[
+        {"node": "studio-1", "port": 1, "address": "169.254.1.1", "speedMbps": 80000, "seesPeer": True},
+        {"node": "studio-2", "port": 1, "address": "169.254.1.2", "speedMbps": 80000, "seesPeer": True}]))
+    await world.reconciler.link(name)
+    assert len(world.writes) == writes
+    world.remove(NODES, "studio-2")
+    await world.reconciler.link(name)
+    assert world.writes[-1][0] == "patch"
+    assert [end["node"] for end in world.cache[LINKS].items[name]["status"]["endpoints"]] == ["studio-1"]
+    world.remove(NODES, "studio-1")
+    await world.reconciler.link(name)
+    assert name not in world.cache[LINKS].items
+
+
+async def test_the_plan_is_what_the_runner_reads(world: Any) -> None:
+    world.deploy(parallelism="Tensor", bootstrap={"attempts": 3}, benchmark={"every": "1h30m"})
+    await world.round()
+    plan = plan_of(world, 1)
+    assert (plan.backend, plan.split, plan.world_size) == ("ring", "Tensor", 2)
+    assert [rank.ring_address for rank in plan.ranks] == ["169.254.1.1", "169.254.1.2"]
+    assert len(plan.ranks[0].ring_ports) == 6 and plan.benchmark.every_seconds == 5400
+    assert plan.uid == "uid-md" and plan.group == "ns/md-0"
+    annotation = world.pods()["md-0-e1-0"]["metadata"]["annotations"]["thunderfleet.io/ports"]
+    assert json.loads(annotation)["gateway"] == plan.ranks[0].gateway_port
