@@ -1,0 +1,250 @@
+"""What is asked for in a certificate request, what is done with the answer, and when it is asked again."""
+
+import asyncio
+import base64
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_kubelet.certificates import (
+    CLIENT_SIGNER,
+    SERVING_SIGNER,
+    CertificateError,
+    Pair,
+    Renewer,
+    csr_object,
+    new_key,
+    obtain,
+    read_pair,
+    renew_at,
+    signing_request,
+    usable,
+    verdict,
+    write_private,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def sign(request: bytes, start: datetime = START, life: timedelta = timedelta(days=10)) -> bytes:
+    """A certificate (PEM) for a CSR (PEM), by a CA made for the moment."""
+    csr = x509.load_pem_x509_csr(request)
+    ca = ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(csr.subject)
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")]))
+        .public_key(csr.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + life)
+    )
+    for extension in csr.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return builder.sign(ca, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def pair(node: str = "studio-1", addresses: tuple[str, ...] = (), **times: Any) -> Pair:
+    key = new_key()
+    return Pair(key, sign(signing_request(key, node, addresses), **times))
+
+
+def test_a_client_request_names_the_node_and_nothing_else() -> None:
+    csr = x509.load_pem_x509_csr(signing_request(new_key(), "studio-1"))
+    assert csr.is_signature_valid
+    assert [(one.oid, one.value) for one in csr.subject] == [
+        (NameOID.ORGANIZATION_NAME, "system:nodes"),
+        (NameOID.COMMON_NAME, "system:node:studio-1"),
+    ]
+    assert len(csr.extensions) == 0
+    assert isinstance(csr.public_key(), ec.EllipticCurvePublicKey)
+
+
+def test_a_serving_request_names_just_the_addresses() -> None:
+    csr = x509.load_pem_x509_csr(signing_request(new_key(), "studio-1", ["192.168.64.11", "fd00::1"]))
+    names = csr.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["192.168.64.11", "fd00::1"]
+    assert len(list(names)) == 2
+
+
+@pytest.mark.parametrize(("signer", "purpose"), [(CLIENT_SIGNER, "client auth"), (SERVING_SIGNER, "server auth")])
+def test_usages_are_what_an_approver_allows_of_an_elliptic_key(signer: str, purpose: str) -> None:
+    made = csr_object(b"pem", signer, 3600)
+    assert made["spec"] == {
+        "request": base64.b64encode(b"pem").decode(),
+        "signerName": signer,
+        "usages": ["digital signature", purpose],
+        "expirationSeconds": 3600,
+    }
+
+
+def test_verdicts() -> None:
+    name = {"metadata": {"name": "csr-1"}}
+    assert verdict(name) is None
+    assert verdict({**name, "status": {"conditions": [{"type": "Approved"}]}}) is None
+    assert verdict({**name, "status": {"certificate": base64.b64encode(b"pem").decode()}}) == b"pem"
+    with pytest.raises(CertificateError, match="csr-1 was denied: not you"):
+        verdict({**name, "status": {"conditions": [{"type": "Denied", "message": "not you"}]}})
+
+
+def test_it_is_renewed_at_four_fifths_of_its_life() -> None:
+    assert renew_at(pair(life=timedelta(days=10))) == START + timedelta(days=8)
+
+
+@pytest.mark.parametrize(
+    ("node", "after", "addresses", "good"),
+    [
+        ("studio-1", timedelta(days=1), [], True),
+        ("studio-2", timedelta(days=1), [], False),
+        ("studio-1", timedelta(days=10), [], False),
+        ("studio-1", timedelta(days=-1), [], False),
+        ("studio-1", timedelta(days=1), ["192.168.64.11"], True),
+        ("studio-1", timedelta(days=1), ["192.168.64.11", "10.0.0.1"], False),
+    ],
+)
+def test_usable(node: str, after: timedelta, addresses: list[str], good: bool) -> None:
+    held = pair(addresses=("192.168.64.11",))
+    assert usable(held, node, START + after, addresses) is good
+
+
+def test_a_client_certificate_serves_nobody() -> None:
+    assert not usable(pair(), "studio-1", START, ["192.168.64.11"])
+
+
+def test_a_secret_file_is_private_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "client.pem"
+    write_private(file, b"one")
+    write_private(file, b"two")
+    assert file.read_bytes() == b"two"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["client.pem"]
+
+
+def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "client.pem"
+    write_private(file, b"one")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_private(file, b"two")
+    assert file.read_bytes() == b"one"
+    assert [one.name for one in tmp_path.iterdir()] == ["client.pem"]
+
+
+def test_a_pair_is_read_back(tmp_path: Path) -> None:
+    held = pair()
+    write_private(tmp_path / "client.pem", held.pem)
+    assert read_pair(tmp_path / "client.pem") == held
+    assert read_pair(tmp_path / "none.pem") is None
+
+
+def test_a_mixed_pair_is_refused(tmp_path: Path) -> None:
+    write_private(tmp_path / "client.pem", pair().key + pair().certificate)
+    with pytest.raises(CertificateError, match="another key"):
+        read_pair(tmp_path / "client.pem")
+    write_private(tmp_path / "client.pem", b"garbage")
+    with pytest.raises(CertificateError, match="holds no key and certificate"):
+        read_pair(tmp_path / "client.pem")
+
+
+class Signer:
+    """Stands for the API server: takes one request, and signs it when ``ready`` or refuses."""
+
+    def __init__(self) -> None:
+        self.csr: dict[str, Any] = {}
+        self.asked = 0
+        self.answers: list[Any] = []
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.csr = {**body, "metadata": {"name": "csr-1"}}
+        return self.csr
+
+    async def get(self, path: str) -> dict[str, Any]:
+        self.asked += 1
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        if answer == "sign":
+            certificate = sign(base64.b64decode(self.csr["spec"]["request"]))
+            return {**self.csr, "status": {"certificate": base64.b64encode(certificate).decode()}}
+        if answer == "other":
+            return {**self.csr, "status": {"certificate": base64.b64encode(pair().certificate).decode()}}
+        return self.csr
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderfleet_kubelet.certificates.POLL_SECONDS", 0.0)
+
+
+async def ask(signer: Signer, limit: float = 10.0) -> Pair:
+    return await obtain(cast(Kube, signer), "studio-1", CLIENT_SIGNER, 3600, limit=limit)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_obtaining_waits_through_an_api_server_that_stumbles() -> None:
+    signer = Signer()
+    signer.answers = [None, ApiError(0, "Unreachable", "away"), ApiError(503, "ServiceUnavailable", "busy"), "sign"]
+    held = await ask(signer)
+    assert usable(held, "studio-1", START)
+    assert signer.asked == 4
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(ApiError(404, "NotFound", "gone"), "was deleted before it was signed"), ("other", "belongs to another key")],
+)
+async def test_obtaining_ends_with_a_sentence(answer: Any, words: str) -> None:
+    signer = Signer()
+    signer.answers = [answer]
+    with pytest.raises(CertificateError, match=words):
+        await ask(signer)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_obtaining_has_a_limit_that_says_what_to_do() -> None:
+    with pytest.raises(CertificateError, match="kubectl certificate approve csr-1"):
+        await ask(Signer(), limit=0.05)
+
+
+async def test_a_renewer_asks_again_after_trouble_and_puts_the_pair_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
+    now = datetime.now(UTC)
+    old = pair(start=now - timedelta(days=9), life=timedelta(days=10))
+    new = pair(start=now, life=timedelta(days=10))
+    answers: list[Any] = [CertificateError("not approved"), new]
+    put: asyncio.Future[Pair] = asyncio.get_running_loop().create_future()
+    said: list[str | None] = []
+
+    async def answer() -> Pair:
+        one = answers.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return cast(Pair, one)
+
+    async def use(held: Pair) -> None:
+        assert read_pair(tmp_path / "serving.pem") == held, "on disk before it is used"
+        put.set_result(held)
+
+    task = asyncio.ensure_future(Renewer("serving", tmp_path / "serving.pem", answer, use, said.append, old).run())
+    try:
+        assert await asyncio.wait_for(put, 10) == new
+        await asyncio.sleep(0)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert said == ["serving certificate: not approved", None]
+    assert answers == []

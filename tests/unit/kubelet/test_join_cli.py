@@ -1,0 +1,72 @@
+"""The command line: its help, its exit codes, and what launchd is told."""
+
+import logging
+import plistlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from thunderfleet_kubelet import app
+from thunderfleet_kubelet.cli import main
+from thunderfleet_kubelet.join import JoinError
+
+JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """`main` sets up logging for its process; here the process goes on."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.parametrize("command", [["--help"], ["join", "--help"], ["run", "--help"], ["launchd-plist", "--help"]])
+def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    assert command == ["--help"] or "default: /var/lib/thunderfleet/kubelet" in " ".join(said.split())
+
+
+def test_run_without_having_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--root", str(tmp_path)]) == 1
+    assert "holds no identity: join first" in capsys.readouterr().err
+
+
+def test_a_wrong_command_line_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOIN, "--server", "http://1.2.3.4", "--root", str(tmp_path / "root")]) == 2
+    assert "must look like https://" in capsys.readouterr().err
+    assert not (tmp_path / "root").exists()
+
+
+def test_wrong_settings_are_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kubelet.yaml"
+    file.write_text("prot: 1\n")
+    assert main([*JOIN, "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root"), "--config", str(file)]) == 2
+    assert f"{file}: prot: no such setting" in capsys.readouterr().err
+
+
+def test_nobody_there_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOIN, "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_one_kubelet_a_root(tmp_path: Path) -> None:
+    with app.only_one(tmp_path), pytest.raises(JoinError, match="another kubelet runs"), app.only_one(tmp_path):
+        pass
+    with app.only_one(tmp_path):
+        pass
+
+
+def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launchd-plist", "--root", "/var/lib/k", "--config", "/etc/k.yaml"]) == 0
+    made = plistlib.loads(capsys.readouterr().out.encode())
+    assert made["ProgramArguments"][1:] == ["run", "--root", "/var/lib/k", "--config", "/etc/k.yaml"]
+    assert made["ProgramArguments"][0].startswith("/")
+    assert made["AbandonProcessGroup"] is True
+    assert made["KeepAlive"] is True
+    assert made["ExitTimeOut"] >= 60
+    assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
