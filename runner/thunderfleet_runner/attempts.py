@@ -51,8 +51,8 @@ class Limits:
     check_seconds: float = 60.0
     compare_seconds: float = 120.0
     end_seconds: float = 20.0
-    drain_seconds: float = 20.0
-    stop_seconds: float = 8.0
+    drain_seconds: float = 15.0
+    stop_seconds: float = 6.0
     backoff_seconds: float = 0.5
     backoff_most_seconds: float = 30.0
     slow_retry_seconds: float = 60.0

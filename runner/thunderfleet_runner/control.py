@@ -67,6 +67,7 @@ class Connection:
         self._silent = 0
         self._cut: str | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
 
     def send(self, message: BaseModel) -> None:
         self._outgoing.put_nowait(message.model_dump_json())
@@ -79,10 +80,11 @@ class Connection:
             self._reading.cancel()
 
     async def flush(self, seconds: float) -> None:
-        """Waits until everything was handed to the socket, at most ``seconds``."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._outgoing.join()
+        """Waits until everything was handed to the socket or the connection has ended, at most ``seconds``."""
+        waits = [asyncio.ensure_future(self._outgoing.join()), asyncio.ensure_future(self._ended.wait())]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     async def serve(self, on_text: Callable[[str], None], on_tick: Callable[[], None]) -> str:
         """Reads until the connection ends and returns how it did. ``on_tick`` runs every TICK_SECONDS.
@@ -98,6 +100,7 @@ class Connection:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._ended.set()
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)

@@ -101,8 +101,7 @@ class Follower:
             return await connection.serve(self._ordered, pulse)
         finally:
             self._connection = None
-            self.member.forget()
-            await self.member.end()
+            await self.member.settle()
             if self._leaving:
                 self.released.set()
 

@@ -7,11 +7,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from thunderfleet_crds.group import Failure, FaultClass, GroupPhase, GroupState, RankPhase, RankReport
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import attempts, faults, peers, protocol
+from thunderfleet_runner import attempts, faults, history, peers, protocol
 from thunderfleet_runner.attempts import Machine, Stage
 from thunderfleet_runner.control import Connection
 from thunderfleet_runner.member import Member
@@ -51,12 +52,16 @@ class Leader:
         service: Callable[[], Service],
         on_change: Callable[[GroupState], None],
         on_ready: Callable[[], None],
+        history_file: Path,
         limits: attempts.Limits | None = None,
     ) -> None:
         self.plan = plan
+        past = history.load(history_file, plan)
         self.machine = Machine(
             plan.world_size,
             limits or attempts.Limits(plan.bootstrap.attempts, plan.bootstrap.attempt_timeout_seconds),
+            was_ready=past.was_ready,
+            recoveries=past.recoveries,
         )
         self.released = asyncio.Event()
         """Set when the group has stopped: who was told to end may go."""
@@ -65,6 +70,7 @@ class Leader:
         self._service = service
         self._on_change = on_change
         self._on_ready = on_ready
+        self._history_file = history_file
         self._links: dict[int, Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._reports = {
@@ -301,6 +307,8 @@ class Leader:
             case attempts.Compare(attempt=attempt):
                 self._order(peers.CheckRank(attempt=attempt))
             case attempts.Serve(attempt=attempt):
+                past = history.History(self.machine.was_ready, self.machine.recoveries)
+                history.save(self._history_file, self.plan, past)
                 self._service().attach(_Link(self, attempt), self._vocabulary)
                 self._on_ready()
             case attempts.Unserve(why=why):

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from thunderfleet_crds.group import FaultClass
@@ -26,6 +27,12 @@ SILENT_TICKS = 6
 itself held up, time has passed for both."""
 SILENT_TICKS_LOADING = 60
 """While loading, libraries hold the interpreter for seconds at a time."""
+_EVERY_ATTEMPT = 1 << 62
+
+
+@dataclass(frozen=True)
+class _Settle:
+    done: "asyncio.Future[None]"
 
 
 class Member:
@@ -57,8 +64,9 @@ class Member:
         self._silent_ticks = 0
         self._beating = False
         self._heartbeat: protocol.Heartbeat | None = None
-        self._orders: asyncio.Queue[peers.Order] = asyncio.Queue()
+        self._orders: asyncio.Queue[peers.Order | _Settle] = asyncio.Queue()
         self._end_asked = 0
+        self._closed = False
 
     @property
     def pid_file(self) -> Path:
@@ -114,7 +122,12 @@ class Member:
                 await self._carry_out(await self._orders.get())
         finally:
             watch.cancel()
+            self._closed = True
             await self.end()
+            while not self._orders.empty():
+                left = self._orders.get_nowait()
+                if isinstance(left, _Settle) and not left.done.done():
+                    left.done.set_result(None)
 
     async def end(self) -> None:
         """Ends and reaps the rank, if there is one."""
@@ -122,16 +135,31 @@ class Member:
         if process is not None:
             await asyncio.shield(process.end())
 
-    def forget(self) -> None:
-        """The leader is gone: what it still wanted is void, and the next one counts its attempts anew."""
+    async def settle(self) -> None:
+        """The leader is gone: what it still wanted is void, and when this returns no rank process is left.
+
+        It goes through the queue like an order, so that a launch that is under way is ended too.
+        """
         while not self._orders.empty():
             self._orders.get_nowait()
-        self._attempt, self._end_asked = 0, 0
+        self._end_asked = _EVERY_ATTEMPT
+        if self._closed:
+            await self.end()
+            return
+        settled = _Settle(asyncio.get_running_loop().create_future())
+        self._orders.put_nowait(settled)
+        await settled.done
 
     # --- orders ---
 
-    async def _carry_out(self, order: peers.Order) -> None:
+    async def _carry_out(self, order: "peers.Order | _Settle") -> None:
         match order:
+            case _Settle(done=done):
+                await self.end()
+                # The next leader counts its attempts anew.
+                self._attempt, self._end_asked = 0, 0
+                if not done.done():
+                    done.set_result(None)
             case peers.Preflight(attempt=attempt):
                 await self._preflight(attempt)
             case peers.Launch(attempt=attempt, hosts=hosts):

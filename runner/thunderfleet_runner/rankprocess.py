@@ -30,7 +30,8 @@ _PASSED_ON = ("MLX_", "THUNDERFLEET_RANK")
 def rank_command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
     """The rank's command line. What follows the module is read by nobody but people with ``ps`` and ``end_orphan``."""
     told = ["--group", group, "--epoch", str(epoch), "--rank", str(rank), "--attempt", str(attempt)]
-    return [sys.executable, "-m", RANK_MODULE, *told]
+    # -P: the folder that the pod happens to work in is not searched for modules.
+    return [sys.executable, "-P", "-m", RANK_MODULE, *told]
 
 
 def rank_environment(base: Mapping[str, str], fd: int, rank: int, hostfile: Path | None) -> dict[str, str]:

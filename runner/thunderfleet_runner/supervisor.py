@@ -5,10 +5,11 @@ It imports no MLX and no tokenizer, neither here nor in what it imports: nothing
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 25.0
 """How long a supervisor that was told to end waits for its group."""
+PORT_SECONDS = 15.0
+"""How long a lasting port that is in use is tried for."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,15 @@ class Supervisor:
         self.role: Leader | Follower
         if self.rank == 0:
             identity = Identity(preflight.version("mlx"), preflight.version("mlx-lm"), preflight.digest(self.plan))
-            leader = Leader(self.plan, identity, lambda: self.service, self._changed, self._ready, settings.limits)
+            leader = Leader(
+                self.plan,
+                identity,
+                lambda: self.service,
+                self._changed,
+                self._ready,
+                settings.state_folder / "history.json",
+                settings.limits,
+            )
             self.role = leader
             report: Callable[[peers.Report], None] = lambda said: leader.heard(0, said)  # noqa: E731
         else:
@@ -102,17 +113,19 @@ class Supervisor:
         if orphan is not None:
             log.warning("ended process %d, a rank that an earlier supervisor left behind", orphan)
         leader = self.role if isinstance(self.role, Leader) else None
-        server = await control.serve_control(
-            self.plan,
-            self.rank,
-            self._server_tls,
-            state=lambda: self.state,
-            join=leader.join if leader is not None else _nobody,
-            drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+        server = await _once_free(
+            lambda: control.serve_control(
+                self.plan,
+                self.rank,
+                self._server_tls,
+                state=lambda: self.state,
+                join=leader.join if leader is not None else _nobody,
+                drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+            )
         )
         gateway: web.AppRunner | None = None
         try:
-            gateway = await self._serve_gateway() if settings.gateway else None
+            gateway = await _once_free(self._serve_gateway) if settings.gateway else None
             self._metrics.observe(self.state)
             self._start(self.member.run(), "member")
             self._start(self.role.run(), "role")
@@ -205,6 +218,23 @@ class Supervisor:
         except Exception:
             # A figure that could not be taken must not take the group with it.
             log.exception("the benchmark did not end")
+
+
+async def _once_free(listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner:
+    """Listens; while a supervisor of this pod that is still ending holds the port, tries again for PORT_SECONDS.
+
+    Raises OSError with the address and the port when they are not to be had.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + PORT_SECONDS
+    while True:
+        try:
+            return await listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or loop.time() > until:
+                raise
+            log.warning("%s; trying again", error)
+        await asyncio.sleep(0.5)
 
 
 async def _nobody(_: peers.Hello, __: control.Connection) -> peers.Refusal | None:

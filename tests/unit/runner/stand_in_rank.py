@@ -1,7 +1,7 @@
 """A rank without a model: MLX's real ring and the real protocol, so that the supervisor is tried against what it meets.
 
 What it does wrong is told by files in THUNDERFLEET_TEST_FOLDER: ``init-hang-R``, ``load-error-R`` (its text), ``mute-R``
-(no heartbeats once Ready), ``odd-token-R``; R is the rank. A ``die-once-R`` file is used up.
+(no heartbeats once Ready), ``stuck-R`` (never joins a turn), ``odd-token-R``; R is the rank. A ``die-once-R`` file is used up.
 """
 
 import os
@@ -72,6 +72,8 @@ def main() -> None:
                 waiting.append(request)
             case protocol.Turn(number=number):
                 turning.set()
+                while told("stuck").exists():
+                    time.sleep(0.1)
                 for request in take_turn(start.rank, waiting):
                     for index in range(request.max_tokens):
                         steps[0] += 1

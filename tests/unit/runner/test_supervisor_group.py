@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
 from thunderfleet_runner import control, peers, protocol
+from thunderfleet_runner import leader as leader_module
 from thunderfleet_runner.service import Unavailable
 
 MakeGroup = Callable[..., Any]
@@ -117,6 +118,32 @@ async def test_a_frozen_rank_is_noticed_by_its_silence(make_group: MakeGroup) ->
     await group.until_ready()
 
 
+async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    (group.faults / "mute-1").touch()
+    leader = group.start(0)
+    group.start(1)
+    await group.until(lambda: leader.state.failure is not None, "the silence is noticed")
+    assert leader.state.failure.reason == "RankFrozen"
+    (group.faults / "mute-1").unlink()
+    await group.until_ready()
+
+
+async def test_a_group_that_does_not_move_is_stalled(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "STALL_SECONDS", 1.0)
+    group = make_group(2)
+    (group.faults / "stuck-1").touch()
+    leader = group.start(0)
+    group.start(1)
+    await group.until_ready()
+    with pytest.raises(Unavailable, match="no rank has moved a step"):
+        await _answer(leader, "stuck")
+    assert leader.state.failure.reason == "Stalled"
+    (group.faults / "stuck-1").unlink()
+    await group.until_ready()
+    assert await _answer(leader, "moves") == [0, 2, 4, 6]
+
+
 async def test_the_first_failure_in_init_ends_all_and_fresh_ports_are_taken(make_group: MakeGroup) -> None:
     group = make_group(2)
     (group.faults / "die-once-1").touch()
@@ -208,7 +235,20 @@ async def test_a_leader_that_crashes_and_returns_leads_anew(make_group: MakeGrou
     assert other.state.phase is GroupPhase.WAITING
     leader = group.start(0)
     await group.until_ready()
-    assert leader.state.attempt == 1
+    assert (leader.state.attempt, leader.state.recoveries) == (1, 1)
+
+
+async def test_a_rank_that_is_being_started_when_the_leader_goes_is_ended(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    (group.faults / "init-hang-1").touch()
+    group.start(0)
+    other = group.start(1)
+    await group.until(lambda: other.member._attempt == 1 and other.member._stage == "init", "rank 1 is being started")
+    await group.crash(0)
+    (group.faults / "init-hang-1").unlink()
+    await group.until(lambda: other.member.pid is None, "its rank is gone")
+    group.start(0)
+    await group.until_ready()
 
 
 async def test_a_stale_epoch_is_refused_at_both_ends(make_group: MakeGroup) -> None:
