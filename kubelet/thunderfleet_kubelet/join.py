@@ -138,9 +138,8 @@ async def _handshake(server: Server) -> list[x509.Certificate]:
     except ssl.SSLError as error:
         raise JoinError(f"{server.url}: does not speak TLS ({error.reason}); is this the API server's port?") from None
     except OSError as error:
-        raise JoinError(
-            f"{server.url}: cannot be reached ({error.strerror or error or type(error).__name__}); is the API server up, and the address right?"
-        ) from None
+        why = error.strerror or str(error) or "it broke off; does it speak TLS?"
+        raise JoinError(f"{server.url}: cannot be reached ({why}); is the API server up, and the address right?") from None
     try:
         return _chain(writer.get_extra_info("ssl_object"))
     finally:
