@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thunderfleet_localcluster.assets import find_assets
 from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet import load_fleet
@@ -45,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--no-machines", action="store_true", help="start machines without kubelets")
     up.add_argument("--audit", action="store_true", help="write the API server's audit log")
     up.add_argument("--check", action="store_true", help="only check the fleet file")
+    commands.add_parser(
+        "programs",
+        help="find or build the control plane, kubectl and helm, and print their folder",
+        description="Finds the programs in KUBEBUILDER_ASSETS, else in the cache, else builds them there once.",
+    )
     down = command("down", "end a cluster and remove its data; logs and models stay")
     down.add_argument("--purge", action="store_true", help="remove logs and models too")
     status = command("status", "show what runs, and where")
@@ -97,6 +103,12 @@ def _up(arguments: argparse.Namespace) -> int:
         return 0
     with cluster:
         return cluster.wait()
+
+
+def _programs(_: argparse.Namespace) -> int:
+    with Progress() as progress:
+        print(find_assets(progress.event))
+    return 0
 
 
 def _down(arguments: argparse.Namespace) -> int:
@@ -203,6 +215,7 @@ def _component(arguments: argparse.Namespace) -> int:
 
 COMMANDS = {
     "up": _up,
+    "programs": _programs,
     "down": _down,
     "status": _status,
     "kubeconfig": _kubeconfig,
@@ -230,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)
     try:
-        checked_name(parsed.name)
+        if "name" in parsed:
+            checked_name(parsed.name)
         return COMMANDS[parsed.command](parsed)
     except LocalClusterError as error:
         print(f"thunderfleet: {error}", file=sys.stderr)

@@ -8,6 +8,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.status import Status
 
+LINE_SECONDS = 15
+
 
 class Progress:
     """Shows steps on ``stream``. Without a terminal only whole lines are written."""
@@ -16,6 +18,7 @@ class Progress:
         self.console = Console(file=stream or sys.stderr, quiet=quiet, highlight=False, soft_wrap=True)
         self.began = time.monotonic()
         self._status: Status | None = None
+        self._said = 0.0
 
     def __enter__(self) -> "Progress":
         return self
@@ -37,6 +40,14 @@ class Progress:
             else:
                 self._status.update(title)
 
+    def moving(self, title: str) -> None:
+        """How far the running step is; without a terminal now and then a line."""
+        if self.console.is_terminal:
+            self.running(title)
+        elif time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            self.line(title)
+
     def done(self, title: str, seconds: float) -> None:
         """A step that has ended well."""
         self.line(f"[green]✓[/green] {title} [dim]{seconds:.1f} s[/dim]")
@@ -50,5 +61,10 @@ class Progress:
         """Shows an event of the keeper."""
         if event.get("state") == "start":
             self.running(str(event["step"]))
+        elif event.get("state") == "progress":
+            elapsed, expected = float(event["elapsed"]), float(event["expected"])
+            # It may take longer here than where it was measured: then it says no more than that.
+            left = f"{elapsed:.0f} of about {expected:.0f} s" if elapsed < expected else f"{elapsed:.0f} s, longer than expected"
+            self.moving(f"{event['step']}: {event['program']} ({event['number']} of {event['of']}), {left}")
         elif event.get("state") == "done":
             self.done(str(event["step"]), float(event["seconds"]))
