@@ -1,0 +1,58 @@
+"""Renders the chart with the real helm, without a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from thunderfleet_localcluster.assets import find_assets
+from thunderfleet_localcluster.errors import LocalClusterError
+
+Json = dict[str, Any]
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+Render = Callable[..., list[Json]]
+
+SECONDS = 60
+
+
+@pytest.fixture(scope="session")
+def chart() -> Path:
+    return Path(__file__).parents[3] / "charts" / "thunderfleet"
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Runs helm with a home of its own; ``helm("lint", …)``."""
+    home = tmp_path_factory.mktemp("helm")
+    try:
+        program = find_assets(lambda event: None) / "helm"
+    except LocalClusterError as error:
+        pytest.fail(f"these tests need helm: {error}")
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(program), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(helm: Helm, chart: Path) -> Render:
+    """The objects of a release: ``render("--set", "a=b")``."""
+
+    def run(*arguments: str) -> list[Json]:
+        done = helm("template", "thunderfleet", chart, "--namespace", "thunderfleet-system", *arguments)
+        assert done.returncode == 0, done.stderr
+        return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+    return run

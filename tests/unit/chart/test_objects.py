@@ -1,0 +1,148 @@
+"""What the chart asks of a cluster: rights without wildcards, command lines that the programs take, native pods' shape."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_agent import cli as agent_cli
+from thunderfleet_operator import cli as operator_cli
+from thunderfleet_operator.app import KEY_SECRET
+from thunderfleet_operator.cache import CACHED
+from thunderfleet_operator.leader import LEASE_NAME
+
+Json = dict[str, Any]
+Render = Callable[..., list[Json]]
+
+
+def find(objects: list[Json], kind: str, name: str) -> Json:
+    (found,) = (item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
+    return found
+
+
+def granted(role: Json) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of a role."""
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def command_line(workload: Json) -> list[str]:
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    words: list[str] = [*container["command"], *container["args"]]
+    return words
+
+
+def test_no_right_is_a_wildcard_and_none_is_granted_twice(render: Render) -> None:
+    roles = [item for item in render() if item["kind"] in ("Role", "ClusterRole")]
+    assert len(roles) == 5
+    for role in roles:
+        words = [word for rule in role["rules"] for key in ("apiGroups", "resources", "verbs") for word in rule[key]]
+        assert not [word for word in words if "*" in word]
+        triples = [
+            (group, resource, verb, *rule.get("resourceNames", []))
+            for rule in role["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        ]
+        assert len(triples) == len(set(triples))
+
+
+def test_every_role_is_bound_to_its_own_account(render: Render) -> None:
+    objects = render()
+    for item in objects:
+        if item["kind"] in ("RoleBinding", "ClusterRoleBinding"):
+            assert find(objects, item["roleRef"]["kind"], item["roleRef"]["name"])
+            (subject,) = item["subjects"]
+            account = find(objects, "ServiceAccount", subject["name"])
+            assert subject["namespace"] == account["metadata"]["namespace"]
+
+
+def test_the_operator_may_watch_what_it_caches_and_no_more(render: Render) -> None:
+    rights = granted(find(render(), "ClusterRole", "thunderfleet-operator"))
+    cached = {(c.prefix.removeprefix("/api/v1").removeprefix("/apis/").partition("/")[0], c.name) for c in CACHED}
+    for verb in ("list", "watch"):
+        assert {(group, resource) for group, resource, v in rights if v == verb} == cached
+    assert not [right for right in rights if right[1] == "secrets" and right[2] in ("get", "list", "watch", "update")]
+
+
+def test_the_operators_own_names_are_those_of_its_code(render: Render) -> None:
+    role = find(render(), "Role", "thunderfleet-operator")
+    names = {
+        resource: rule["resourceNames"] for rule in role["rules"] for resource in rule["resources"] if "resourceNames" in rule
+    }
+    assert names == {"leases": [LEASE_NAME], "secrets": [KEY_SECRET]}
+
+
+def test_the_agent_deletes_nothing_and_touches_only_its_kinds(render: Render) -> None:
+    rights = granted(find(render(), "ClusterRole", "thunderfleet-agent"))
+    assert {verb for _, _, verb in rights} <= {"get", "list", "create", "patch"}
+    written = {(group, resource) for group, resource, verb in rights if verb in ("create", "patch")}
+    assert {group for group, _ in written} == {"thunderfleet.io"}
+
+
+@pytest.mark.parametrize(
+    "values", [(), ("--set", "operator.runtimeClassName=macos,operator.logLevel=debug,image.pullPolicy=Always")]
+)
+def test_the_programs_take_the_command_lines(render: Render, values: tuple[str, ...]) -> None:
+    objects = render(*values)
+    program, *words = command_line(find(objects, "Deployment", "thunderfleet-operator"))
+    assert program == "thunderfleet-operator"
+    told = operator_cli.parser().parse_args(words)
+    assert (told.ports.first, told.ports.last) == (20000, 20999)
+    assert (told.ring_ports.first, told.ring_ports.last) == (21000, 29999)
+    image = find(objects, "Deployment", "thunderfleet-operator")["spec"]["template"]["spec"]["containers"][0]
+    assert (told.runner_image, told.runner_pull_policy) == (image["image"], image["imagePullPolicy"])
+    program, *words = command_line(find(objects, "DaemonSet", "thunderfleet-agent"))
+    assert program == "thunderfleet-agent"
+    told = agent_cli._parser().parse_args(words)
+    assert told.model_folder == [Path("/Users/Shared/models")]
+    container = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]["containers"][0]
+    assert [port["containerPort"] for port in container["ports"]] == [told.listen_port]
+
+
+def test_pods_use_the_host_network_and_declare_their_ports(render: Render) -> None:
+    """A Mac's kubelet runs no other pods, and the scheduler counts only declared ports."""
+    objects = render()
+    for kind, name in (("Deployment", "thunderfleet-operator"), ("DaemonSet", "thunderfleet-agent")):
+        template = find(objects, kind, name)["spec"]["template"]
+        assert template["spec"]["hostNetwork"] is True
+        for port in template["spec"]["containers"][0]["ports"]:
+            assert port["containerPort"] == port["hostPort"]
+        scraped = template["metadata"]["annotations"]["prometheus.io/port"]
+        assert scraped in [str(port["containerPort"]) for port in template["spec"]["containers"][0]["ports"]]
+    operator = find(objects, "Deployment", "thunderfleet-operator")
+    assert operator["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    agent = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]
+    runtime = find(objects, "RuntimeClass", "macos")["scheduling"]
+    assert (agent["nodeSelector"], agent["tolerations"]) == (runtime["nodeSelector"], runtime["tolerations"])
+
+
+def test_crds_are_kept(render: Render) -> None:
+    crds = [item for item in render() if item["kind"] == "CustomResourceDefinition"]
+    assert len(crds) == 3
+    for crd in crds:
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_the_line_of_helm_test_is_python_with_only_our_imports(render: Render, chart: Path) -> None:
+    pod = find(render(), "Pod", "thunderfleet-test")
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == [(chart / "files" / "line.py").read_text()]
+    assert "$(" not in container["args"][0], "the kubelet would expand it"
+    tree = ast.parse(container["args"][0])
+    assert {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} == {"thunderfleet_crds.kube"}
+    hooks = [item for item in render() if "helm.sh/hook" in item["metadata"].get("annotations", {})]
+    assert len(hooks) == 6
+    for item in hooks:
+        assert (
+            item["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded,hook-failed"
+        )

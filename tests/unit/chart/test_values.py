@@ -1,0 +1,170 @@
+"""What the chart makes of values: every one described, every bad one refused with a sentence that says what is allowed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Json = dict[str, Any]
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+Render = Callable[..., list[Json]]
+
+
+def properties(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    for name, child in schema.get("properties", {}).items():
+        yield f"{path}{name}", child
+        yield from properties(child, f"{path}{name}.")
+
+
+def leaves(values: Json, path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        yield f"{path}{name}"
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+
+
+def find(objects: list[Json], kind: str, name: str) -> Json:
+    (found,) = (item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
+    return found
+
+
+def arguments(workload: Json) -> list[str]:
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    return [*container["command"], *container["args"]]
+
+
+@pytest.mark.parametrize("extra", [(), ("--set", "alerts.enabled=true"), ("--set", "operator.runtimeClassName=macos")])
+def test_lint_has_nothing_to_say(helm: Helm, chart: Path, extra: tuple[str, ...]) -> None:
+    done = helm("lint", "--strict", chart, *extra)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+    assert "[ERROR]" not in done.stdout
+
+
+def test_schema_describes_every_value_and_allows_no_other(chart: Path) -> None:
+    schema = json.loads((chart / "values.schema.json").read_text())
+    described = dict(properties(schema))
+    assert [path for path, child in described.items() if not child.get("description")] == []
+    assert schema["additionalProperties"] is False
+    for path in leaves(yaml.safe_load((chart / "values.yaml").read_text())):
+        known = any(path == known or path.startswith(f"{known}.") for known in described)
+        assert known, f"{path} stands in values.yaml and not in the schema"
+
+
+def test_every_value_has_a_comment(chart: Path) -> None:
+    lines = (chart / "values.yaml").read_text().splitlines()
+    described = dict(properties(json.loads((chart / "values.schema.json").read_text())))
+    for number, line in enumerate(lines):
+        match = re.match(r"^( {2})(\w+):", line)
+        if match:
+            before = lines[number - 1].strip()
+            assert before.startswith("#"), f"line {number + 1}: {line.strip()} has no comment"
+    assert described
+
+
+REFUSED = [
+    # By the schema: what is wrong, where, and what is allowed.
+    (["operator.replicas=0"], "at '/operator/replicas': minimum: got 0, want 1"),
+    (["operator.replicas=6"], "at '/operator/replicas': maximum: got 6, want 5"),
+    (["operator.replicas=two"], "at '/operator/replicas': got string, want integer"),
+    (["operator.runtimeClassName=linux"], "at '/operator/runtimeClassName': value must be one of '', 'macos'"),
+    (["operator.logLevel=loud"], "at '/operator/logLevel': value must be one of 'debug', 'info', 'warning', 'error'"),
+    (["agent.logLevel=loud"], "at '/agent/logLevel': value must be one of"),
+    (["operator.metricsPort=80"], "at '/operator/metricsPort': minimum: got 80, want 1,024"),
+    (["operator.ports.first=many"], "at '/operator/ports/first': got string, want integer"),
+    (["operator.ports=null"], "at '/operator': missing property 'ports'"),
+    (["operator=null"], "missing property 'operator'"),
+    (["agent.port=70000"], "at '/agent/port': maximum: got 70,000, want 65,535"),
+    (["agent.intervalSeconds=1"], "at '/agent/intervalSeconds': minimum: got 1, want 2"),
+    (["agent.modelFolders=/models"], "at '/agent/modelFolders': got string, want array"),
+    (["agent.modelFolders={/a,/a}"], "at '/agent/modelFolders': items at 0 and 1 are equal"),
+    (["image.pullPolicy=Sometimes"], "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'"),
+    (["image.tag=1"], "at '/image/tag': got number, want string"),
+    (["operator.replica=2"], "at '/operator': additional properties 'replica' not allowed"),
+    (["operater.replicas=2"], "additional properties 'operater' not allowed"),
+    (["agent.resources.request.cpu=1"], "at '/agent/resources': additional properties 'request' not allowed"),
+    (["alerts.groupNotReadyMinutes=0"], "at '/alerts/groupNotReadyMinutes': minimum: got 0, want 1"),
+    (["dashboard.enabled=perhaps"], "at '/dashboard/enabled': got string, want boolean"),
+    (["dashboard.labels.a=1"], "at '/dashboard/labels/a': got number, want string"),
+    # By the template's checks: whole sentences.
+    (
+        ["image.repository=Thunderfleet"],
+        'image.repository "Thunderfleet" is not an image\'s name: write [registry/]path in lower case',
+    ),
+    (["image.repository="], 'image.repository "" is not an image\'s name'),
+    (["image.repository=registry:5000/fleet:1.0"], "carries a tag: write it to image.tag"),
+    (["image.tag=a b"], 'image.tag "a b" is not a tag: use at most 128 letters, digits'),
+    (["agent.modelFolders={models}"], 'agent.modelFolders: "models" is not an absolute path on the Macs: begin it with /'),
+    (["agent.modelFolders={/models/../etc}"], '"/models/../etc" is not an absolute path on the Macs'),
+    (["agent.modelFolders={/}"], '"/" is not an absolute path on the Macs'),
+    (["operator.ports.first=20999", "operator.ports.last=20000"], "operator.ports: first (20999) comes after last (20000)"),
+    (["operator.ports.last=20000"], "operator.ports: 20000 to 20000 are too few ports for one rank: give at least 2"),
+    (["operator.ringPorts.last=21010"], "operator.ringPorts: 21000 to 21010 are too few ports for one rank: give at least 64"),
+    (["operator.ringPorts.last=50000"], "operator.ringPorts: 21000 to 50000 reach into the Macs' ephemeral ports"),
+    (["operator.ports.last=21500"], "operator.ports and operator.ringPorts share port 21000 of a Mac: keep them apart"),
+    (["agent.port=20500"], "operator.ports and agent.port share port 20500 of a Mac"),
+    (["agent.port=10250"], "agent.port and the kubelet's port share port 10250 of a Mac"),
+    (
+        ["operator.runtimeClassName=macos", "operator.metricsPort=9402"],
+        "agent.port and operator.metricsPort share port 9402 of a Mac",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED, ids=[" ".join(values) for values, _ in REFUSED])
+def test_bad_values_are_refused_with_a_sentence(helm: Helm, chart: Path, values: list[str], sentence: str) -> None:
+    sets = [word for value in values for word in ("--set", value)]
+    done = helm("template", "thunderfleet", chart, *sets)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_all_problems_are_told_at_once(helm: Helm, chart: Path) -> None:
+    done = helm("template", "thunderfleet", chart, "--set", "image.tag=a b,agent.port=20500,operator.ringPorts.last=50000")
+    assert done.stderr.count("\n- ") == 3
+
+
+def test_odd_values_that_work(render: Render) -> None:
+    objects = render(
+        "--set",
+        "image.repository=registry.example.com:5000/a/b_c,image.tag=v1.0_x,operator.replicas=1,operator.runtimeClassName=macos",
+        "--set",
+        r"agent.modelFolders={/Volumes/My Models: fast,/a\,b}",
+        "--set",
+        "dashboard.enabled=false,agent.resources.requests=null",
+    )
+    agent = find(objects, "DaemonSet", "thunderfleet-agent")
+    assert [word for word in arguments(agent) if word.startswith("--model-folder")] == [
+        "--model-folder=/Volumes/My Models: fast",
+        "--model-folder=/a,b",
+    ]
+    operator = find(objects, "Deployment", "thunderfleet-operator")["spec"]["template"]["spec"]
+    assert operator["containers"][0]["image"] == "registry.example.com:5000/a/b_c:v1.0_x"
+    assert operator["runtimeClassName"] == "macos"
+    assert "nodeSelector" not in operator
+    assert not [item for item in objects if item["kind"] == "ConfigMap"]
+
+
+def test_alerts_only_when_asked_for(render: Render) -> None:
+    assert not [item for item in render() if item["kind"] == "PrometheusRule"]
+    rule = find(render("--set", "alerts.enabled=true,alerts.labels.release=prometheus"), "PrometheusRule", "thunderfleet")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        assert {"summary", "description"} == set(alert["annotations"])
+        assert alert["for"]
+
+
+def test_notes_name_the_label_command(helm: Helm, chart: Path) -> None:
+    done = helm("install", "mine", chart, "--namespace", "fleet", "--dry-run=client", "--set", "agent.modelFolders={/m}")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.split("NOTES:\n", 1)[1]
+    assert "kubectl label namespace fleet pod-security.kubernetes.io/enforce=privileged" in notes
+    assert "helm test mine --namespace fleet" in notes
+    assert "below /m:" in notes
