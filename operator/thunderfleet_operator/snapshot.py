@@ -209,7 +209,7 @@ def pod_view(pod: Json) -> PodView:
         unschedulable_message=str(condition.get("message") or "") if blocked else "",
         waiting=f"{waiting.get('reason')}: {waiting.get('message') or ''}".rstrip(": ") if waiting else None,
         restarts=max((int(c.get("restartCount") or 0) for c in containers), default=0),
-        running=any((c.get("state") or {}).get("running") for c in containers),
+        running=any("running" in (c.get("state") or {}) for c in containers),
         crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
     )
 

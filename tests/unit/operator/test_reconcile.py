@@ -156,8 +156,10 @@ async def test_missing_model_is_named_and_mends_itself(world: Any, make_model: A
     assert (status, reason) == ("False", "ModelNotFound")
     assert "/nope/x" in message and "studio-1 (/models/org: 1 models)" in message
     assert world.condition("Placed")[0] == "False" and not world.pods()
-    world.put(NODEPROFILES, {"metadata": {"name": "mini"}, "status": {"runtime": {"backends": ["ring"]}, "models": [
-        make_model(GIB, "/nope/x")]}})
+    world.put(
+        NODEPROFILES,
+        {"metadata": {"name": "mini"}, "status": {"runtime": {"backends": ["ring"]}, "models": [make_model(GIB, "/nope/x")]}},
+    )
     await world.round()
     assert world.condition("ModelResolved")[0] == world.condition("Placed")[0] == "True"
     assert plan_of(world, 1).ranks[0].node == "mini" and plan_of(world, 1).model == "nope/x"
@@ -179,8 +181,10 @@ async def test_no_room_names_every_mac_and_mends_itself(world: Any) -> None:
 
 async def test_groups_share_neither_memory_nor_ports(world: Any, make_model: Any) -> None:
     for name in ("studio-1", "studio-2"):
-        world.put(NODEPROFILES, {"metadata": {"name": name}, "status": {"runtime": {"backends": ["ring"]}, "models": [
-            make_model(2 * GIB)]}})
+        world.put(
+            NODEPROFILES,
+            {"metadata": {"name": name}, "status": {"runtime": {"backends": ["ring"]}, "models": [make_model(2 * GIB)]}},
+        )
     world.remove(NODEPROFILES, "mini")
     world.deploy(replicas=5, nodes={"max": 1})
     await world.round()
@@ -261,8 +265,13 @@ async def test_an_unready_node_alone_replans_nothing(world: Any) -> None:
     world.later(3600)
     await world.round()
     assert world.md.status.groups[0].state == "Ready"
-    state = {"uid": "uid-md", "index": 0, "epoch": 1, "phase": "Waiting", "ranks": [
-        {"rank": 0, "node": "studio-1", "phase": "Joined"}, {"rank": 1, "node": "studio-2", "phase": "Absent"}]}
+    state = {
+        "uid": "uid-md",
+        "index": 0,
+        "epoch": 1,
+        "phase": "Waiting",
+        "ranks": [{"rank": 0, "node": "studio-1", "phase": "Joined"}, {"rank": 1, "node": "studio-2", "phase": "Absent"}],
+    }
     world.heard_of(0, 1, GroupState.model_validate(state))
     await world.round()
     assert world.md.status.groups[0].state == "BackingOff"
@@ -288,8 +297,18 @@ async def test_unschedulable_for_long_is_placed_anew_but_not_beside_a_predecesso
     await world.round()
 
     def blocked(item: Any) -> None:
-        item["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
-            "reason": "Unschedulable", "message": "Insufficient memory", "lastTransitionTime": world.now.isoformat()}]}
+        item["status"] = {
+            "phase": "Pending",
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "Insufficient memory",
+                    "lastTransitionTime": world.now.isoformat(),
+                }
+            ],
+        }
 
     world.change(PODS, "ns/md-0-e1-0", blocked)
     again = await world.round()
@@ -389,12 +408,22 @@ async def test_links_are_summarised_and_cleared(world: Any) -> None:
     status = world.cache[LINKS].items[name]["status"]
     assert (status["speed"], status["generation"]) == ("80G", "TB5")
     assert {c["type"]: c["status"] for c in status["conditions"]} == {
-        "Connected": "True", "Symmetric": "True", "RDMAUsable": "False"}
+        "Connected": "True",
+        "Symmetric": "True",
+        "RDMAUsable": "False",
+    }
     writes = len(world.writes)
     # The fake forgets the agents' part on apply; put it back as server-side apply would have kept it.
-    world.change(LINKS, name, lambda item: item["status"].update(endpoints=[
-        {"node": "studio-1", "port": 1, "address": "169.254.1.1", "speedMbps": 80000, "seesPeer": True},
-        {"node": "studio-2", "port": 1, "address": "169.254.1.2", "speedMbps": 80000, "seesPeer": True}]))
+    world.change(
+        LINKS,
+        name,
+        lambda item: item["status"].update(
+            endpoints=[
+                {"node": "studio-1", "port": 1, "address": "169.254.1.1", "speedMbps": 80000, "seesPeer": True},
+                {"node": "studio-2", "port": 1, "address": "169.254.1.2", "speedMbps": 80000, "seesPeer": True},
+            ]
+        ),
+    )
     await world.reconciler.link(name)
     assert len(world.writes) == writes
     world.remove(NODES, "studio-2")

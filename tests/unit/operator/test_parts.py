@@ -1,0 +1,278 @@
+"""Keys, ports, queue, cache, quantities, lease and command line."""
+
+import asyncio
+import ssl
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_crds.kube import ApiError
+from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_operator.cache import PODS, Store
+from thunderfleet_operator.cli import main
+from thunderfleet_operator.keys import client_context, group_keys
+from thunderfleet_operator.leader import Leader
+from thunderfleet_operator.lifecycle import backoff_seconds
+from thunderfleet_operator.ports import NoPortsLeft, PortRange, PortSettings, RankPorts, allocate
+from thunderfleet_operator.quantities import to_bytes
+from thunderfleet_operator.workqueue import WorkQueue
+
+MASTER = b"m" * 32
+
+
+# --- keys ---
+
+
+def test_keys_are_derived_and_differ_by_placement() -> None:
+    assert group_keys(MASTER, "uid", 0, 1) == group_keys(MASTER, "uid", 0, 1)
+    all_keys = {
+        group_keys(master, uid, group, epoch).certificate
+        for master in (MASTER, b"n" * 32)
+        for uid in "ab"
+        for group in (0, 1)
+        for epoch in (1, 2)
+    }
+    assert len(all_keys) == 16
+    with pytest.raises(ValueError, match="at least 32"):
+        group_keys(b"short", "uid", 0, 1)
+
+
+async def _shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = GROUP_TLS_NAME) -> bytes:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=server)
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=name)
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+    finally:
+        listening.close()
+
+
+def _server(tmp_path: Any, pair: Any) -> ssl.SSLContext:
+    (tmp_path / "c").write_text(pair.certificate)
+    (tmp_path / "k").write_text(pair.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "c", tmp_path / "k")
+    context.load_verify_locations(tmp_path / "c")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
+async def test_a_group_trusts_itself_and_nobody_else(tmp_path: Any) -> None:
+    mine, past = group_keys(MASTER, "uid", 0, 2), group_keys(MASTER, "uid", 0, 1)
+    strict = client_context(mine)
+    strict.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert await _shake(_server(tmp_path, mine), strict) == b"hello"
+    with pytest.raises(ssl.SSLError):
+        await _shake(_server(tmp_path, mine), client_context(past))
+    with pytest.raises(ssl.SSLError):
+        await _shake(_server(tmp_path, mine), client_context(mine), "other.example")
+
+
+# --- ports ---
+
+
+@given(
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=4),
+    st.dictionaries(st.sampled_from("abc"), st.frozensets(st.integers(20000, 20020), max_size=6)),
+    st.integers(0, 4),
+)
+def test_no_port_twice_on_one_mac(nodes: list[str], taken: dict[str, frozenset[int]], ring: int) -> None:
+    found = allocate(PortSettings(PortRange(20000, 20030), PortRange(21000, 21040)), nodes, taken, ring_size=ring)
+    held: dict[str, set[int]] = {node: set(taken.get(node, ())) for node in nodes}
+    for node, ports in zip(nodes, found, strict=True):
+        assert len(ports.ring) == ring and len(ports.all) == 2 + ring
+        assert not ports.all & held[node]
+        held[node] |= ports.all
+
+
+def test_ports_are_kept_where_they_are_free() -> None:
+    before = {"a": RankPorts(20005, 20007, (21010, 21011)), "b": RankPorts(20005, 20007, (21010, 21011))}
+    found = allocate(PortSettings(), ["a", "b"], {"b": frozenset({20005, 21011})}, ring_size=2, kept=before)
+    assert found[0] == before["a"]
+    assert (found[1].gateway, found[1].control, found[1].ring) == (20000, 20007, (21000, 21001))
+
+
+def test_no_ports_left_names_the_mac() -> None:
+    tight = PortSettings(PortRange(20000, 20001), PortRange(21000, 21002))
+    with pytest.raises(NoPortsLeft, match="a has no gateway port left in 20000-20001"):
+        allocate(tight, ["a"], {"a": frozenset({20000, 20001})}, ring_size=0)
+    with pytest.raises(NoPortsLeft, match="no block of 2 ring ports"):
+        allocate(tight, ["a"], {"a": frozenset({21001})}, ring_size=2)
+    with pytest.raises(NoPortsLeft, match="port 8080"):
+        allocate(tight, ["a"], {"a": frozenset({8080})}, ring_size=0, gateway=8080)
+
+
+@pytest.mark.parametrize("text", ["x", "1-2", "30000-20000", "20000", "20000-70000"])
+def test_a_bad_range_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="a range of ports"):
+        PortRange.parse(text)
+
+
+# --- queue ---
+
+
+async def test_a_key_is_handed_out_once_and_again_when_it_changed_meanwhile() -> None:
+    queue = WorkQueue()
+    for key in ("a", "b", "a"):
+        queue.add(key)
+    assert len(queue) == 2
+    assert await queue.get() == "a"
+    queue.add("a")
+    queue.add("a")
+    assert await queue.get() == "b"
+    queue.done("b")
+    queue.done("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    assert len(queue) == 0
+
+
+async def test_the_earliest_wish_counts() -> None:
+    queue = WorkQueue()
+    queue.add_after("a", 3600)
+    queue.add_after("a", 0.01)
+    queue.add_after("b", 3600)
+    async with asyncio.timeout(10):
+        assert await queue.get() == "a"
+    queue.done("a")
+    queue.add("b")
+    assert await queue.get() == "b"
+    assert len(queue) == 0
+
+
+async def test_add_wakes_who_waits() -> None:
+    queue = WorkQueue()
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a")
+    async with asyncio.timeout(10):
+        assert await waiting == "a"
+
+
+# --- cache ---
+
+
+def item(name: str, version: int, uid: str = "u") -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version), "managedFields": []}}
+
+
+def test_an_older_view_never_wins() -> None:
+    store = Store(PODS)
+    assert store.put(item("a", 5)) and not store.put(item("a", 4)) and not store.put(item("a", 5))
+    assert "managedFields" not in store.items["ns/a"]["metadata"]
+    assert store.drop(item("a", 6)) and not store.put(item("a", 5))
+    assert store.put(item("a", 7, "other")) and not store.drop(item("a", 6))
+    assert store.items["ns/a"]["metadata"]["uid"] == "other"
+
+
+def test_a_list_takes_out_what_is_gone_but_not_what_came_later() -> None:
+    store = Store(PODS)
+    for name, version in (("old", 3), ("kept", 4), ("new", 12)):
+        store.put(item(name, version))
+    store.drop(item("dead", 11))
+    changed = store.replace([item("kept", 4), item("seen", 9), item("dead", 8)], "10")
+    assert changed == {"ns/old", "ns/seen"}
+    assert set(store.items) == {"ns/kept", "ns/new", "ns/seen"}
+
+
+# --- quantities ---
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512Gi", 512 * 2**30),
+        ("1e9", 10**9),
+        (7, 7),
+        ("129M", 129 * 10**6),
+        ("1500m", 2),
+        ("1.5Ki", 1536),
+        ("0", 0),
+        ("2E3", 2000),
+    ],
+)
+def test_quantities(text: object, size: int) -> None:
+    assert to_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "1Zi", "1 Gi", "Gi", "1e"])
+def test_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="not a quantity"):
+        to_bytes(text)
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    from thunderfleet_crds.modeldeployment import Recovery
+
+    recovery = Recovery(backoff_seconds=10, backoff_limit_seconds=300)
+    assert [backoff_seconds(recovery, n) for n in (0, 1, 2, 5, 5000)] == [10, 20, 40, 300, 300]
+
+
+# --- lease ---
+
+
+class Leases:
+    """A Lease on an API server in memory."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+
+    async def request(self, method: str, path: str, *, body: Any = None, seconds: float = 0) -> dict[str, Any]:
+        if method == "GET":
+            if self.lease is None:
+                raise ApiError(404, "NotFound", "no lease")
+            return self.lease
+        if method == "PUT" and body["metadata"]["resourceVersion"] != str(self.version):
+            raise ApiError(409, "Conflict", "changed")
+        if method == "POST" and self.lease is not None:
+            raise ApiError(409, "AlreadyExists", "taken")
+        self.version += 1
+        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        return self.lease
+
+
+async def test_one_of_two_leads_and_the_other_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("thunderfleet_operator.leader.time.monotonic", lambda: clock[0])
+    leases = Leases()
+    one, other = (Leader(leases, "ns", name, lambda: None) for name in ("one", "other"))  # type: ignore[arg-type]
+    assert await one._try() and not await other._try()
+    assert one.leading() and not other.leading()
+    for _ in range(5):
+        clock[0] += 3
+        assert await one._try() and not await other._try()
+    clock[0] += 9.5
+    assert not one.leading(), "it stops before another may begin"
+    assert not await other._try()
+    clock[0] += 3
+    assert await other._try() and other.leading()
+    assert not await one._try(), "it does not take it back"
+    await other.release()
+    assert not other.leading() and await one._try()
+    assert leases.lease is not None and leases.lease["spec"]["leaseTransitions"] >= 2
+
+
+# --- command line ---
+
+
+def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--ports", "20000-21500", "--ring-ports", "21000-22000"]) == 2
+    assert "must not overlap" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--ports", "5"])
+    assert left.value.code == 2
+    assert "FIRST-LAST" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "20000-20999" in capsys.readouterr().out
