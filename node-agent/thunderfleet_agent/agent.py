@@ -52,6 +52,7 @@ class Settings:
     node: str
     host_ip: str
     listen_port: int
+    metrics_port: int
     model_folders: tuple[Path, ...] = ()
     fast_seconds: float = 10.0
     slow_seconds: float = 30.0
@@ -227,13 +228,13 @@ async def run(settings: Settings) -> int:
         rounds = Loop(settings, collector, Publisher(kube, settings.node, metrics.wrote), metrics)
         server = Server(settings.host_ip, settings.node, metrics, rounds.trouble)
         try:
-            port = await server.start(settings.listen_port, certificate.context)
+            port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.context)
         except OSError as error:
-            log.error("cannot listen on %s: %s (--host-ip, --listen-port)", settings.host_ip, error)
+            log.error("cannot listen on %s: %s (--host-ip, --listen-port, --metrics-port)", settings.host_ip, error)
             await server.close()
             return 1
         rounds.agent = Agent(address=settings.host_ip, port=port, certificate_sha256=certificate.sha256)
-        log.info("the agent of %s listens on %s port %d", settings.node, settings.host_ip, port)
+        log.info("the agent of %s listens on %s, ports %d and %d", settings.node, settings.host_ip, port, metrics_port)
         working = asyncio.create_task(rounds.run())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-LISTEN_PORT = 9402
+LISTEN_PORT = 9440
+METRICS_PORT = 9441
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,7 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         "--host-ip", default=os.environ.get("HOST_IP"), help="address that the agent listens on (or $HOST_IP)", metavar="IP"
     )
     run.add_argument(
-        "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="HTTPS port (/healthz, /metrics); 0 picks one"
+        "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="TLS port for other agents; 0 picks one"
+    )
+    run.add_argument(
+        "--metrics-port", type=_port, default=METRICS_PORT, metavar="PORT", help="port of /metrics and /healthz; 0: picked"
     )
     run.add_argument(
         "--interval", type=_seconds, default=10.0, metavar="SECONDS", help="time between looks at interfaces and RDMA"
@@ -150,6 +154,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             node=arguments.node_name,
             host_ip=arguments.host_ip,
             listen_port=arguments.listen_port,
+            metrics_port=arguments.metrics_port,
             model_folders=tuple(arguments.model_folder),
             fast_seconds=arguments.interval,
             slow_seconds=arguments.thunderbolt_interval,

@@ -1,18 +1,19 @@
-"""What the agent answers: ``/healthz`` for the kubelet and other agents, ``/metrics`` for Prometheus.
-
-One TLS listener with the certificate that the NodeProfile pins, on this Mac's own address and nowhere else.
+"""What the agent answers: other agents over TLS with the certificate that the NodeProfile pins, the kubelet and Prometheus over
+plain HTTP on a port of its own (they know nothing of pins). Both on this Mac's own address and nowhere else.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
 from thunderfleet_agent.metrics import Metrics
 
 SHUTDOWN_SECONDS = 2.0
+
+Page = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class Server:
@@ -24,20 +25,29 @@ class Server:
         self._node = node
         self._metrics = metrics
         self._trouble = trouble
-        application = web.Application()
-        application.router.add_get("/healthz", self._healthz)
-        application.router.add_get("/metrics", self._text)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        self._runners: list[web.AppRunner] = []
 
-    async def start(self, port: int, context: ssl.SSLContext) -> int:
-        """Listens, and gives the port (0 picks a free one). Raises OSError when address or port cannot be had."""
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._address, port, ssl_context=context).start()
-        return int(self._runner.addresses[0][1])
+    async def start(self, port: int, metrics_port: int, context: ssl.SSLContext) -> tuple[int, int]:
+        """Listens, and gives the two ports (0 picks a free one). Raises OSError when address or port cannot be had."""
+        return (
+            await self._listen(port, context, {"/healthz": self._healthz}),
+            await self._listen(metrics_port, None, {"/healthz": self._healthz, "/metrics": self._text}),
+        )
+
+    async def _listen(self, port: int, context: ssl.SSLContext | None, pages: Mapping[str, Page]) -> int:
+        application = web.Application()
+        for path, page in pages.items():
+            application.router.add_get(path, page)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        self._runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, self._address, port, ssl_context=context).start()
+        return int(runner.addresses[0][1])
 
     async def close(self) -> None:
         """Also right when ``start`` has failed."""
-        await self._runner.cleanup()
+        for runner in self._runners:
+            await runner.cleanup()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         trouble = self._trouble()

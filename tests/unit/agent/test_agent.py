@@ -109,7 +109,7 @@ async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -
     for name in ("SETTLE_SECONDS", "RETRY_SECONDS", "RETRY_LIMIT_SECONDS", "FIRST_LOOK_SECONDS"):
         monkeypatch.setattr(agent_module, name, 0.01)
     monkeypatch.setattr(agent_module, "LOOK_SECONDS", 0.2)
-    chosen = Settings("studio-1", "127.0.0.1", 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
+    chosen = Settings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
     metrics = Metrics()
     collector = Collector(Host(), chosen.model_folders, metrics.observed)
     loop = Loop(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
@@ -218,16 +218,16 @@ async def test_the_certificate_is_the_one_whose_digest_is_published() -> None:
     metrics, trouble = Metrics(), [None, "no round has ended for 100 s"]
     metrics.observed(Source.THUNDERBOLT, 0.2, None)
     server = Server("127.0.0.1", "studio-1", metrics, lambda: trouble[0])
-    port = await server.start(0, made.context)
+    port, metrics_port = await server.start(0, 0, made.context)
     try:
         pinned = aiohttp.Fingerprint(bytes.fromhex(made.sha256))
         async with aiohttp.ClientSession() as session:
             async with session.get(f"https://127.0.0.1:{port}/healthz", ssl=pinned) as answer:
                 assert answer.status == 200 and (await answer.json())["node"] == "studio-1"
-            async with session.get(f"https://127.0.0.1:{port}/metrics", ssl=pinned) as answer:
+            async with session.get(f"http://127.0.0.1:{metrics_port}/metrics") as answer:
                 assert 'thunderfleet_agent_command_seconds_count{source="thunderbolt"} 1.0' in await answer.text()
             trouble.reverse()
-            async with session.get(f"https://127.0.0.1:{port}/healthz", ssl=pinned) as answer:
+            async with session.get(f"http://127.0.0.1:{metrics_port}/healthz") as answer:
                 assert answer.status == 503
             other = aiohttp.Fingerprint(hashlib.sha256(b"another").digest())
             with pytest.raises(aiohttp.ServerFingerprintMismatch):
@@ -296,7 +296,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
     }
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(config))
-    where = ["--node-name=studio-1", "--host-ip=127.0.0.1", "--listen-port=0", f"--kubeconfig={kubeconfig}"]
+    where = ["--node-name=studio-1", "--host-ip=127.0.0.1", "--listen-port=0", "--metrics-port=0", f"--kubeconfig={kubeconfig}"]
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "thunderfleet_agent", "run", *where, stderr=asyncio.subprocess.PIPE
     )
