@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.kube import ApiError, key_of
+from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_operator.act import Actor
 from thunderfleet_operator.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache

@@ -157,7 +157,7 @@ def test_against_brute_force_in_any_order(problem: tuple[Fleet, ModelFacts, Requ
 @settings(max_examples=200, deadline=None)
 @given(problems())
 def test_a_placement_that_fits_is_kept(problem: tuple[Fleet, ModelFacts, Request]) -> None:
-    fleet, facts, request = problem
+    fleet, facts, _ = problem
     for order in _rings(fleet, min(2, len(fleet.macs))):
         names = tuple(entry.name for entry in order)
         found = plan(fleet, Request(path=PATH, memory=NO_KV, current=names))
@@ -183,7 +183,7 @@ def test_layers_follow_free_memory() -> None:
     facts = model((10,) * 61)
     macs = (mac("a", 512, facts), mac("b", 256, facts), mac("c", 256, facts))
     ring = (cable("a", "b"), cable("b", "c"), cable("a", "c"))
-    found = plan(Fleet(macs, ring), Request(path=PATH, memory=NO_KV))
+    found = plan(Fleet(macs, ring), Request(path=PATH, memory=NO_KV, min_nodes=3))
     assert isinstance(found, Placement)
     assert [(rank.node, rank.layers) for rank in found.ranks] == [("a", (30, 61)), ("b", (15, 30)), ("c", (0, 15))]
 
