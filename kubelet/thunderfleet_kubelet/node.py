@@ -421,7 +421,14 @@ class NodeKeeper:
         wanted = lease(self.config, self._uid, self.clock())
         try:
             body = {"spec": wanted["spec"], "metadata": {"ownerReferences": wanted["metadata"]["ownerReferences"]}}
-            await self.kube().patch(f"{LEASES}/{self.config.node_name}", body)
+            # A request that hangs must be given up early enough for another try within the Lease's time.
+            await self.kube().request(
+                "PATCH",
+                f"{LEASES}/{self.config.node_name}",
+                body=body,
+                content=MERGE_PATCH,
+                seconds=self.config.lease_seconds / 4,
+            )
         except ApiError as error:
             if error.status != 404:
                 raise

@@ -85,6 +85,11 @@ class FakeKube:
         merged["metadata"] = {**old["metadata"], "labels": {**old["metadata"].get("labels", {}), **labels}}
         return self.put(target, merged)
 
+    async def request(self, method: str, path: str, *, body: Json, content: str, seconds: float) -> Json:
+        assert method == "PATCH"
+        assert seconds <= 10
+        return await self.patch(path, body, content)
+
     def written(self, path: str) -> Sequence[Json]:
         return [body for _, asked, body in self.asked if asked == path]
 
