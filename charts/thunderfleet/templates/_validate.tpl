@@ -34,7 +34,7 @@ template; every problem is told at once.
 {{- end }}
 {{- $taken = append $taken (dict "name" (printf "operator.%s" $name) "first" $first "last" $last) }}
 {{- end }}
-{{- $ports := dict "agent.port" .Values.agent.port "the kubelet's port" 10250 }}
+{{- $ports := dict "agent.port" .Values.agent.port "agent.metricsPort" .Values.agent.metricsPort "the kubelet's port" 10250 }}
 {{- if .Values.operator.runtimeClassName }}
 {{- $_ := set $ports "operator.metricsPort" .Values.operator.metricsPort }}
 {{- end }}

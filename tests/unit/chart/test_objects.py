@@ -106,7 +106,7 @@ def test_the_programs_take_the_command_lines(render: Render, values: tuple[str, 
     told = agent_cli._parser().parse_args(words)
     assert told.model_folder == [Path("/Users/Shared/models")]
     container = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]["containers"][0]
-    assert [port["containerPort"] for port in container["ports"]] == [told.listen_port]
+    assert [port["containerPort"] for port in container["ports"]] == [told.listen_port, told.metrics_port]
 
 
 def test_pods_use_the_host_network_and_declare_their_ports(render: Render) -> None:

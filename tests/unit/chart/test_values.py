@@ -110,10 +110,11 @@ REFUSED = [
     (["operator.ringPorts.last=50000"], "operator.ringPorts: 21000 to 50000 reach into the Macs' ephemeral ports"),
     (["operator.ports.last=21500"], "operator.ports and operator.ringPorts share port 21000 of a Mac: keep them apart"),
     (["agent.port=20500"], "operator.ports and agent.port share port 20500 of a Mac"),
-    (["agent.port=10250"], "agent.port and the kubelet's port share port 10250 of a Mac"),
+    (["agent.port=9441"], "agent.metricsPort and agent.port share port 9441 of a Mac"),
+    (["agent.metricsPort=10250"], "agent.metricsPort and the kubelet's port share port 10250 of a Mac"),
     (
-        ["operator.runtimeClassName=macos", "operator.metricsPort=9402"],
-        "agent.port and operator.metricsPort share port 9402 of a Mac",
+        ["operator.runtimeClassName=macos", "operator.metricsPort=9440"],
+        "agent.port and operator.metricsPort share port 9440 of a Mac",
     ),
 ]
 
