@@ -220,7 +220,7 @@ class PodFolder:
             # It may have written its last word between the two looks.
             ended = _json(folder / "exit.json")
             if ended is None:
-                self._end_orphans(container)
+                self._end_orphans(container, running)
                 if running is not None:
                     text = "the container's shim was killed; how the container ended is not known"
                     reason, code = STATUS_UNKNOWN, LOST_EXIT_CODE
@@ -281,7 +281,11 @@ class PodFolder:
         shim.write_file(str(folder / "exit.json"), json.dumps(record))
         return record
 
-    def _end_orphans(self, container: str) -> None:
+    def _end_orphans(self, container: str, running: Json | None) -> None:
+        """A container must not go on with nobody to own it."""
+        if running is not None and running.get("birth") and shim.birth(int(running["pid"])) == running["birth"]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(int(running["pid"]), signal.SIGKILL)
         shim.signal_all(shim.marked(str(self.sandbox(container))), signal.SIGKILL)
 
     def stop(self, container: str, number: int, grace: float) -> None:

@@ -135,7 +135,7 @@ class PodManager:
         self._admitting = asyncio.Lock()
         self._recorder = Recorder(kube, node_name)
         self._recorder_task: asyncio.Task[None] | None = None
-        self._synced = False
+        self._ending_all = False
         self._around = Surroundings(
             node_name=node_name,
             kube=kube,
@@ -209,7 +209,8 @@ class PodManager:
     def sync(self, pods: Mapping[str, Json]) -> None:
         """The pods of this node as the API server lists them now, by ``namespace/name``. Call it with the whole list on every
         change, never before the first list is in: a pod that runs here and is not in ``pods`` is ended."""
-        self._synced = True
+        if self._ending_all:
+            return
         listed = {str(pod["metadata"]["uid"]): pod for pod in pods.values()}
         for uid, pod in listed.items():
             worker = self._workers.get(uid)
@@ -234,6 +235,13 @@ class PodManager:
 
     async def end_all_pods(self) -> None:
         """Ends every pod with its grace and forgets it (the Node is gone from the cluster). Returns when all are gone."""
+        self._ending_all = True
+        try:
+            await self._end_all()
+        finally:
+            self._ending_all = False
+
+    async def _end_all(self) -> None:
         tasks = list(self._tasks.values())
         grace = max((lifecycle.grace_of(worker.pod) for worker in self._workers.values()), default=0.0)
         for worker in self._workers.values():

@@ -648,6 +648,6 @@ def _holds(present: object, wanted: object) -> bool:
         known_items = present if isinstance(present, list) else []
         if wanted and isinstance(wanted[0], dict) and "type" in wanted[0]:
             by_type = {item.get("type"): item for item in known_items}
-            return all(_holds(by_type.get(item["type"]), item) for item in wanted)
+            return all(_holds(by_type.get(item["type"]), {"reason": None, "message": None} | item) for item in wanted)
         return len(known_items) == len(wanted) and all(map(_holds, known_items, wanted))
     return present == wanted or (not present and not wanted)

@@ -8,7 +8,7 @@ A kubelet speaks to it through the files of FOLDER alone:
 - ``spec.json`` (read once): argv, env, cwd, uid, gid, groups, log, marker, grace, logBytes, logFiles.
 - ``alive``: a named pipe that the shim keeps open for writing, so whoever has it open for reading sees the end of the
   file when the shim is gone, whatever ended it, and cannot be fooled by a process number that was given to another.
-- ``running.json``: ``shim`` and ``pid`` (process numbers), ``startedAt`` (seconds since the epoch).
+- ``running.json``: ``shim`` and ``pid`` (process numbers), ``birth`` (of ``pid``), ``startedAt`` (seconds since the epoch).
 - ``stop``: seconds of grace as text; then SIGTERM to the shim. May be repeated with less grace.
 - ``exit.json``: ``exitCode``, ``signal``, ``startedAt``, ``finishedAt``, ``reason``, ``message``, ``graceExceeded``. Written
   when no process of the container is left, after the last line of the log.
@@ -61,22 +61,46 @@ def marked(marker: str) -> list[int]:
                 continue
         return found
     # macOS: ps shows the environment of the caller's own processes, and to root of all of them.
+    return marked_in(ask_ps(["-axEww", "-o", "pid=,stat=,command="]), wanted)
+
+
+def marked_in(output: bytes, wanted: bytes) -> list[int]:
+    """The same from the text of ``ps -axEww -o pid=,stat=,command=``, which has the environment after the command."""
+    found = []
+    for line in output.splitlines():
+        fields = line.split(None, 2)
+        if len(fields) < 3 or not fields[0].isdigit() or fields[1].startswith(b"Z"):
+            continue
+        if b" " + wanted + b" " in b" " + fields[2] + b" ":
+            found.append(int(fields[0]))
+    return found
+
+
+def ask_ps(arguments: list[str]) -> bytes:
+    """What ``ps`` says."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(writer, 1)
-        os.execv("/bin/ps", ["ps", "-axEww", "-o", "pid=,stat=,command="])
+    actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
+    child = os.posix_spawn("/bin/ps", ["ps", *arguments], {"LC_ALL": "C"}, file_actions=actions)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
-        lines = stream.read().splitlines()
-    os.waitpid(child, 0)
-    for line in lines:
-        fields = line.split(None, 2)
-        if len(fields) == 3 and fields[0].isdigit() and not fields[1].startswith(b"Z") and int(fields[0]) != child:
-            words = b" " + fields[2] + b" "
-            if b" " + wanted + b" " in words:
-                found.append(int(fields[0]))
-    return found
+        output = stream.read()
+    # Not an error if whoever collects all children of this process was faster (contextlib would cost a shim memory).
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:
+        return output
+    return output
+
+
+def birth(pid: int) -> str:
+    """When the process was started, as the system says it: with the number it names one process for good. Empty: gone."""
+    if os.path.exists("/proc/self/stat"):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[19].decode()
+        except (OSError, IndexError):
+            return ""
+    return ask_ps(["-o", "lstart=", "-p", str(pid)]).decode("utf-8", "replace").strip()
 
 
 def _zombie(pid: int) -> bool:
@@ -305,9 +329,8 @@ class Shim:
             os.waitpid(self.pid, 0)
             self.write_exit(128, 0, "StartError", problem)
         else:
-            write_file(
-                self.path("running.json"), json.dumps({"shim": os.getpid(), "pid": self.pid, "startedAt": self.started})
-            )
+            record = {"shim": os.getpid(), "pid": self.pid, "birth": birth(self.pid), "startedAt": self.started}
+            write_file(self.path("running.json"), json.dumps(record))
         return problem
 
     def write_exit(self, code: int, number: int, reason: str, message: str) -> None:

@@ -56,9 +56,11 @@ def parse_ps(output: str, markers: set[str]) -> dict[str, tuple[float, int]]:
         fields, found = line.split(None, 2), pattern.search(line)
         if len(fields) < 3 or not found or found[1] not in markers or not fields[0].isdigit():
             continue
+        days, _, clock = fields[1].rpartition("-")
         seconds = 0.0
-        for part in fields[1].replace("-", ":").split(":"):
+        for part in clock.split(":"):
             seconds = seconds * 60 + float(part)
+        seconds += 86400 * int(days or 0)
         cpu, memory = sums.get(found[1], (0.0, 0))
         sums[found[1]] = (cpu + seconds, memory + int(fields[0]) * 1024)
     return sums

@@ -537,3 +537,93 @@ async def test_quiet_pod_writes_nothing(world: World) -> None:
     await worker._step()
     assert world.api.status_writes == writes
     assert writes == 1
+
+
+async def test_token_is_replaced_before_it_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podworker, "REFRESH_SECONDS", 0.1)
+    # 80 % of a life of two seconds; the API server's time has whole seconds.
+    world.api.token_seconds = 2.0
+    await world.boot()
+    volume = {"name": "api", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+    mount = [{"name": "api", "mountPath": "/api"}]
+    world.api.add_pod("rotated", {"volumes": [volume], "containers": [sh("sleep 600", volumeMounts=mount)]})
+    await world.phase("rotated", "Running")
+    token = next(world.root.glob("pods/*/containers/main/sandbox/api")) / "token"
+    await world.until(lambda: token.read_text() not in ("", "token-1"))
+    # While the API server is away the last one stays.
+    world.api.away = True
+    held = token.read_text()
+    worker = next(iter(world.managers[-1]._workers.values()))
+    await worker._step()
+    assert token.read_text() == held
+    world.api.away = False
+
+
+async def test_graceful_end_goes_on_when_the_kubelet_is_killed_in_the_middle(world: World) -> None:
+    first = await world.boot()
+    script = "trap 'touch \"$HOME/asked\"' TERM; echo up; while :; do sleep 0.05; done"
+    world.api.add_pod("slow", {"containers": [sh(script)]})
+    await world.phase("slow", "Running")
+    await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    world.api.delete_pod("slow", grace=2)
+    await world.until(lambda: list(world.root.glob("pods/*/containers/main/sandbox/asked")))
+    await first.stop(end_pods=False)
+    # Nobody is there, and it ends all the same.
+    await world.until(lambda: not world.processes())
+    assert list(world.root.glob("pods/*/containers/main/0/exit.json"))
+    await world.boot()
+    await world.until(lambda: "default/slow" not in world.api.pods())
+
+
+async def test_environment_wiped_by_a_program_does_not_hide_it(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("wiped", {"containers": [sh("env -i sleep 611 & exec env -i sleep 612")]})
+    await world.phase("wiped", "Running")
+    running = json.loads(next(world.root.glob("pods/*/containers/main/0/running.json")).read_text())
+    os.kill(running["shim"], 9)
+    await world.phase("wiped", "Failed")
+    await world.until(lambda: not shim.group_lives(running["pid"]))
+
+
+async def test_all_pods_end_when_the_node_is_gone(world: World) -> None:
+    manager = await world.boot()
+    for name in ("x", "y"):
+        world.api.add_pod(name, {"containers": [sh("sleep 600")]})
+    await world.phase("x", "Running")
+    await world.phase("y", "Running")
+    assert len(manager.pods()) == 2
+    await manager.end_all_pods()
+    assert world.processes() == []
+    assert not list(world.root.glob("pods/*"))
+    assert set(world.api.pods()) == {"default/x", "default/y"}
+
+
+async def test_two_pods_cannot_take_the_same_room(world: World) -> None:
+    await world.boot()
+    for name in ("fat", "thick"):
+        world.api.add_pod(name, {"containers": [sh("sleep 600", resources={"requests": {"cpu": "3"}})]})
+    await world.until(lambda: sorted(pod["status"]["phase"] for pod in world.api.pods().values()) == ["Failed", "Running"])
+    failed = next(pod for pod in world.api.pods().values() if pod["status"]["phase"] == "Failed")
+    assert failed["status"]["reason"] == "OutOfcpu"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as somebody else")
+async def test_users_are_kept_apart(world: World) -> None:
+    await world.boot()
+    world.api.add("secrets", "keys", {"k": "c2VjcmV0"})
+    mount = {"volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
+    spec = {
+        "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
+        "securityContext": {"runAsGroup": 3000},
+        "containers": [
+            {**sh("id -u; id -g; cat $HOME/keys/k; sleep 600", securityContext={"runAsUser": 2001}), **mount},
+            {**sh("id -u; cat $HOME/keys/k; cat $HOME/../../main/sandbox/keys/k || echo refused"), **mount, "name": "other"},
+        ],
+    }
+    world.api.add_pod("apart", spec)
+    await world.until(lambda: "terminated" in world.api.pod("apart")["status"]["containerStatuses"][1]["state"])
+    assert (await world.log("apart", "main")).split()[:2] == ["2001", "3000"]
+    log = await world.log("apart", "other")
+    assert log.splitlines()[0] == "65534"
+    assert log.rstrip().endswith("refused")
+    assert log.count("secret") == 1

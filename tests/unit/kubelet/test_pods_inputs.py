@@ -1,0 +1,402 @@
+"""What a container is given: its user, environment, command line, files; and whether the node takes the pod at all."""
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_kubelet import admission, environment, identity, images, shim, usage, volumes
+from thunderfleet_kubelet.environment import Sources, expand
+from thunderfleet_kubelet.identity import ConfigProblem, Identity, Self
+from thunderfleet_kubelet.images import Image, ImageError
+from thunderfleet_kubelet.quantity import parse_quantity
+from thunderfleet_kubelet.volumes import File, TokenWanted, VolumeProblem
+
+Json = dict[str, Any]
+ROOT = Self(0, 0)
+IMAGE = Image("i:1", Path("/images/i"), env=(("LANG", "C"), ("PATH", "/image/path")), entrypoint=("run",), command=("it",))
+
+
+def pod(container: Json | None = None, **spec: Any) -> Json:
+    return {
+        "metadata": {
+            "name": "p",
+            "namespace": "n",
+            "uid": "u",
+            "labels": {"app": "a", "b": 'say "x"'},
+            "annotations": {"note": "hi"},
+        },
+        "spec": {"hostNetwork": True, "containers": [container or {"name": "c", "image": "i:1"}], **spec},
+        "status": {},
+    }
+
+
+# Users
+
+
+@pytest.mark.parametrize(
+    ("container", "of_pod", "image_user", "default", "expected"),
+    [
+        ({}, {}, "", (65534, 65533), Identity(65534, 65533)),
+        ({"runAsUser": 0}, {}, "", (65534, 65534), Identity(0, 0)),
+        ({"runAsUser": 5000}, {"runAsUser": 6000, "runAsGroup": 7}, "", None, Identity(5000, 7)),
+        ({}, {"runAsUser": 54321}, "", (65534, 65533), Identity(54321, 65533)),
+        ({}, {}, "12:13", (65534, 65534), Identity(12, 13)),
+        ({}, {"supplementalGroups": [9, 8], "fsGroup": 7}, "", (1, 2), Identity(1, 2, (7, 8, 9))),
+    ],
+)
+def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, expected: Identity) -> None:
+    spec = {"name": "c", "securityContext": container}
+    assert identity.decide(pod(securityContext=of_pod), spec, image_user, default, ROOT) == expected
+
+
+@pytest.mark.parametrize(
+    ("context", "default", "kubelet", "sentence"),
+    [
+        ({}, None, ROOT, "would run as root.*the kubelet's own user.*set securityContext.runAsUser"),
+        ({}, (0, 0), ROOT, "would run as root.*the kubelet's default user"),
+        ({"runAsUser": 0, "runAsNonRoot": True}, None, ROOT, "runAsNonRoot"),
+        ({"runAsUser": 1000}, None, Self(0, 0, ((0, 1),)), "in which only user 0 is mapped"),
+        ({"runAsUser": 1000}, None, Self(501, 20), "the kubelet is not root.*its own user, 501"),
+        ({"supplementalGroups": [5]}, None, Self(501, 20), "supplementary groups"),
+    ],
+)
+def test_identity_that_cannot_be_had(context: Json, default: Any, kubelet: Self, sentence: str) -> None:
+    of_pod = {key: value for key, value in context.items() if key == "supplementalGroups"}
+    with pytest.raises(ConfigProblem, match=sentence):
+        identity.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", default, kubelet)
+
+
+def test_mapped_root_is_nobody_in_particular() -> None:
+    assert identity.decide(pod(), {"name": "c"}, "", None, Self(0, 0, ((0, 1),))) == Identity(0, 0)
+    assert identity.decide(pod(), {"name": "c"}, "", None, Self(501, 20)) == Identity(501, 20)
+
+
+# Environment
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$(A)-$(B)", "1-two"),
+        ("$(C)", "$(C)"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$1"),
+        ("$A ${A} $", "$A ${A} $"),
+        ("$(A", "$(A"),
+        ("$()", "$()"),
+    ],
+)
+def test_expansion(text: str, expected: str) -> None:
+    assert expand(text, {"A": "1", "B": "two"}) == expected
+
+
+@given(st.text())
+def test_text_without_dollars_is_left_alone(text: str) -> None:
+    plain = text.replace("$", "")
+    assert expand(plain, {"A": "1"}) == plain
+
+
+def build(container: Json, sources: Sources | None = None) -> dict[str, str]:
+    whole = {"name": "c", "image": "i:1", **container}
+    sources = sources or Sources(node_name="node", host_ip="10.1.1.1")
+    return environment.build(pod(whole), whole, IMAGE, Path("/sandbox"), sources)
+
+
+def test_environment_from_every_source() -> None:
+    secret = {"data": {"PW": base64.b64encode(b"hush").decode()}}
+    sources = Sources(
+        node_name="node",
+        host_ip="10.1.1.1",
+        host_ips=("10.1.1.1", "10.1.1.2"),
+        api_server=("10.9.9.9", 6443),
+        path=(Path("/mac/bin"),),
+        python_path=(Path("/mac/python"),),
+        allocatable={"cpu": "8", "memory": "1Gi"},
+        config_maps={"cm": {"data": {"ONE": "1", "TWO": "2"}}, "gone": None},
+        secrets={"s": secret},
+    )
+    container = {
+        "resources": {"limits": {"cpu": "1500m"}, "requests": {"memory": "5M"}},
+        "envFrom": [
+            {"prefix": "X_", "configMapRef": {"name": "cm"}},
+            {"secretRef": {"name": "s"}},
+            {"configMapRef": {"name": "gone", "optional": True}},
+        ],
+        "env": [
+            {"name": "ONE", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "ONE"}}},
+            {"name": "NONE", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "NO", "optional": True}}},
+            {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}},
+            {"name": "CPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+            {"name": "MILLIS", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}},
+            {"name": "MIB", "valueFrom": {"resourceFieldRef": {"resource": "requests.memory", "divisor": "1Mi"}}},
+            {"name": "ALL", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}},
+            {"name": "URL", "value": "https://$(KUBERNETES_SERVICE_HOST):$(KUBERNETES_SERVICE_PORT)/$(POD)/$(LATER)"},
+            {"name": "LATER", "value": "$(X_TWO)"},
+            {"name": "CONTAINER_SANDBOX_MOUNT_POINT", "value": "/elsewhere"},
+        ],
+    }
+    env = build(container, sources)
+    assert env["URL"] == "https://10.9.9.9:6443/p/$(LATER)"
+    expected = {
+        "X_ONE": "1", "ONE": "1", "PW": "hush", "POD": "p", "APP": "a", "NODE": "node", "IPS": "10.1.1.1,10.1.1.2", "CPUS": "2",
+        "MILLIS": "1500", "MIB": "5", "ALL": str(2**30), "LATER": "2", "LANG": "C", "HOME": "/sandbox", "HOSTNAME": "node",
+        "TMPDIR": "/sandbox/tmp", "CONTAINER_SANDBOX_MOUNT_POINT": "/sandbox", "PYTHONPATH": "/mac/python",
+        "PATH": "/mac/bin:/images/i/bin:/image/path",
+    }  # fmt: skip
+    assert {name: env[name] for name in expected} == expected
+    assert "NONE" not in env
+
+
+def test_nothing_of_the_kubelet_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBELET_SECRET", "x")
+    assert set(build({})) == {
+        "CONTAINER_SANDBOX_MOUNT_POINT", "HOME", "HOSTNAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
+        "KUBERNETES_SERVICE_PORT_HTTPS", "LANG", "PATH", "TMPDIR",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variable", "sentence"),
+    [
+        ({"valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}, "Secret 'no' does not exist"),
+        ({"valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}}, "ConfigMap 'cm' has no key 'k'"),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}, "'spec.nothing' is not a field"),
+        ({"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "containerName": "z"}}}, "container 'z'"),
+    ],
+)
+def test_what_an_environment_misses(variable: Json, sentence: str) -> None:
+    with pytest.raises(ConfigProblem, match=sentence):
+        build({"env": [{"name": "A", **variable}]}, Sources(config_maps={"cm": {"data": {}}}))
+
+
+@pytest.mark.parametrize(
+    ("container", "argv"),
+    [
+        ({}, ["run", "it"]),
+        ({"args": ["$(A)"]}, ["run", "1"]),
+        ({"command": ["x"]}, ["x"]),
+        ({"command": ["x"], "args": ["y"]}, ["x", "y"]),
+    ],
+)
+def test_command_line(container: Json, argv: list[str]) -> None:
+    assert environment.command_line({"name": "c", **container}, IMAGE, {"A": "1"}) == argv
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"Env": ["A=b=c"], "Entrypoint": ["/bin/x"], "User": "1:2", "WorkingDir": "/w"}')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "x").touch()
+    image = images.find({"i": tmp_path}, "i", "IfNotPresent")
+    assert (image.env, image.user) == ((("A", "b=c"),), "1:2")
+    assert environment.command_line({"name": "c"}, image, {}) == [str(tmp_path / "bin" / "x")]
+    assert environment.working_folder({}, image, Path("/sandbox")) == Path("/sandbox/w")
+    (tmp_path / "config.json").write_text('{"Env": ["A"]}')
+    with pytest.raises(ImageError, match="is not NAME=VALUE"):
+        images.find({"i": tmp_path}, "i", "IfNotPresent")
+
+
+# Volumes
+
+
+def me() -> Identity:
+    return Identity(os.geteuid(), os.getegid())
+
+
+def test_volumes_switch_from_old_to_new_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "v"
+    assert volumes.write_atomically(folder, {"a": File(b"1", 0o644), "d/b": File(b"2", 0o755)}, me())
+    first = os.readlink(folder / "..data")
+    assert not volumes.write_atomically(folder, {"a": File(b"1", 0o644), "d/b": File(b"2", 0o755)}, me())
+    assert os.readlink(folder / "..data") == first
+    assert (folder / "d" / "b").stat().st_mode & 0o777 == 0o700
+    assert volumes.write_atomically(folder, {"a": File(b"9", 0o644), "c": File(b"3", 0o600)}, me())
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("..")) == ["a", "c"]
+    assert (folder / "a").read_bytes() == b"9"
+    assert not (folder / first).exists()
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_projected_volume() -> None:
+    sources = Sources(
+        config_maps={"cm": {"data": {"x": "1", "y": "2"}, "binaryData": {"z": base64.b64encode(b"\0").decode()}}},
+        secrets={"s": {"data": {"k": base64.b64encode(b"v").decode()}}},
+    )
+    volume = {
+        "name": "all",
+        "projected": {
+            "defaultMode": 0o440,
+            "sources": [
+                {"configMap": {"name": "cm", "items": [{"key": "x", "path": "deep/x", "mode": 0o400}]}},
+                {"secret": {"name": "s"}},
+                {"secret": {"name": "gone", "optional": True}},
+                {"serviceAccountToken": {"path": "token", "audience": "a", "expirationSeconds": 700}},
+                {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+            ],
+        },
+    }
+    files = volumes.plan(volume, pod(), sources, {TokenWanted("a", 700): "tok"})
+    assert files == {
+        "deep/x": File(b"1", 0o400),
+        "k": File(b"v", 0o440),
+        "token": File(b"tok", 0o600),
+        "labels": File(b'app="a"\nb="say \\"x\\""', 0o440),
+    }
+    assert volumes.references(pod(volumes=[volume])) == ({"cm"}, {"s", "gone"}, {TokenWanted("a", 700)})
+
+
+@pytest.mark.parametrize(
+    ("volume", "sentence"),
+    [
+        ({"configMap": {"name": "no"}}, "volume 'v': ConfigMap 'no' does not exist"),
+        ({"configMap": {"name": "cm", "items": [{"key": "q", "path": "q"}]}}, "no key 'q'"),
+        ({"configMap": {"name": "cm", "items": [{"key": "x", "path": "../x"}]}}, "must be relative"),
+    ],
+)
+def test_what_a_volume_misses(volume: Json, sentence: str) -> None:
+    with pytest.raises(VolumeProblem, match=sentence):
+        volumes.plan({"name": "v", **volume}, pod(), Sources(config_maps={"cm": {"data": {"x": ""}}}), {})
+
+
+def test_host_path_types(tmp_path: Path) -> None:
+    def check(path: Path, kind: str) -> Path:
+        return volumes.check_host_path({"name": "h", "hostPath": {"path": str(path), "type": kind}})
+
+    assert check(tmp_path / "new", "DirectoryOrCreate").is_dir()
+    assert check(tmp_path / "file", "FileOrCreate").is_file()
+    assert check(tmp_path / "nothing", "") == tmp_path / "nothing"
+    with pytest.raises(VolumeProblem, match="is not a Directory"):
+        check(tmp_path / "file", "Directory")
+    with pytest.raises(VolumeProblem, match="is not a Socket"):
+        check(tmp_path / "file", "Socket")
+
+
+def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:
+    place, sandbox = tmp_path / "place", tmp_path / "sandbox"
+    place.mkdir()
+    sandbox.mkdir()
+
+    def link(*mounts: Json) -> None:
+        volumes.link_mounts({"volumeMounts": list(mounts)}, sandbox, {"v": place}, {"POD": "p"}, me())
+
+    link({"name": "v", "mountPath": "/a/b"}, {"name": "v", "mountPath": "/c", "subPathExpr": "of-$(POD)"})
+    assert (sandbox / "a" / "b").resolve() == place
+    assert (sandbox / "c").resolve() == place / "of-p"
+    (place / "out").symlink_to("/etc")
+    for inner in ("../x", "out"):
+        with pytest.raises(ConfigProblem, match="leads out of volume"):
+            link({"name": "v", "mountPath": "/d", "subPath": inner})
+    with pytest.raises(ConfigProblem, match="lies inside mount"):
+        link({"name": "v", "mountPath": "/m"}, {"name": "v", "mountPath": "/m/n"})
+    with pytest.raises(ConfigProblem, match="'w', which the pod does not have"):
+        link({"name": "w", "mountPath": "/m"})
+
+
+# Admission
+
+
+def asking(name: str = "p", **requests: str) -> Json:
+    item = pod({"name": "c", "image": "i:1", "resources": {"requests": requests}})
+    return {**item, "metadata": {**item["metadata"], "name": name}}
+
+
+def test_resources_are_counted_again() -> None:
+    allocatable = {"cpu": "2", "memory": "1Gi", "pods": "2"}
+
+    def verdict(one: Json, *others: Json) -> str | None:
+        answer = admission.reject(one, others, "node", {}, allocatable)
+        return answer[0] if answer else None
+
+    assert verdict(asking(cpu="2")) is None
+    assert verdict(asking(cpu="1500m"), asking("q", cpu="501m")) == "OutOfcpu"
+    assert verdict(asking(memory="1025Mi")) == "OutOfmemory"
+    assert verdict(asking(), asking("q"), asking("r")) == "OutOfpods"
+    assert verdict(asking(**{"example.com/gpu": "1"})) == "OutOfexample.com/gpu"
+    ended = {**asking("q", cpu="2"), "status": {"phase": "Succeeded"}}
+    assert verdict(asking(cpu="2"), ended) is None
+
+
+def test_requests_are_the_larger_of_init_and_main() -> None:
+    one = pod({"name": "c", "resources": {"requests": {"cpu": "1"}}})
+    one["spec"]["initContainers"] = [
+        {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
+        {"name": "i", "resources": {"limits": {"cpu": "2"}}},
+    ]
+    assert admission.requests(one) == {"cpu": parse_quantity("2500m")}
+
+
+def test_selectors_and_ports_are_checked_again() -> None:
+    labels = {"os": "darwin", "n": "5"}
+
+    def verdict(spec: Json, *others: Json) -> str | None:
+        answer = admission.reject({**pod(), "spec": {**pod()["spec"], **spec}}, others, "node", labels, {})
+        return answer[0] if answer else None
+
+    def affinity(**term: Any) -> Json:
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
+        return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+    assert verdict({"nodeSelector": {"os": "darwin"}}) is None
+    assert verdict({"nodeSelector": {"os": "linux"}}) == "NodeAffinity"
+    assert verdict(affinity(key="os", operator="NotIn", values=["linux"])) is None
+    assert verdict(affinity(key="n", operator="Gt", values=["5"])) == "NodeAffinity"
+    assert verdict(affinity(key="x", operator="Exists")) == "NodeAffinity"
+    ported = {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}
+    other = {**pod(), "spec": {"hostNetwork": True, **ported}}
+    assert verdict(ported) is None
+    assert verdict(ported, other) == "NodePorts"
+
+
+def test_foreign_pods_wait() -> None:
+    foreign = pod({"name": "c", "image": "registry.example/cni:1"})
+    problem = admission.cannot_run(foreign, {"i:1": 0}, True)
+    assert problem is not None
+    assert problem.reason == "NotRunnableOnMac"
+    foreign["spec"]["nodeSelector"] = {"kubernetes.io/os": "darwin"}
+    assert admission.cannot_run(foreign, {"i:1": 0}, True) is None
+    claim = pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}])
+    problem = admission.cannot_run(claim, {"i:1": 0}, True)
+    assert problem is not None
+    assert "data (persistentVolumeClaim)" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("500m", 0.5), ("64Gi", 64 * 2**30), ("1e3", 1000), ("2M", 2_000_000), (".5", 0.5), ("1E", 10**18)],
+)
+def test_quantities(text: str, value: float) -> None:
+    assert float(parse_quantity(text)) == value
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1.2.3", "1 Gi", "0x1"])
+def test_no_quantities(text: str) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        parse_quantity(text)
+
+
+# What ps says on a Mac
+
+
+def test_processes_are_found_in_what_ps_says() -> None:
+    text = (
+        b"  101 S    /bin/sh -c x HOME=/r CONTAINER_SANDBOX_MOUNT_POINT=/r/a PATH=/bin\n"
+        b"  102 Z    (sh) CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
+        b"  103 S    sleep 1 CONTAINER_SANDBOX_MOUNT_POINT=/r/ab\n"
+        b"  104 R    python CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
+    )
+    assert shim.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/a") == [101, 104]
+
+
+def test_usage_from_what_ps_says() -> None:
+    text = (
+        "  2048   1:02.50 /bin/sh CONTAINER_SANDBOX_MOUNT_POINT=/r/a X=1\n"
+        "  1024   0:00.25 sleep CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
+        "   512 1-00:00:01 other CONTAINER_SANDBOX_MOUNT_POINT=/r/b\n"
+    )
+    assert usage.parse_ps(text, {"/r/a", "/r/b"}) == {"/r/a": (62.75, 3072 * 1024), "/r/b": (86401.0, 512 * 1024)}

@@ -1,0 +1,195 @@
+"""Logs as they lie on disk, read in every way; probes against real listeners."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thunderfleet_kubelet import logs, probes
+from thunderfleet_kubelet.logs import LogOptions
+from thunderfleet_kubelet.probes import Count
+from thunderfleet_kubelet.shim import LINE_BYTES, Log, Stream
+
+Json = dict[str, Any]
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def line(number: int, text: str, tag: str = "F") -> str:
+    return f"{logs.format_stamp(START + timedelta(seconds=number))} stdout {tag} {text}\n"
+
+
+async def read(path: Path, **options: Any) -> str:
+    return b"".join([part async for part in logs.read(path, LogOptions(**options), lambda: False)]).decode()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "0.log"
+    (tmp_path / "0.log.2").write_text(line(0, "zero") + line(1, "one"))
+    (tmp_path / "0.log.1").write_text(line(2, "two, ", "P") + line(2, "all of it"))
+    path.write_text(line(3, "three") + line(4, "four"))
+    return path
+
+
+async def test_all_files_are_one_log(log: Path) -> None:
+    assert await read(log) == "zero\none\ntwo, all of it\nthree\nfour\n"
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        (0, ""),
+        (1, "four\n"),
+        (2, "three\nfour\n"),
+        (3, "two, all of it\nthree\nfour\n"),
+        (4, "one\ntwo, all of it\nthree\nfour\n"),
+        (99, "zero\none\ntwo, all of it\nthree\nfour\n"),
+    ],
+)
+async def test_tail_counts_whole_lines_over_files(log: Path, tail: int, expected: str) -> None:
+    assert await read(log, tail=tail) == expected
+
+
+async def test_since_timestamps_and_limit(log: Path) -> None:
+    assert await read(log, since=START + timedelta(seconds=3)) == "three\nfour\n"
+    assert await read(log, tail=1, timestamps=True) == "2026-01-02T03:04:09.000000000Z four\n"
+    assert await read(log, limit_bytes=7) == "zero\non"
+
+
+async def test_no_log_is_an_empty_log(tmp_path: Path) -> None:
+    assert await read(tmp_path / "none.log") == ""
+
+
+async def test_following_over_a_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    writer = Log(str(path), limit=200, files=3)
+    live = True
+    seen: list[str] = []
+
+    async def follow() -> None:
+        async for part in logs.read(path, LogOptions(follow=True), lambda: live):
+            seen.append(part.decode())
+
+    task = asyncio.create_task(follow())
+    for number in range(20):
+        writer.write("stdout", [(str(number).encode(), True)])
+        if number % 5 == 4:
+            async with asyncio.timeout(10):
+                while True:
+                    if "".join(seen).count("\n") > number:
+                        break
+                    await asyncio.sleep(0.01)
+    live = False
+    await asyncio.wait_for(task, 10)
+    assert "".join(seen).split() == [str(number) for number in range(20)]
+    assert len(logs.files_of(path)) == 3
+
+
+@given(lines=st.lists(st.tuples(st.text("ab ", max_size=5), st.booleans()), max_size=30), tail=st.integers(0, 12))
+@settings(deadline=None)
+def test_tail_is_the_end_of_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, bool]], tail: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "0.log"
+    path.write_text("".join(line(number, text, "F" if full else "P") for number, (text, full) in enumerate(lines)))
+    whole = asyncio.run(read(path))
+    end = asyncio.run(read(path, tail=tail))
+    assert whole.endswith(end)
+    wanted = min(tail, sum(full for _, full in lines))
+    assert end.count("\n") == wanted
+
+
+def test_long_lines_are_parts(tmp_path: Path) -> None:
+    log = Log(str(tmp_path / "0.log"), 10**9, 2)
+    reader, writer = os.pipe()
+    stream = Stream("stderr", reader, log)
+    os.write(writer, b"x" * (LINE_BYTES + 5) + b"\nlast")
+    while stream.read():
+        pass
+    os.close(writer)
+    while stream.open:
+        stream.read()
+    rows = (tmp_path / "0.log").read_bytes().splitlines()
+    assert [(row.split(b" ")[1:3], len(row.split(b" ")[3])) for row in rows] == [
+        ([b"stderr", b"P"], LINE_BYTES),
+        ([b"stderr", b"F"], 5),
+        ([b"stderr", b"F"], 4),
+    ]
+
+
+# Probes
+
+
+def test_a_verdict_needs_as_many_equal_results_as_the_threshold() -> None:
+    count = Count(success_threshold=2, failure_threshold=3)
+    results = [False, False, True, False, False, False, False, True, False, True, True]
+    changes = [count.add(result) for result in results]
+    assert changes == [False] * 5 + [True] + [False] * 4 + [True]
+    assert count.verdict is True
+
+
+@given(st.lists(st.booleans(), max_size=50), st.integers(1, 5), st.integers(1, 5))
+def test_a_verdict_changes_only_after_a_run(results: list[bool], success: int, failure: int) -> None:
+    count = Count(success, failure)
+    for index, result in enumerate(results):
+        before = count.verdict
+        changed = count.add(result)
+        assert changed == (count.verdict != before)
+        if changed:
+            need = success if result else failure
+            assert results[index + 1 - need : index + 1] == [result] * need
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/slow":
+            await asyncio.sleep(30)
+        status = {"/ok": 200, "/moved": 302, "/bad": 503}.get(request.path, 404)
+        return web.Response(status=status, text=request.headers.get("X-Test", "-"))
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+async def no_exec(command: list[str], seconds: float) -> tuple[int, str]:
+    raise FileNotFoundError(f"command {command[0]!r} was not found")
+
+
+async def ask(action: Json, container: Json | None = None, seconds: float = 5) -> tuple[bool, str]:
+    return await probes.ask(action, container or {"name": "c"}, "127.0.0.1", no_exec, seconds)
+
+
+async def test_http_probes(port: int) -> None:
+    named = {"name": "c", "ports": [{"name": "web", "containerPort": port}]}
+    assert await ask({"httpGet": {"path": "/ok", "port": "web"}}, named) == (True, "")
+    assert (await ask({"httpGet": {"path": "moved", "port": port}}))[0]
+    good, said = await ask({"httpGet": {"path": "/bad", "port": port, "httpHeaders": [{"name": "X-Test", "value": "v"}]}})
+    assert not good
+    assert "statuscode: 503" in said
+    assert said.endswith(": v")
+    good, said = await ask({"httpGet": {"path": "/slow", "port": port}}, seconds=0.1)
+    assert (good, said) == (False, f"GET http://127.0.0.1:{port}/slow: no answer within 0.1 s")
+    assert not (await ask({"httpGet": {"path": "/", "port": port, "scheme": "HTTPS"}}))[0]
+    assert "no port named 'other'" in (await ask({"httpGet": {"port": "other"}}, named))[1]
+
+
+async def test_tcp_and_exec_probes(port: int) -> None:
+    assert (await ask({"tcpSocket": {"port": port}}))[0]
+    good, said = await ask({"tcpSocket": {"port": 1}})
+    assert not good
+    assert "127.0.0.1:1" in said
+    assert await ask({"exec": {"command": ["x"]}}) == (False, "command 'x' was not found")
+    assert "gRPC probes are not supported" in (await ask({"grpc": {"port": 1}}))[1]
