@@ -45,7 +45,7 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Bundle:
-    """Programs that are built from one Go module of ours. ``programs``: name → (package, seconds of a cold build on two cores)."""
+    """Programs built from one Go module of ours. ``programs``: name → (package, seconds of a cold build on two cores)."""
 
     name: str
     programs: Mapping[str, tuple[str, int]]

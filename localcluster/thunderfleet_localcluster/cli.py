@@ -26,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--name", default=DEFAULT_NAME, help="name of the cluster; several can run side by side")
-    shared.add_argument("--dir", type=Path, help="the cluster's folder (default: below the system's or the user's state folder)")
+    shared.add_argument(
+        "--dir", type=Path, help="the cluster's folder (default: below the system's or the user's state folder)"
+    )
     top = argparse.ArgumentParser(
         prog="thunderfleet",
         description="Kubernetes on this machine with recorded Macs to join it: a real control plane, no VM, no containers.",
@@ -40,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
         )
 
     up = command("up", "start a cluster and its machines; returns when every Node is Ready")
-    up.add_argument("fleet", nargs="?", type=Path, metavar="FLEET", help="fleet file (default: two Studios, a mini, two Linux machines)")
+    up.add_argument(
+        "fleet", nargs="?", type=Path, metavar="FLEET", help="fleet file (default: two Studios, a mini, two Linux machines)"
+    )
     up.add_argument("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="how machines get addresses")
     up.add_argument("--foreground", action="store_true", help="stay; Ctrl-C takes everything down")
     up.add_argument("--no-machines", action="store_true", help="start machines without kubelets")
@@ -68,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     machine.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="for exec: the command")
     component = command("component", "kill or start a program of the control plane")
     component.add_argument("action", choices=("off", "on"), help="off: SIGKILL")
-    component.add_argument("component", metavar="COMPONENT", help="etcd, kube-apiserver, kube-controller-manager or kube-scheduler")
+    component.add_argument(
+        "component", metavar="COMPONENT", help="etcd, kube-apiserver, kube-controller-manager or kube-scheduler"
+    )
     commands.add_parser("demo", help="the whole line, from nothing to tokens", add_help=False)
     return top
 
@@ -193,9 +199,7 @@ def _machine(arguments: argparse.Namespace) -> int:
     cluster = Cluster.attach(arguments.name, arguments.dir)
     machine = cluster.machines.get(arguments.machine)
     if machine is None:
-        raise LocalClusterError(
-            f"no machine is named {arguments.machine}; machines: {', '.join(cluster.machines)}", usage=True
-        )
+        raise LocalClusterError(f"no machine is named {arguments.machine}; machines: {', '.join(cluster.machines)}", usage=True)
     if arguments.action != "exec":
         cluster.order(do="machine", name=machine.name, action=arguments.action)
         return 0

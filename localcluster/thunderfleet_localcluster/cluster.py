@@ -162,7 +162,9 @@ class Cluster:
         try:
             state = json.loads(folder.state.read_text())
         except FileNotFoundError as error:
-            raise LocalClusterError(f"cluster {name} is still starting, or has just ended; see {folder.log('keeper')}") from error
+            raise LocalClusterError(
+                f"cluster {name} is still starting, or has just ended; see {folder.log('keeper')}"
+            ) from error
         return cls(folder, state)
 
     def detach(self) -> None:
@@ -404,7 +406,7 @@ def send_order(folder: ClusterFolder, order: Mapping[str, object], seconds: floa
 
 @contextlib.contextmanager
 def _connected(folder: ClusterFolder) -> Iterator[socket.socket]:
-    """A connection to the keeper's socket. Paths of sockets hold 100 bytes: on Linux it is reached by its folder's descriptor."""
+    """A connection to the keeper's socket. Paths of sockets hold 100 bytes: Linux reaches it by its folder's descriptor."""
     with socket.socket(socket.AF_UNIX) as channel:
         if sys.platform.startswith("linux"):
             descriptor = os.open(folder.root, os.O_RDONLY)

@@ -273,7 +273,11 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
         ),
         (
             binding,
-            _binding("thunderfleet:apiserver-kubelet", "system:kubelet-api-admin", [{"kind": "Group", "name": "thunderfleet:apiserver"}]),
+            _binding(
+                "thunderfleet:apiserver-kubelet",
+                "system:kubelet-api-admin",
+                [{"kind": "Group", "name": "thunderfleet:apiserver"}],
+            ),
         ),
         (f"{rbac}/clusterroles", approver),
         (
@@ -297,7 +301,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
 
 
 def bootstrap_token(identifier: str, secret: str, expires: str, description: str) -> dict[str, Any]:
-    """The Secret of a bootstrap token ``identifier.secret`` that may ask for a client certificate until ``expires`` (RFC 3339)."""
+    """The Secret of a bootstrap token ``identifier.secret`` to ask for a client certificate until ``expires`` (RFC 3339)."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

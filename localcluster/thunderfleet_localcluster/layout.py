@@ -120,16 +120,9 @@ def plan_layout(fleet: Fleet, mode: Mode, block: int = 64) -> Layout:
         machine.name: lan[int(machine.address.split(".")[3])] for machine in fleet.machines if machine.address is not None
     }
     spare = _free(lan, set(wanted.values()), 11)
-    addresses = {
-        machine.name: Address(wanted.get(machine.name) or next(spare), lan.prefixlen) for machine in fleet.machines
-    }
+    addresses = {machine.name: Address(wanted.get(machine.name) or next(spare), lan.prefixlen) for machine in fleet.machines}
     ends: dict[str, list[CableEnd]] = {machine.name: [] for machine in fleet.machines}
-    named = {
-        IPv4Address(address)
-        for cable in fleet.cables
-        for address in cable.addresses or ()
-        if mode == "namespaces"
-    }
+    named = {IPv4Address(address) for cable in fleet.cables for address in cable.addresses or () if mode == "namespaces"}
     pair = first_pair
     for index, cable in enumerate(fleet.cables):
         if cable.addresses is not None and mode == "namespaces":

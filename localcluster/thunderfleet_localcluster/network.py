@@ -47,7 +47,9 @@ def enter_namespaces() -> None:
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
 
 
-_TRY = "import sys; sys.path[:0] = [sys.argv[1]]; from thunderfleet_localcluster.network import try_namespaces; try_namespaces()"
+_TRY = (
+    "import sys; sys.path[:0] = [sys.argv[1]]; from thunderfleet_localcluster.network import try_namespaces; try_namespaces()"
+)
 
 
 def try_namespaces() -> None:
@@ -73,7 +75,12 @@ def can_isolate() -> str | None:
     here = str(Path(__file__).resolve().parent.parent)
     try:
         tried = subprocess.run(
-            [sys.executable, "-c", _TRY, here], capture_output=True, text=True, timeout=30, check=False, stdin=subprocess.DEVNULL
+            [sys.executable, "-c", _TRY, here],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return "making namespaces did not end within 30 s"

@@ -20,7 +20,7 @@ def checked_name(name: str) -> str:
     """``name`` if a cluster may be called so. Raises LocalClusterError."""
     if not _NAME.fullmatch(name):
         raise LocalClusterError(
-            f"cluster name {name!r}: use up to 40 lower-case letters, digits and '-', beginning and ending with a letter or digit",
+            f"cluster name {name!r}: use up to 40 lower-case letters, digits and '-', with a letter or digit at both ends",
             usage=True,
         )
     return name

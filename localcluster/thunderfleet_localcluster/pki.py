@@ -117,9 +117,7 @@ def _usage(*, sign: bool) -> x509.KeyUsage:
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def write_secret(path: Path, data: bytes) -> Path:
@@ -162,9 +160,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
         write_secret(folder / f"{name}.key", pair[1])
 
     service_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
-    server = cluster.issue(
-        "kube-apiserver", names=[*service_names, SERVICE_ADDRESS, *server_names], server=True, client=False
-    )
+    server = cluster.issue("kube-apiserver", names=[*service_names, SERVICE_ADDRESS, *server_names], server=True, client=False)
     # The chain carries the CA: joiners know it by its hash and take it from here.
     put("apiserver", server, chain=cluster.pem)
     put("apiserver-kubelet-client", cluster.issue("kube-apiserver-kubelet-client", groups=["thunderfleet:apiserver"]))

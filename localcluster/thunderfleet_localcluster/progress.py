@@ -64,7 +64,9 @@ class Progress:
         elif event.get("state") == "progress":
             elapsed, expected = float(event["elapsed"]), float(event["expected"])
             # It may take longer here than where it was measured: then it says no more than that.
-            left = f"{elapsed:.0f} of about {expected:.0f} s" if elapsed < expected else f"{elapsed:.0f} s, longer than expected"
+            left = (
+                f"{elapsed:.0f} of about {expected:.0f} s" if elapsed < expected else f"{elapsed:.0f} s, longer than expected"
+            )
             self.moving(f"{event['step']}: {event['program']} ({event['number']} of {event['of']}), {left}")
         elif event.get("state") == "done":
             self.done(str(event["step"]), float(event["seconds"]))

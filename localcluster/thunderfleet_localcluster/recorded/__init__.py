@@ -68,7 +68,7 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict
     here = shlex.quote(str(texts_folder))
 
     def script(body: str) -> str:
-        return f"#!/bin/sh\nhere={here}\nshow() {{ exec /bin/cat \"$@\"; }}\n{body}"
+        return f'#!/bin/sh\nhere={here}\nshow() {{ exec /bin/cat "$@"; }}\n{body}'
 
     devices = [device.name for device in rdma.devices(layout, machine)]
     return {
@@ -77,7 +77,9 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict
         "ifconfig": script(_ifconfig(list(network.ifconfig(machine)))),
         "netstat": script(_NETSTAT),
         "route": script(_route(machine)),
-        "vm_stat": script('[ $# -eq 0 ] || { echo "Usage: vm_stat [[-c count] interval]" >&2; exit 1; }\nshow "$here/vm_stat"\n'),
+        "vm_stat": script(
+            '[ $# -eq 0 ] || { echo "Usage: vm_stat [[-c count] interval]" >&2; exit 1; }\nshow "$here/vm_stat"\n'
+        ),
         "ibv_devices": script('show "$here/ibv_devices"\n'),
         "ibv_devinfo": script(_ibv_devinfo(devices)),
         "rdma_ctl": script(_RDMA_CTL),

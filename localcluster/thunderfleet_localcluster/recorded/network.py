@@ -119,7 +119,11 @@ def _interface(item: Interface, scope: int) -> str:
         lines.append(f"\tinet {item.address.ip} netmask {int(network.netmask):#010x} broadcast {network.broadcast_address}")
     if item.active:
         lines.append("\tnd6 options=201<PERFORMNUD,DAD>")
-    lines.append("\tmedia: autoselect <full-duplex>" if item.thunderbolt or not item.active else "\tmedia: autoselect (10Gbase-T <full-duplex>)")
+    lines.append(
+        "\tmedia: autoselect <full-duplex>"
+        if item.thunderbolt or not item.active
+        else "\tmedia: autoselect (10Gbase-T <full-duplex>)"
+    )
     lines.append(f"\tstatus: {'active' if item.active else 'inactive'}")
     return "\n".join(lines) + "\n"
 

@@ -77,7 +77,12 @@ def ibv_devinfo(device: Device, *, verbose: bool) -> str:
         "\tphys_port_cnt:\t\t\t1",
     ]
     if verbose:
-        lines += ["\tmax_mr_size:\t\t\t0xfa0000", "\tmax_qp:\t\t\t\t3", "\tatomic_cap:\t\t\tATOMIC_NONE (0)", "\tmax_mr:\t\t\t\t100"]
+        lines += [
+            "\tmax_mr_size:\t\t\t0xfa0000",
+            "\tmax_qp:\t\t\t\t3",
+            "\tatomic_cap:\t\t\tATOMIC_NONE (0)",
+            "\tmax_mr:\t\t\t\t100",
+        ]
     lines += [
         "\t\tport:\t1",
         f"\t\t\tstate:\t\t\t{'PORT_ACTIVE (4)' if device.active else 'PORT_DOWN (1)'}",
