@@ -75,7 +75,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             state_folder=arguments.state_folder / f"{plan.uid}-{plan.index}-{arguments.pod}",
             api_keys=api_keys(arguments.api_keys),
         )
-        settings.rank  # noqa: B018
+        settings.check()
     except ValidationError as error:
         log.error("%s is no plan: %s", arguments.plan, " ".join(str(error).split()))
         return 2
@@ -87,7 +87,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     except ssl.SSLError as error:
         log.error("the keys in %s cannot be used: %s", arguments.keys, error)
         return 2
-    except (OSError, ValueError) as error:
+    except OSError as error:
         log.error("%s", error)
         return 1
     return 0

@@ -6,13 +6,14 @@ The decisions are in ``attempts`` and ``rendezvous``; here are the connections, 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_crds.group import Failure, FaultClass, GroupPhase, GroupState, RankPhase, RankReport
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import attempts, faults, history, peers, protocol
+from thunderfleet_runner import attempts, faults, history, peers, preflight, protocol
 from thunderfleet_runner.attempts import Machine, Stage
 from thunderfleet_runner.control import Connection
 from thunderfleet_runner.member import Member
@@ -170,6 +171,10 @@ class Leader:
 
     async def join(self, hello: peers.Hello, connection: Connection) -> peers.Refusal | None:
         """Judges a claim; of an accepted member, runs the connection to its end."""
+        if hello.digest != self._rendezvous.identity.digest:
+            # The model's files may have been put right since they were read here.
+            digest = await asyncio.to_thread(preflight.digest, self.plan)
+            self._rendezvous = replace(self._rendezvous, identity=replace(self._rendezvous.identity, digest=digest))
         self._rendezvous, refusal = self._rendezvous.claim(hello)
         if refusal is not None:
             self._changed()

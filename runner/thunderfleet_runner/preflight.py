@@ -61,7 +61,9 @@ def check_addresses(plan: Plan, entry: RankPlan) -> None:
     """The addresses of the plan are this Mac's."""
     if plan.backend is Backend.JACCL:
         raise PreflightFailed(
-            Fault(FaultClass.REPLAN, "BackendNotAvailable", "this runner forms rings and single Macs; the plan asks for jaccl")
+            Fault(
+                FaultClass.CONFIGURE, "BackendNotAvailable", "this runner forms rings and single Macs, the plan asks for jaccl"
+            )
         )
     wanted = [entry.address] + ([entry.ring_address] if plan.backend is Backend.RING and entry.ring_address else [])
     for address in wanted:

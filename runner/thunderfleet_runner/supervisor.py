@@ -59,6 +59,15 @@ class Settings:
         pods = ", ".join(entry.pod for entry in self.plan.ranks)
         raise ValueError(f"the plan of {self.plan.group} does not name pod {self.pod}; it names {pods}")
 
+    def check(self) -> None:
+        """Raises ValueError when the plan does not fit this pod, OSError when the keys cannot be read."""
+        entry = self.plan.ranks[self.rank]
+        if self.node != entry.node:
+            raise ValueError(f"the plan puts pod {self.pod} on node {entry.node}, this is node {self.node}")
+        for name in ("tls.crt", "tls.key"):
+            with (self.keys_folder / name).open("rb"):
+                pass
+
 
 class Supervisor:
     """Raises ValueError for settings that cannot be, OSError / ssl.SSLError for keys that cannot be read."""
@@ -67,9 +76,7 @@ class Supervisor:
         self.settings = settings
         self.plan = settings.plan
         self.rank = settings.rank
-        entry = self.plan.ranks[self.rank]
-        if settings.node != entry.node:
-            raise ValueError(f"the plan puts pod {settings.pod} on node {entry.node}, this is node {settings.node}")
+        settings.check()
         self._server_tls = control.server_tls(settings.keys_folder)
         self._client_tls = control.client_tls(settings.keys_folder)
         self._ending = asyncio.Event()
@@ -151,6 +158,8 @@ class Supervisor:
 
     async def _leave(self) -> None:
         if isinstance(self.role, Leader):
+            # It may be set since a member left; if the group still stands stopped, the machine says so again.
+            self.role.released.clear()
             self.role.feed(attempts.Drain(for_good=True))
         else:
             self.role.leave()

@@ -285,6 +285,25 @@ async def test_a_different_model_is_refused(make_group: MakeGroup, make_model: C
     await group.until(lambda: "is not the one on studio-0" in leader.state.message, "the leader says so")
 
 
+async def test_a_model_that_was_put_right_on_both_macs_is_let_in(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    await group.until(lambda: leader.role.machine.present, "the leader is up")
+    (group.model / "config.json").write_text('{"model_type": "llama"}')
+    group.start(1)
+    await group.until_ready()
+
+
+async def test_a_lasting_port_that_is_still_held_is_waited_for(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    entry = group.plan.ranks[0]
+    with socket.create_server((entry.address, entry.control_port)):
+        leader = group.start(0)
+        await group.until(lambda: (group.folder / "state-0").exists(), "the supervisor has begun")
+        assert leader.state.phase is GroupPhase.WAITING
+    await group.until_ready()
+
+
 async def test_a_missing_model_is_for_a_person_and_mends_itself(
     make_group: MakeGroup, make_model: Callable[[Path], Path]
 ) -> None:

@@ -1,0 +1,82 @@
+"""What ``thunderfleet-runner serve`` says of bad input, and what a leader remembers."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_runner import cli, history
+from thunderfleet_runner.supervisor import api_keys
+
+
+def arguments(group: Any, **changes: str) -> list[str]:
+    plan = group.folder / "plan.json"
+    plan.write_text(group.plan.model_dump_json(by_alias=True))
+    values = {
+        "plan": str(plan), "keys": str(group.keys), "pod": "tiny-0-0", "node": "studio-0",
+        "state-folder": str(group.folder / "state"), "api-keys": str(group.folder / "no-keys"), **changes,
+    }  # fmt: skip
+    return ["serve", *(part for name, value in values.items() for part in (f"--{name}", value))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"plan": "/nonexistent/plan.json"}, 2, "/nonexistent/plan.json"),
+        ({"pod": "stranger"}, 2, "does not name pod stranger; it names tiny-0-0, tiny-0-1"),
+        ({"node": "studio-9"}, 2, "on node studio-0, this is node studio-9"),
+        ({"keys": "/nonexistent"}, 2, "/nonexistent/tls.crt"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_a_code(
+    make_group: Callable[..., Any], caplog: pytest.LogCaptureFixture, changes: dict[str, str], code: int, words: str
+) -> None:
+    assert cli.main(arguments(make_group(2), **changes)) == code
+    assert words in caplog.text
+
+
+def test_a_broken_plan_says_what_is_wrong(make_group: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    group = make_group(2)
+    given = arguments(group)
+    (group.folder / "plan.json").write_text(group.plan.model_dump_json(by_alias=True).replace('"ring"', '"carrier pigeon"'))
+    assert cli.main(given) == 2
+    assert "is no plan" in caplog.text
+    assert "'none', 'ring' or 'jaccl'" in caplog.text
+
+
+def test_help_shows_defaults() -> None:
+    command = [sys.executable, "-m", "thunderfleet_runner.cli", "serve", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "/etc/thunderfleet/keys" in done.stdout
+    assert "(default:" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["0", "3-2", "x", "1-65"])
+def test_a_bad_range_of_world_sizes_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["size", "/model", "--world-sizes", text])
+    assert caught.value.code == 2
+    assert "from 1 to 64" in capsys.readouterr().err
+
+
+def test_every_value_of_the_secret_is_a_key(tmp_path: Path) -> None:
+    data = tmp_path / "..2026"
+    data.mkdir()
+    (data / "first").write_text("one\n")
+    (tmp_path / "..data").symlink_to(data)
+    (tmp_path / "first").symlink_to("..data/first")
+    (tmp_path / "second").write_text("two")
+    assert api_keys(tmp_path) == {"one", "two"}
+    assert api_keys(tmp_path / "absent") == frozenset()
+
+
+def test_history_is_of_one_epoch_and_survives_rubbish(make_group: Callable[..., Any], tmp_path: Path) -> None:
+    plan, path = make_group(2).plan, tmp_path / "history.json"
+    assert history.load(path, plan) == history.History()
+    history.save(path, plan, history.History(True, 4))
+    assert history.load(path, plan) == history.History(True, 4)
+    assert history.load(path, plan.model_copy(update={"epoch": 4})) == history.History()
+    path.write_text("[]")
+    assert history.load(path, plan) == history.History()
