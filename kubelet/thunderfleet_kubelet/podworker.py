@@ -188,7 +188,8 @@ class PodWorker:
         self._follow(self.attempts)
         blocked = admission.cannot_run(self.pod, self._around.runtime().images, self._around.runtime().mac)
         ending = self.removed or self.pod["metadata"].get("deletionTimestamp")
-        if blocked is None and not ending and self._base.get("phase") not in lifecycle.TERMINAL_PHASES:
+        mounting = blocked is None and not ending and self._base.get("phase") not in lifecycle.TERMINAL_PHASES
+        if mounting:
             await self._mount()
         decision = self._decide(blocked)
         for start in decision.starts:
@@ -211,7 +212,9 @@ class PodWorker:
         if decision.ended:
             await self._finish()
             return RETRY_SECONDS
-        times = [at for at in (decision.wake_at, self._volumes_retry_at, self._refresh_at) if at]
+        # A pod that has ended mounts nothing more: its volumes' times would lie in the past for ever.
+        due = (decision.wake_at, self._volumes_retry_at, self._refresh_at) if mounting else (decision.wake_at,)
+        times = [at for at in due if at]
         if any(attempt.state == "starting" for all_of in self.attempts.values() for attempt in all_of):
             times.append(self._around.now() + 1.0)
         return min(LOOK_SECONDS, max(0.01, min(times) - self._around.now())) if times else LOOK_SECONDS
