@@ -73,20 +73,21 @@ def _partial(failure: Failure) -> str | None:
     return failure.text if failure.kind is FailureKind.FAILED and failure.text.strip() else None
 
 
-INTERFACES = Question(Source.INTERFACES, "interfaces", network.IFCONFIG_COMMAND, 5, network.parse_ifconfig)
-RDMA_SWITCH = Question(Source.RDMA_SWITCH, "rdma_switch", rdma.STATUS_COMMAND, 5, rdma.parse_status)
+# Limits are far above what these commands take, because "it hangs" has consequences and a busy machine is no reason for them.
+INTERFACES = Question(Source.INTERFACES, "interfaces", network.IFCONFIG_COMMAND, 10, network.parse_ifconfig)
+RDMA_SWITCH = Question(Source.RDMA_SWITCH, "rdma_switch", rdma.STATUS_COMMAND, 10, rdma.parse_status)
 RDMA_DEVICES = Question(
-    Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 5, rdma.parse_devices, salvage=_no_devices
+    Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 10, rdma.parse_devices, salvage=_no_devices
 )
-RDMA_INFO = Question(Source.RDMA_INFO, "rdma_info", rdma.DEVINFO_COMMAND, 5, rdma.parse_devinfo, salvage=_no_devices)
+RDMA_INFO = Question(Source.RDMA_INFO, "rdma_info", rdma.DEVINFO_COMMAND, 10, rdma.parse_devinfo, salvage=_no_devices)
 THUNDERBOLT = Question(Source.THUNDERBOLT, "thunderbolt", thunderbolt.COMMAND, 20, thunderbolt.parse)
 HARDWARE_PORTS = Question(
     Source.HARDWARE_PORTS, "hardware_ports", network.HARDWARE_PORTS_COMMAND, 10, network.parse_hardware_ports
 )
 SERVICES = Question(Source.SERVICES, "services", network.SERVICE_ORDER_COMMAND, 10, network.parse_service_order)
-SYSCTL = Question(Source.SYSCTL, "sysctl", hardware.SYSCTL_COMMAND, 5, hardware.parse_sysctl, salvage=_partial)
+SYSCTL = Question(Source.SYSCTL, "sysctl", hardware.SYSCTL_COMMAND, 10, hardware.parse_sysctl, salvage=_partial)
 HARDWARE = Question(Source.HARDWARE, "hardware", hardware.HARDWARE_COMMAND, 20, hardware.parse_hardware, static=True)
-SYSTEM = Question(Source.SYSTEM, "system", hardware.SW_VERS_COMMAND, 5, hardware.parse_sw_vers, static=True)
+SYSTEM = Question(Source.SYSTEM, "system", hardware.SW_VERS_COMMAND, 10, hardware.parse_sw_vers, static=True)
 RUNTIME = Question(Source.RUNTIME, "runtime", CAPABILITIES_COMMAND, 60, parse_capabilities, static=True)
 
 
