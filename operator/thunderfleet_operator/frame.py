@@ -6,8 +6,9 @@ who acts), posting of Events is off (they are ours), and scanning is off (the ki
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -19,6 +20,13 @@ log = logging.getLogger(__name__)
 
 LOGIN_SECONDS = 300
 """For so long kopf uses one reading of the credentials; tokens rotate in the sandbox folder."""
+
+
+class Patience:
+    """Seconds between tries while the API server is away: kopf is never to give up."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((1.0, 1.0, 2.0, 3.0), repeat(5.0))
 
 
 async def connection(kube: Kube) -> kopf.ConnectionInfo:
@@ -48,6 +56,7 @@ def settings() -> kopf.OperatorSettings:
     found.watching.connect_timeout = 10
     found.networking.request_timeout = 30
     found.networking.connect_timeout = 10
+    found.networking.error_backoffs = Patience()
     for collection in CACHED:
         if collection.selector:
             found.watching.label_selectors[collection.name] = collection.selector

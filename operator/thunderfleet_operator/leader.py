@@ -86,6 +86,7 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled."""
+        silenced = ""
         while True:
             wait = RENEW_SECONDS if self._led else STANDBY_SECONDS
             try:
@@ -99,9 +100,13 @@ class Leader:
                     self._led = False
                     self._renewed = float("-inf")
             except ApiError as error:
-                if error.status != 409:
+                if error.status != 409 and error.reason != silenced:
+                    # Once, not each second for as long as the API server is away.
                     log.warning("lease %s/%s: %s", self._namespace, LEASE_NAME, error)
+                    silenced = error.reason
                 wait = 1.0
+            else:
+                silenced = ""
             if self._led and not self.leading():
                 log.warning("%s stops acting: its lease was not renewed in %.0f s", self.identity, STOP_AFTER_SECONDS)
                 self._led = False

@@ -1,6 +1,8 @@
 """Hard rule 1: what a rank reserves. The figures are the model's own; here they are only added up."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from operator import add
 
 from thunderfleet_operator.placement.fleet import KVLayer, ModelFacts
 from thunderfleet_operator.placement.request import MemoryRequest
@@ -77,9 +79,8 @@ def share_layers(
 ) -> tuple[tuple[tuple[int, int], ...], bool] | None:
     """Layer range of each rank (in the order of ranks), and whether it follows free memory as it should.
 
-    By largest remainder over free memory where that fits; else moved until every rank fits, else None. The second way fills
-    from the first layer on, each rank as far as it goes while one layer is left for each that follows: with ranges in a fixed
-    order and costs that only grow, whoever takes more never makes it harder for the rest, so if any division fits, this does.
+    By largest remainder over free memory where that fits; else the division nearest to it in which every rank fits and has a
+    layer; None when there is none.
     """
     layers = len(model.layer_bytes)
     if layers < len(free):
@@ -87,18 +88,26 @@ def share_layers(
     ranges = _ranges(largest_remainder(layers, free))
     if all(pipeline_bytes(model, memory, *span) <= room for span, room in zip(ranges, free, strict=True)):
         return ranges, True
-    found: list[tuple[int, int]] = []
-    first = 0
+    caches = [kv_bytes(layer, memory) for layer in model.kv[:layers]] + [0] * max(0, layers - len(model.kv))
+    sums = [0, *accumulate(map(add, model.layer_bytes, caches))]
+    fixed = model.shared_bytes + model.prefill_bytes
+    # From the last rank, which holds the first layers: where its layers can end, how far from the ideal, by which cuts.
+    cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for position in reversed(range(len(free))):
-        most = layers - position
-        last = first
-        while last < most and pipeline_bytes(model, memory, first, last + 1) <= free[position]:
-            last += 1
-        if last == first:
-            return None
-        found.append((first, last))
-        first = last
-    return (tuple(reversed(found)), False) if first == layers else None
+        ideal = ranges[position][1]
+        following: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for first, (distance, path) in cuts.items():
+            for last in range(first + 1, layers - position + 1):
+                if _with_headroom(fixed + sums[last] - sums[first], memory) > free[position]:
+                    break
+                found = (distance + abs(last - ideal), (*path, last))
+                if last not in following or found < following[last]:
+                    following[last] = found
+        cuts = following
+    if layers not in cuts:
+        return None
+    ends = cuts[layers][1]
+    return tuple(reversed(list(pairwise(ends)))), False
 
 
 def gib(size: int) -> str:
