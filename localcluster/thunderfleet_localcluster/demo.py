@@ -290,19 +290,22 @@ def leftovers(folder: ClusterFolder) -> list[str]:
 
 
 def wait_for_discovery(demo: Demo) -> None:
-    """Until every Mac has a profile with the model in it and its cables are links."""
+    """Until every Mac has a profile that says what the model needs, and all cables are links."""
     limit = time.monotonic() + READY_SECONDS
     cables = sum(len(machine.cables) for machine in demo.cluster.machines.values()) // 2
     macs = [n["metadata"]["name"] for n in demo.json("get", "nodes", "-l", "kubernetes.io/os=darwin")["items"]]
     while True:
         profiles = {p["metadata"]["name"]: p.get("status", {}) for p in demo.json("get", "np")["items"]}
         links = demo.json("get", "tbl")["items"]
-        missing = [mac for mac in macs if not profiles.get(mac, {}).get("models")]
+        models = {mac: profiles.get(mac, {}).get("models", []) for mac in macs}
+        missing = [mac for mac, found in models.items() if not any(model.get("sizedBy") for model in found)]
         whole = [link for link in links if len(link.get("status", {}).get("endpoints", [])) == 2]
         if not missing and len(whole) == cables:
             return
         if time.monotonic() > limit:
-            raise LocalClusterError(f"after {READY_SECONDS} s: no profile with models of {missing}; whole links {len(whole)}")
+            raise LocalClusterError(
+                f"after {READY_SECONDS} s: no sized model on {missing}; {len(whole)} of {cables} links whole"
+            )
         time.sleep(POLL_SECONDS)
 
 
