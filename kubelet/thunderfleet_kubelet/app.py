@@ -182,8 +182,14 @@ class Kubelet:
     async def _node_vanished(self) -> None:
         self.metrics.registered.set(0)
         await self.pods.end_all_pods()
-        # What the API server still lists for this name runs anew on the new Node.
-        self._pods_changed.set()
+        # Their objects would otherwise be bound to the Node that comes, and start there once more as if nothing had been.
+        for key, pod in list(self.reflector.items.items()):
+            namespace, name = key.split("/")
+            try:
+                path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+                await self.kube().delete(path, grace_seconds=0, uid=str(pod["metadata"]["uid"]))
+            except ApiError as error:
+                log.warning("pod %s of the Node that vanished is not deleted, it will run anew: %s", key, error)
 
     async def _serve(self) -> None:
         await self._has_certificate.wait()

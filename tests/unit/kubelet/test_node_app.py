@@ -1,0 +1,165 @@
+"""How the kubelet's parts are put together: settings for the pods' half, the end of a Node, and trouble that is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_kubelet.app import EVENTS, Kubelet, runtime_settings
+from thunderfleet_kubelet.certificates import Pair
+from thunderfleet_kubelet.config import Config, User
+from thunderfleet_kubelet.join import Identity, JoinError, Server, save_identity
+from thunderfleet_kubelet.machine import GIB, Asker, Machine, Reader
+
+MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
+CONFIG = Config(node_name="studio-1", addresses=["127.0.0.1"], path=[Path("/x")], images={"a:1": Path("/img")})
+SERVER = "https://192.168.64.1:6443"
+
+
+def test_what_the_pods_half_needs_to_know() -> None:
+    known = runtime_settings(CONFIG, MAC, SERVER, uid=0)
+    assert known.api_server == ("192.168.64.1", 6443)
+    assert known.addresses == ("127.0.0.1",)
+    assert known.path == (Path("/x"),)
+    assert known.images == {"a:1": Path("/img")}
+    assert known.mac
+    assert known.labels["kubernetes.io/os"] == "darwin"
+    assert known.allocatable["memory"] == "384Gi"
+
+
+@pytest.mark.parametrize(
+    ("config", "uid", "user"),
+    [
+        (Config(node_name="n", addresses=["127.0.0.1"]), 0, (65534, 65534)),
+        (Config(node_name="n", addresses=["127.0.0.1"]), 501, None),
+        (Config(node_name="n", addresses=["127.0.0.1"], default_user=None), 0, None),
+        (Config(node_name="n", addresses=["127.0.0.1"], default_user=User(uid=7, gid=8)), 501, (7, 8)),
+    ],
+)
+def test_who_runs_a_container_that_names_no_user(config: Config, uid: int, user: tuple[int, int] | None) -> None:
+    assert runtime_settings(config, MAC, SERVER, uid=uid).default_user == user
+
+
+class FakeKube:
+    def __init__(self) -> None:
+        self.deleted: list[tuple[str, int | None, str | None]] = []
+        self.created: list[tuple[str, dict[str, Any]]] = []
+        self.stuck: set[str] = set()
+
+    async def delete(self, path: str, *, grace_seconds: int | None = None, uid: str | None = None) -> None:
+        if path in self.stuck:
+            raise ApiError(503, "ServiceUnavailable", "busy")
+        self.deleted.append((path, grace_seconds, uid))
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.created.append((path, body))
+        return body
+
+    async def close(self) -> None:
+        pass
+
+
+def identity(root: Path) -> Identity:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:node:studio-1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return save_identity(root, Server("127.0.0.1", 1), "studio-1", None, pem, Pair(private, pem))
+
+
+@pytest.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
+    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, Reader(Asker([]), tmp_path, mac=False))
+    real, made._kube = made.kube(), cast(Kube, FakeKube())
+    yield made
+    await asyncio.gather(*made._closing)
+    await real.close()
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {"metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}"}}
+
+
+async def test_pods_of_a_node_that_vanished_end_first_and_then_go(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube = cast(FakeKube, kubelet.kube())
+    kube.stuck.add("/api/v1/namespaces/default/pods/b")
+    kubelet.reflector.items.update({f"default/{name}": pod(name) for name in "abc"})
+    ended: list[bool] = []
+
+    async def end() -> None:
+        assert kube.deleted == []
+        ended.append(True)
+
+    monkeypatch.setattr(kubelet.pods, "end_all_pods", end)
+    await kubelet._node_vanished()
+    assert ended == [True]
+    assert kube.deleted == [(f"/api/v1/namespaces/default/pods/{name}", 0, f"uid-{name}") for name in "ac"]
+    assert "default/b" in caplog.text
+
+
+async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> None:
+    kube = cast(FakeKube, kubelet.kube())
+    kubelet._trouble("nobody approves")
+    assert kube.created == [], "not before there is a Node to hang it on"
+    kubelet.keeper.registered.set()
+    for sentence in ("still nobody", "still nobody", None, "still nobody"):
+        kubelet._trouble(sentence)
+    await asyncio.gather(*kubelet._closing)
+    assert [(path, body["message"]) for path, body in kube.created] == [(EVENTS, "still nobody")] * 2
+    assert kube.created[0][1]["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "studio-1",
+        "uid": "studio-1",
+    }
+
+
+async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:
+    known = identity(tmp_path)
+    known.client.unlink()
+    with pytest.raises(JoinError, match="join again"):
+        Kubelet(tmp_path, known, CONFIG, MAC, Reader(Asker([]), tmp_path, mac=False))
+
+
+async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = asyncio.Queue[None]()
+    free = asyncio.Event()
+
+    async def start() -> None:
+        attempts.put_nowait(None)
+        if not free.is_set():
+            raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(kubelet.server, "start", start)
+    monkeypatch.setattr("thunderfleet_kubelet.app.BIND_RETRY_SECONDS", 0.0)
+    kubelet._has_certificate.set()
+    kubelet.keeper.registered.set()
+    task = asyncio.ensure_future(kubelet._serve())
+    await asyncio.wait_for(attempts.get(), 10)
+    await asyncio.wait_for(attempts.get(), 10)
+    assert "127.0.0.1:10250: Address already in use" in kubelet.keeper.problems["ServerNotListening"]
+    free.set()
+    await asyncio.wait_for(task, 10)
+    assert kubelet.keeper.problems == {}
