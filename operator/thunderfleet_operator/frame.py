@@ -22,6 +22,20 @@ LOGIN_SECONDS = 300
 """For so long kopf uses one reading of the credentials; tokens rotate in the sandbox folder."""
 
 
+class OncePerMinute(logging.Filter):
+    """Lets one record a minute through: seven watches that try again each say the same while the API server is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created - self._last < 60:
+            return False
+        self._last = record.created
+        return True
+
+
 class Patience:
     """Seconds between tries while the API server is away: kopf is never to give up."""
 
@@ -96,6 +110,8 @@ async def run(
     """Watches until ``stop`` is set. ``ready`` is set once kopf has started."""
     # What it says of each event is of no use to anybody here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    for name in ("watching", "api"):
+        logging.getLogger(f"kopf._cogs.clients.{name}").addFilter(OncePerMinute())
     await kopf.operator(
         registry=registry(kube, told),
         settings=settings(),

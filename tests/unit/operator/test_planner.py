@@ -193,7 +193,7 @@ def test_shares_move_when_layers_are_uneven() -> None:
     spans = share_layers(facts, NO_KV, [9, 9])
     assert spans == (((3, 4), (0, 3)), False)
     # Taking as much as fits is not enough: the second rank has room for the small layer only.
-    assert share_layers(model((2, 1, 2, 2)), NO_KV, [4, 1, 3]) == (((2, 4), (1, 2), (0, 1)), False)
+    assert share_layers(model((2, 1, 2, 2)), NO_KV, [4, 1, 9]) == (((2, 4), (1, 2), (0, 1)), False)
     assert share_layers(model((2, 1, 2, 2)), NO_KV, [3, 1, 3]) is None
 
 
