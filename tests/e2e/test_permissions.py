@@ -1,0 +1,153 @@
+"""What the chart grants against what the programs do, by the API server's audit log: nothing is missing, nothing is unused.
+
+A small fleet is led through everything that a right is granted for: joined, profiled, served by, scaled down, taken apart.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.cluster import Cluster, remove
+
+Json = dict[str, Any]
+Right = tuple[str, str, str]
+
+CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+NAMESPACE = "thunderfleet-system"
+ACCOUNTS = ("thunderfleet-operator", "thunderfleet-agent", "thunderfleet-test")
+WAIT_SECONDS = 120.0
+POLL_SECONDS = 0.5
+FLEET = """\
+machines:
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
+  - {name: linux-1, kind: linux}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
+"""
+DEPLOYMENT = """\
+apiVersion: thunderfleet.io/v1alpha1
+kind: ModelDeployment
+metadata: {name: tiny, namespace: default}
+spec:
+  model: {repository: thunderfleet/tiny-qwen2}
+  nodes: {min: 1, max: 1}
+"""
+
+
+def until(what: Callable[[], str], holds: Callable[[], bool]) -> None:
+    """Waits until ``holds``; fails with what ``what()`` says then, when it never does."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {WAIT_SECONDS:.0f} s: {what()}")
+        time.sleep(POLL_SECONDS)
+
+
+class Audit:
+    """What the service accounts of the chart have done, from the audit log; read on, never twice."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._offset = 0
+        self.used: dict[str, set[Right]] = {account: set() for account in ACCOUNTS}
+        self.refused: list[str] = []
+
+    def read(self) -> None:
+        with self._log.open() as file:
+            file.seek(self._offset)
+            while (line := file.readline()).endswith("\n"):
+                self._offset = file.tell()
+                self._take(json.loads(line))
+
+    def _take(self, event: Json) -> None:
+        account = event["user"]["username"].removeprefix(f"system:serviceaccount:{NAMESPACE}:")
+        about = event.get("objectRef") or {}
+        if account not in self.used or "resource" not in about:
+            return
+        code = (event.get("responseStatus") or {}).get("code")
+        resource = "/".join(word for word in (about["resource"], about.get("subresource")) if word)
+        if code in (403, 422):
+            self.refused.append(f"{account} {event['verb']} {resource} {about.get('name')}: {code}")
+        verbs = [event["verb"], *(["create"] if event["verb"] == "patch" and code == 201 else [])]
+        self.used[account].update((about.get("apiGroup", ""), resource, verb) for verb in verbs)
+
+
+def granted(cluster: Cluster) -> dict[str, set[Right]]:
+    """Every right that the release grants to an account, those for the time of its test among them."""
+    found: dict[str, set[Right]] = {account: set() for account in ACCOUNTS}
+    for part in ("manifest", "hooks"):
+        text = cluster.helm("get", part, "thunderfleet", "--namespace", NAMESPACE).stdout
+        for item in yaml.safe_load_all(text):
+            if item and item["kind"] in ("Role", "ClusterRole"):
+                # A role is called as the account that it is bound to; a unit test holds the chart to that.
+                found[item["metadata"]["name"]] |= {
+                    (group, resource, verb)
+                    for rule in item["rules"]
+                    for group in rule["apiGroups"]
+                    for resource in rule["resources"]
+                    for verb in rule["verbs"]
+                }
+    return found
+
+
+@pytest.fixture(scope="module")
+def audited() -> Iterator[Cluster]:
+    cluster = Cluster.start(FLEET, name=f"e2e-audit-{os.getpid()}", audit=True)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        remove(cluster.folder, everything=True)
+
+
+def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
+    audit = Audit(audited.logs / "audit.log")
+    tinymodel.make(audited.models / "thunderfleet" / "tiny-qwen2")
+    values = f"operator.replicas=1,agent.modelFolders={{{audited.models}}}"
+    audited.helm("install", "thunderfleet", str(CHART), "--namespace", NAMESPACE, "--create-namespace", "--set", values)
+    tested = audited.helm("test", "thunderfleet", "--namespace", NAMESPACE, seconds=180)
+    for line in ("ok: the API server serves", ": leading", "every Mac has its NodeProfile: studio-1, studio-2"):
+        assert line in tested.stdout + tested.stderr
+    rights = granted(audited)
+    left = audited.kubectl("get", "serviceaccounts,pods,roles", "-n", NAMESPACE, "-o", "name").stdout
+    assert "thunderfleet-test" not in left, "helm test leaves nothing behind"
+
+    def both_ends() -> bool:
+        links = json.loads(audited.kubectl("get", "tbl", "-o", "json").stdout)["items"]
+        return [len(link.get("status", {}).get("endpoints", [])) for link in links] == [2]
+
+    until(lambda: audited.kubectl("get", "tbl", "-o", "yaml").stdout, both_ends)
+
+    audited.kubectl("apply", "-f", "-", text=DEPLOYMENT)
+    ready = audited.kubectl(
+        "wait", "md/tiny", "--for=condition=Ready", f"--timeout={WAIT_SECONDS:.0f}s", seconds=WAIT_SECONDS + 10, check=False
+    )
+    assert ready.returncode == 0, audited.kubectl("describe", "md", "tiny").stdout
+
+    def children() -> str:
+        managed = "app.kubernetes.io/managed-by=thunderfleet-operator"
+        return audited.kubectl("get", "pods,configmaps,secrets", "-l", managed, "-o", "name").stdout
+
+    assert children()
+    audited.kubectl("scale", "md/tiny", "--replicas=0")
+    until(children, lambda: not children())
+    audited.kubectl("delete", "md", "tiny", "--timeout=30s")
+
+    for name in ("studio-1", "studio-2"):
+        audited.machines[name].off()
+        audited.kubectl("delete", "node", name)
+
+    def unused() -> dict[str, list[Right]]:
+        audit.read()
+        return {account: sorted(rights[account] - audit.used[account]) for account in ACCOUNTS}
+
+    until(lambda: f"granted and never used: {unused()}", lambda: not any(unused().values()))
+    assert audit.refused == []
+    assert {account: sorted(audit.used[account] - rights[account]) for account in ACCOUNTS} == dict.fromkeys(ACCOUNTS, [])
