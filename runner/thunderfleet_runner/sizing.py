@@ -275,7 +275,8 @@ def _caches(folder: Path, config: dict[str, Any]) -> tuple[tuple[KVLayer, ...], 
 
 def _growth(short: Any, long: Any) -> tuple[int, int]:
     """(fixed bytes, bytes a token) of a layer's cache, from what it holds after SHORT and after LONG tokens."""
-    keys, values = getattr(long, "keys", None), getattr(long, "values", None)
+    keys: Any = getattr(long, "keys", None)
+    values: Any = getattr(long, "values", None)
     if getattr(keys, "ndim", 0) == 4 and getattr(values, "ndim", 0) == 4:
         # Attention: (sequences, heads, tokens, width). A sliding window does not grow, so its tokens are counted.
         return 0, (int(keys.nbytes) + int(values.nbytes)) // int(keys.shape[2])

@@ -1,0 +1,280 @@
+"""The gateway over HTTP, with a group that is a script: statuses, headers, streams, and who may enter."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from thunderfleet_crds.group import GroupPhase, GroupState
+from thunderfleet_crds.plan import Plan
+from thunderfleet_runner import benchmark, gateway, protocol
+from thunderfleet_runner.admission import Admission, Full
+from thunderfleet_runner.service import Service, Vocabulary
+
+PLAN = Plan.model_validate(
+    {
+        "namespace": "default", "deployment": "tiny", "uid": "u", "index": 0, "epoch": 1, "model": "org/m",
+        "modelPath": "/m", "backend": "none", "split": "None",
+        "ranks": [{"rank": 0, "node": "n", "pod": "p", "address": "127.0.0.1", "controlPort": 1, "gatewayPort": 2,
+                   "memoryBytes": 1}],
+        "memory": {"contextTokens": 64, "concurrentRequests": 1, "cachedTokens": 0},
+    }
+)  # fmt: skip
+PLAN_OF_TWO = Plan.model_validate(
+    PLAN.model_dump(mode="json", by_alias=True)
+    | {"backend": "ring", "split": "Tensor"}
+    | {"ranks": [PLAN.ranks[0].model_dump(by_alias=True) | {"rank": n, "pod": f"p{n}", "ringAddress": "127.0.0.1",
+                                                            "ringPorts": [3 + n]} for n in (0, 1)]}
+)  # fmt: skip
+CHAT = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Script:
+    """A group: answers what it is told to, when it is told to. It is rank 0's link."""
+
+    def __init__(self, plan: Plan = PLAN, rank: int = 0) -> None:
+        self.phase = GroupPhase.READY
+        self.service = Service(plan, rank, lambda: GroupState(uid="u", index=0, epoch=1, phase=self.phase, message="why"))
+        self.service.attach(self, Vocabulary(256, True))
+        self.prompt_tokens = 3
+        self.auto = 2
+        """Tokens after which every request ends by itself; 0: only when told."""
+        self.cancelled: list[str] = []
+        self.requests: list[protocol.Request] = []
+
+    def announce(self, turn: int) -> None:
+        pass
+
+    def send(self, message: protocol.ToRank) -> None:
+        match message:
+            case protocol.Prepare(request=request):
+                answer = protocol.Prepared(id=request.id, prompt_tokens=self.prompt_tokens)
+                asyncio.get_running_loop().call_soon(self.service.deliver, answer)
+            case protocol.Generate(request=request):
+                self.requests.append(request)
+                if self.auto:
+                    asyncio.get_running_loop().call_soon(self.say, self.auto, True)
+            case protocol.Cancel(id=name):
+                self.cancelled.append(name)
+
+    def say(self, tokens: int, done: bool) -> None:
+        """For the newest request."""
+        name = self.requests[-1].id
+        for number in range(tokens):
+            self.service.deliver(protocol.Token(id=name, token=number, text=f"t{number} "))
+        if done:
+            self.service.deliver(
+                protocol.Done(id=name, finish_reason="stop", prompt_tokens=self.prompt_tokens, generated_tokens=tokens)
+            )
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def client(script: Script) -> AsyncIterator[TestClient[Any, Any]]:
+    async with _client(script) as client:
+        yield client
+
+
+def _client(script: Script, keys: tuple[str, ...] = ()) -> TestClient[Any, Any]:
+    return TestClient(TestServer(gateway.create_app(script.service, keys), handler_cancellation=True))
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the conditions are others' states, not events
+            await asyncio.sleep(0)
+
+
+async def test_an_answer_whole_and_streamed(client: TestClient[Any, Any]) -> None:
+    answer = await client.post("/v1/chat/completions", json=CHAT | {"seed": 1})
+    assert answer.status == 200 and answer.headers["X-Thunderfleet-Ignored"] == "seed"
+    assert (await answer.json())["choices"][0]["message"]["content"] == "t0 t1 "
+    answer = await client.post("/v1/completions", json={"model": "org/m", "prompt": "a", "stream": True})
+    lines = (await answer.text()).strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]) == "t0 t1 "
+
+
+async def test_max_tokens_are_the_rest_of_the_context(client: TestClient[Any, Any], script: Script) -> None:
+    await client.post("/v1/chat/completions", json=CHAT)
+    assert script.requests[-1].max_tokens == 61
+    refused = await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 62})
+    assert refused.status == 400 and (await refused.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def test_what_is_not_the_api(client: TestClient[Any, Any]) -> None:
+    for method, path, status in (("GET", "/v1/x", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/v1/models", 405)):
+        answer = await client.request(method, path)
+        assert answer.status == status
+        assert (await answer.json())["error"]["type"] == "invalid_request_error"
+    answer = await client.post("/v1/chat/completions", data=io.BytesIO(b" " * (gateway.MAX_BODY + 1)))
+    assert answer.status == 413 and "larger" in (await answer.json())["error"]["message"]
+    answer = await client.post("/v1/chat/completions", json=CHAT | {"model": "x"})
+    assert answer.status == 404 and (await answer.json())["error"]["code"] == "model_not_found"
+    answer = await client.get("/v1/models")
+    assert [model["id"] for model in (await answer.json())["data"]] == ["org/m"]
+
+
+async def test_until_ready_it_says_what_is_waited_for(client: TestClient[Any, Any], script: Script) -> None:
+    assert (await client.get("/readyz")).status == 200
+    script.phase = GroupPhase.LOADING
+    script.service.detach("loading")
+    for answer in (await client.get("/readyz"), await client.post("/v1/chat/completions", json=CHAT)):
+        assert answer.status == 503 and "Retry-After" in answer.headers
+        assert "Loading: why" in await answer.text()
+    assert (await client.get("/healthz")).status == 200
+
+
+async def test_a_key_is_asked_for_when_there_is_one(script: Script) -> None:
+    async with _client(script, ("good", "better")) as client:
+        for header in ({}, {"Authorization": "Bearer bad"}, {"Authorization": "Basic good"}, {"Authorization": "good"}):
+            answer = await client.get("/v1/models", headers=header)
+            assert answer.status == 401 and (await answer.json())["error"]["code"] == "invalid_api_key"
+        assert (await client.get("/v1/models", headers={"Authorization": "Bearer better"})).status == 200
+        assert (await client.get("/healthz")).status == 200
+
+
+async def test_other_ranks_say_where_rank_0_is() -> None:
+    async with _client(Script(PLAN_OF_TWO, rank=1)) as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT)
+        assert answer.status == 421 and "http://127.0.0.1:2" in (await answer.json())["error"]["message"]
+        assert (await client.get("/readyz")).status == 200
+
+
+async def test_a_group_that_fails_cuts_the_stream_with_an_error(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+    await _until(lambda: script.requests)
+    script.say(1, done=False)
+    answer = await posted
+    script.service.detach("rank 1 was killed")
+    lines = (await answer.text()).strip().split("\n\n")
+    assert json.loads(lines[-1][6:])["error"]["message"] == "rank 1 was killed"
+    assert "data: [DONE]" not in lines
+
+
+async def test_a_group_that_fails_before_the_first_token_is_a_503(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+    await _until(lambda: script.requests)
+    script.service.detach("rank 1 was killed")
+    assert (await posted).status == 503
+
+
+async def test_one_failed_request_is_a_500(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+    await _until(lambda: script.requests)
+    script.service.deliver(protocol.RequestError(id=script.requests[0].id, text="odd"))
+    answer = await posted
+    assert answer.status == 500 and (await answer.json())["error"]["message"] == "odd"
+
+
+async def test_a_client_that_leaves_cancels_its_request(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    for stream in (False, True):
+        posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": stream}))
+        begun = len(script.requests)
+        await _until(lambda begun=begun: len(script.requests) > begun)
+        posted.cancel()
+        await _until(lambda: script.requests[-1].id in script.cancelled)
+    await _until(lambda: script.service.running == 0)
+
+
+async def test_the_queue_is_limited_and_in_order(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    sent = [asyncio.create_task(client.post("/v1/chat/completions", json=CHAT)) for _ in range(gateway.SMALLEST_QUEUE + 2)]
+    async with asyncio.timeout(10):
+        done, waiting = await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
+    (full,) = done
+    answer = await full
+    assert answer.status == 429 and "Retry-After" in answer.headers
+    assert "queue_depth 16.0" in await (await client.get("/metrics")).text()
+    script.auto = 2
+    script.say(2, done=True)
+    assert {(await task).status for task in waiting} == {200}
+
+
+async def test_metrics_count_tokens_and_statuses(client: TestClient[Any, Any]) -> None:
+    await client.post("/v1/chat/completions", json=CHAT)
+    await client.post("/v1/chat/completions", data=b"{")
+    text = await (await client.get("/metrics")).text()
+    assert 'thunderfleet_runner_requests_total{code="200",endpoint="/v1/chat/completions"} 1.0' in text
+    assert 'thunderfleet_runner_requests_total{code="400",endpoint="/v1/chat/completions"} 1.0' in text
+    assert "thunderfleet_runner_generated_tokens_total 2.0" in text
+    assert "thunderfleet_runner_time_to_first_token_seconds_count 1.0" in text
+
+
+async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
+    admission = Admission(budget=10, places=2, queue=2)
+    order: list[str] = []
+
+    async def visit(name: str, tokens: int, leave: asyncio.Event, timeout: float = 10) -> None:
+        async with admission.place(tokens, timeout):
+            order.append(name)
+            await leave.wait()
+
+    leave = asyncio.Event()
+    first = asyncio.create_task(visit("first", 8, leave))
+    await _until(lambda: order == ["first"])
+    large = asyncio.create_task(visit("large", 9, leave))
+    small = asyncio.create_task(visit("small", 2, leave))
+    await _until(lambda: admission.waiting == 2)
+    with pytest.raises(Full):
+        await visit("too many", 1, leave)
+    large.cancel()
+    await _until(lambda: order == ["first", "small"])
+    leave.set()
+    await asyncio.gather(first, small)
+    assert (admission.running, admission.waiting) == (0, 0)
+    with pytest.raises(Full):
+        async with admission.place(10):
+            await visit("late", 5, leave, timeout=0)
+    assert admission.running == 0
+
+
+# --- benchmark ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_benchmark_gives_way_to_a_client_and_comes_back(
+    client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "IDLE_SECONDS", 0.01)
+    script.auto = 0
+    measuring = asyncio.create_task(benchmark.run(script.service, PLAN.benchmark))
+    await _until(lambda: len(script.requests) == 1)
+    begun = script.requests[0]
+    assert begun.kind == "tokens" and not begun.cache and begun.no_end
+    assert len(begun.tokens) <= 64 - 2
+    script.auto = 3
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 200
+    await _until(lambda: begun.id in script.cancelled)
+    async with asyncio.timeout(10):
+        report = await measuring
+    assert report.generation_tokens == 3
+    prompts = [request.tokens for request in script.requests if request.kind == "tokens"]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_a_run_with_cached_tokens_is_thrown_away() -> None:
+    def run(cached: int, generated: int) -> benchmark.Run:
+        done = protocol.Done(
+            id="x", finish_reason="length", prompt_tokens=100, cached_tokens=cached, generated_tokens=generated
+        )
+        return benchmark.Run(first=0.5, last=1.5, done=done)
+
+    now = datetime.now(UTC)
+    report = benchmark.report(run(0, 11), 100, now)
+    assert (report.prefill_tokens_per_second, report.decode_tokens_per_second) == (200.0, 10.0)
+    assert report.time_to_first_token_microseconds == 500_000
+    for bad in (run(1, 11), run(0, 1)):
+        with pytest.raises(benchmark.Unusable):
+            benchmark.report(bad, 100, now)

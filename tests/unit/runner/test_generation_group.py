@@ -1,0 +1,271 @@
+"""Real ranks behind real supervisors on loopback: the answers, what idles, and what no client can do to them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thunderfleet_crds.plan import Plan
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_runner.rankprocess import rank_command
+
+MODEL = "thunderfleet/tiny"
+REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, "return_token_ids": True}
+CHAT = {**REQUEST, "messages": list(tinymodel.DEMO_MESSAGES)}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tinymodel.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def yardstick(tiny: Path) -> list[int]:
+    """What one process of mlx-lm says to the demo's chat."""
+    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(tiny), tinymodel.DEMO_MESSAGES[0]["content"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    tokens: list[int] = json.loads(done.stdout)
+    assert len(tokens) == tinymodel.DEMO_TOKENS
+    return tokens
+
+
+@asynccontextmanager
+async def served(
+    make_group: Callable[..., Any], model: Path, size: int, split: str, *, benchmark: bool = False
+) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
+    """A Ready group of real ranks, and a client of rank 0's gateway."""
+    group = make_group(size)
+    plan = group.plan.model_dump(mode="json", by_alias=True)
+    plan |= {"modelPath": str(model), "split": split}
+    plan["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048}
+    plan["benchmark"] = {"promptTokens": 64, "generationTokens": 32}
+    share = tinymodel.LAYERS // size
+    for entry in plan["ranks"]:
+        entry["memoryBytes"] = 64 << 20
+        if split == "Pipeline":
+            first = tinymodel.LAYERS - share * (entry["rank"] + 1)
+            entry["layers"] = [first, first + share]
+    group.plan = Plan.model_validate(plan)
+    for rank in range(size):
+        group.start(rank, command=rank_command, gateway=True, benchmark=benchmark)
+    await group.until_ready()
+    entry = group.plan.ranks[0]
+    async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}") as client:
+        yield group, client
+
+
+async def ask(client: aiohttp.ClientSession, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, Any]:
+    async with asyncio.timeout(60), client.post(path, json=body) as response:
+        return response.status, await response.json()
+
+
+async def streamed(client: aiohttp.ClientSession, body: dict[str, Any]) -> list[str]:
+    """The ``data:`` lines of a streamed chat."""
+    async with asyncio.timeout(60), client.post("/v1/chat/completions", json={**body, "stream": True}) as response:
+        assert response.status == 200, await response.text()
+        text = await response.text()
+    return [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+
+
+def processes(group: Any) -> list[int]:
+    return [supervisor.member.pid for supervisor, _ in group.running.values()]
+
+
+def ticks(pid: int) -> int:
+    """CPU time that a process has used, in clock ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> None:
+    """Whole, streamed, cached and in batches: always the tokens of one process of mlx-lm."""
+    status, answer = await ask(client, CHAT)
+    assert status == 200, answer
+    choice = answer["choices"][0]
+    assert choice["token_ids"] == yardstick
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == tinymodel.DEMO_TOKENS
+
+    *pieces, end = await streamed(client, CHAT | {"stream_options": {"include_usage": True}})
+    assert end == "[DONE]"
+    chunks = [json.loads(piece) for piece in pieces]
+    assert [t for chunk in chunks for c in chunk["choices"] for t in c.get("token_ids", [])] == yardstick
+    text = "".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"])
+    assert text == choice["message"]["content"]
+    # The second time the prompt is in the cache, and the answer is the same.
+    assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+    # Several at once, so that batches form and dissolve; each is the same as alone.
+    alone = {n: (await ask(client, CHAT | {"max_tokens": n}))[1]["choices"][0]["token_ids"] for n in (5, 17, 40)}
+    together = await asyncio.gather(*(ask(client, CHAT | {"max_tokens": n}) for n in (5, 17, 40, 48)))
+    for (n, ids) in zip((5, 17, 40, 48), (body["choices"][0]["token_ids"] for _, body in together), strict=True):
+        assert ids == yardstick[:n]
+        assert alone.get(n, ids) == ids
+
+
+async def check_stops_and_logprobs(client: aiohttp.ClientSession) -> None:
+    _, whole = await ask(client, CHAT)
+    text = whole["choices"][0]["message"]["content"]
+    stop = text[20:23]
+    _, stopped = await ask(client, CHAT | {"stop": [stop]})
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["choices"][0]["message"]["content"] == text[: text.index(stop)]
+
+    _, told = await ask(client, CHAT | {"max_tokens": 3, "logprobs": True, "top_logprobs": 2})
+    entries = told["choices"][0]["logprobs"]["content"]
+    assert len(entries) == 3
+    for entry in entries:
+        assert entry["top_logprobs"][0]["logprob"] == pytest.approx(entry["logprob"])
+        assert entry["top_logprobs"][0]["logprob"] > entry["top_logprobs"][1]["logprob"]
+
+
+async def check_a_client_that_leaves(group: Any, client: aiohttp.ClientSession) -> None:
+    service = group.running[0][0].service
+    long = CHAT | {"max_tokens": 400, "stream": True}
+    leaving = await client.post("/v1/chat/completions", json=long)
+    await leaving.content.readline()
+    leaving.close()
+    await group.until(lambda: service.running == 0, "the request of the client that left has ended")
+    assert (await ask(client, CHAT))[0] == 200
+
+
+async def check_idle(group: Any) -> None:
+    """Idle ranks are blocked, not in a collective: that would take a core."""
+    service = group.running[0][0].service
+    await group.until(lambda: not service._turn_open, "the turn has ended")
+    before = {pid: ticks(pid) for pid in processes(group)}
+    # Until the supervisors have used some time of their own, which takes them seconds when idle.
+    began = asyncio.get_running_loop().time()
+    await group.until(lambda: asyncio.get_running_loop().time() - began > 3, "three seconds have gone")
+    used = {pid: ticks(pid) - count for pid, count in before.items()}
+    # A rank that polls its peers uses a core: 300 ticks of 10 ms.
+    assert all(count < 60 for count in used.values()), used
+
+
+async def test_a_pipeline_answers_the_same_and_measures_itself(
+    make_group: Callable[..., Any], tiny: Path, yardstick: list[int]
+) -> None:
+    async with served(make_group, tiny, 2, "Pipeline", benchmark=True) as (group, client):
+        await check_answers(client, yardstick)
+        service = group.running[0][0].service
+        await group.until(lambda: service.benchmark is not None, "the benchmark has been made")
+        report = service.benchmark
+        assert (report.prompt_tokens, report.generation_tokens) == (64, 32)
+        assert report.prefill_tokens_per_second > 0 < report.decode_tokens_per_second
+
+
+# What clients send, and what they should not: every field with values of the right and of the wrong kind.
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 600) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = {
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(0, 300),
+    "min_p": st.floats(0, 1),
+    "repetition_penalty": st.floats(0, 10),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "repetition_context_size": st.integers(0, 40),
+    "logit_bias": st.dictionaries(st.integers(-2, 300).map(str), st.floats(-100, 100), max_size=4),
+    "stop": st.lists(st.text(max_size=3), max_size=3) | st.integers(),
+    "logprobs": st.booleans() | st.integers(0, 30),
+    "top_logprobs": st.integers(0, 30),
+    "seed": st.integers(),
+    "stream": st.booleans(),
+    "xtc_threshold": st.floats(0, 1),
+    "adapters": st.text(max_size=5),
+    "role_mapping": _ANY,
+}
+_BODIES = st.fixed_dictionaries(
+    {"model": st.just(MODEL), "max_tokens": st.integers(0, 12)},
+    optional={
+        **{name: values | _ANY for name, values in _FIELDS.items()},
+        "prompt": st.text(max_size=20) | st.lists(st.integers(-1, 260), max_size=12) | _ANY,
+        "messages": st.lists(
+            st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": st.text() | _ANY}),
+            max_size=3,
+        ),
+    },
+)  # fmt: skip
+
+
+async def check_no_request_ends_it(group: Any, client: aiohttp.ClientSession) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    @settings(max_examples=150, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(_BODIES)
+    def collect(body: dict[str, Any]) -> None:
+        bodies.append(body)
+
+    collect()
+    # What ended a stock server, each by itself.
+    plain = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+    bodies += [
+        plain | {"prompt": ""}, plain | {"prompt": ["a", "b"]}, plain | {"stop": 5}, plain | {"logit_bias": {"5000": 1}},
+        plain | {"top_k": 256, "temperature": 1}, plain | {"xtc_threshold": 0.6, "temperature": 1}, plain | {"seed": 7},
+        plain | {"prompt": "é"}, plain | {"top_k": 255, "temperature": 1}, plain | {"temperature": 1e-300},
+        plain | {"logprobs": 20}, plain | {"repetition_penalty": 1e-300}, plain | {"prompt": [0]},
+    ]  # fmt: skip
+    pids = processes(group)
+    statuses: dict[int, int] = {}
+    for at in range(0, len(bodies), 8):
+        sent = [
+            client.post("/v1/chat/completions" if "messages" in body else "/v1/completions", data=json.dumps(body))
+            for body in bodies[at : at + 8]
+        ]
+        async with asyncio.timeout(60):
+            for response in await asyncio.gather(*sent):
+                async with response:
+                    statuses[response.status] = statuses.get(response.status, 0) + 1
+                    await response.read()
+    assert set(statuses) <= {200, 400}, statuses
+    assert statuses[200] > 20, statuses
+    assert processes(group) == pids
+
+
+async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None:
+    """Streams are cut with an error event, never as if complete, and the group comes back."""
+    long = CHAT | {"max_tokens": 470, "stream": True}
+    async with client.post("/v1/chat/completions", json=long) as response:
+        await response.content.readline()
+        os.kill(processes(group)[1], 9)
+        rest = (await response.content.read()).decode()
+    assert "[DONE]" not in rest
+    assert '"error"' in rest.strip().split("\n\n")[-1]
+    service = group.running[0][0].service
+    await group.until(lambda: not service.ready, "the failure is noticed")
+    await group.until_ready()
+
+
+async def test_one_rank_answers_the_same(make_group: Callable[..., Any], tiny: Path, yardstick: list[int]) -> None:
+    async with served(make_group, tiny, 1, "None") as (_, client):
+        await check_answers(client, yardstick)
+
+
+async def test_two_tensor_ranks_answer_the_same_whatever_clients_do(
+    make_group: Callable[..., Any], tiny: Path, yardstick: list[int]
+) -> None:
+    async with served(make_group, tiny, 2, "Tensor") as (group, client):
+        await check_answers(client, yardstick)
+        await check_stops_and_logprobs(client)
+        await check_a_client_that_leaves(group, client)
+        if sys.platform == "linux":
+            await check_idle(group)
+        await check_no_request_ends_it(group, client)
+        await check_answers(client, yardstick)
+        await check_a_killed_rank(group, client)
+        await check_answers(client, yardstick)

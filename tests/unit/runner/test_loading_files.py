@@ -1,0 +1,122 @@
+"""Loading: what is missing is named, what the plan says is what a rank holds, and progress adds up."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_crds.plan import Split
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_runner import loading, weightfiles
+from thunderfleet_runner.sizing import StandIn
+from thunderfleet_runner.stops import StopFinder
+from thunderfleet_runner.weightfiles import IncompleteModel
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    tinymodel.make(tmp_path)
+    return tmp_path
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+
+def test_progress_adds_up_to_the_weights(tiny: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+    loaded = loading.load(tiny, report=lambda *now: told.append(now))
+    weights = sum(tensor.nbytes for tensor in weightfiles.read(tiny))
+    assert loaded.nbytes == weights
+    assert told[0] == (0, weights, 0)
+    assert told[-1] == (weights, weights, tinymodel.LAYERS)
+    assert [entry[0] for entry in told] == sorted({entry[0] for entry in told})
+
+
+def test_a_truncated_file_is_an_error_by_name(tiny: Path) -> None:
+    path = tiny / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(IncompleteModel, match=r"model\.safetensors is cut short: tensor lm_head\.weight"):
+        loading.load(tiny, report=lambda *_: None)
+
+
+def test_a_tensor_that_the_model_needs_is_an_error_by_name(tiny: Path) -> None:
+    _rewrite(tiny, lambda header: header.pop("model.layers.1.mlp.up_proj.weight") and None)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight"):
+        loading.load(tiny, report=lambda *_: None)
+
+
+def test_a_tensor_that_the_index_names_is_an_error_by_name(tiny: Path) -> None:
+    (tiny / weightfiles.INDEX).write_text(json.dumps({"weight_map": {"model.more": "model-00002.safetensors"}}))
+    with pytest.raises(IncompleteModel, match=r"model\.more \(expected in model-00002\.safetensors\)"):
+        loading.load(tiny, report=lambda *_: None)
+
+
+def test_no_folder_no_files(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteModel, match="not a folder"):
+        loading.load(tmp_path / "none", report=lambda *_: None)
+    with pytest.raises(IncompleteModel, match="has no model"):
+        loading.load(tmp_path, report=lambda *_: None)
+
+
+@given(raw=st.binary(max_size=64))
+def test_rubbish_is_no_model(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("rubbish")
+    (folder / "model.safetensors").write_bytes(raw)
+    try:
+        assert all(tensor.nbytes >= 0 for tensor in weightfiles.read(folder))
+    except IncompleteModel as error:
+        assert "model.safetensors" in str(error)
+
+
+def test_the_plans_split_is_mlx_lms() -> None:
+    assert loading.pipeline_split([(3, 4), (0, 3)]) == [1, 3]
+    for wrong in ([(0, 2), (2, 4)], [(3, 4), (0, 2)], [(2, 2), (0, 2)], [(1, 4)]):
+        with pytest.raises(loading.CannotSplit, match="follow each other"):
+            loading.pipeline_split(wrong)
+
+
+def test_an_uneven_pipeline_holds_what_the_plan_says(tiny: Path) -> None:
+    from mlx.utils import tree_flatten
+    from thunderfleet_runner import mlxlm
+
+    ranges = [(3, 4), (0, 3)]
+    for rank, (first, last) in enumerate(ranges):
+        model, _ = mlxlm.load_lazily(tiny)
+        loading.split_model(model, Split.PIPELINE, StandIn(rank, 2), ranges)
+        names = {name.split(".")[2] for name, _ in tree_flatten(model.parameters()) if ".layers." in name}
+        assert names == {str(layer) for layer in range(first, last)}
+
+
+def test_a_split_that_does_not_divide_says_so(tiny: Path) -> None:
+    from thunderfleet_runner import mlxlm
+
+    model, _ = mlxlm.load_lazily(tiny)
+    with pytest.raises(loading.CannotSplit, match="qwen2 over 3 ranks"):
+        loading.split_model(model, Split.TENSOR, StandIn(0, 3))
+
+
+@given(text=st.text("ab", max_size=12), stops=st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), data=st.data())
+def test_stop_strings_are_found_however_the_text_comes(text: str, stops: list[str], data: st.DataObject) -> None:
+    finder = StopFinder(stops)
+    shown, rest, stopped = "", text, False
+    while rest and not stopped:
+        size = data.draw(st.integers(1, len(rest)))
+        piece, stopped = finder.feed(rest[:size])
+        shown, rest = shown + piece, rest[size:]
+    if not stopped:
+        shown += finder.flush()
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)
+    assert stopped == any(stop in text for stop in stops)
+    if not stopped:
+        assert shown == text

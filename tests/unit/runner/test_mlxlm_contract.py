@@ -1,0 +1,144 @@
+"""What ``mlxlm`` takes for granted of mlx-lm's insides, checked against the installed one: a new version fails here first."""
+
+import inspect
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from mlx_lm import server
+from mlx_lm.models import cache
+from thunderfleet_runner import mlxlm
+
+GENERATE: Any = sys.modules["mlx_lm.generate"]
+
+
+def test_the_pinned_version_is_installed() -> None:
+    assert version("mlx-lm") == mlxlm.VERSION
+
+
+def test_the_loop_still_asks_and_answers_as_it_did() -> None:
+    source = inspect.getsource(server.ResponseGenerator._generate)
+    for expected in (
+        "self.model_provider.load_default()",
+        "self._next_request(timeout)",
+        "else 0.1",
+        "for _ in self._time_budget:",
+        "batch_generator = BatchGenerator(",
+        "uids_to_remove = self._share_object(uids_to_remove)",
+        'result["ctx"]._should_stop',
+        "self.prompt_cache.fetch_nearest_cache(",
+        "self._make_state_machine(",
+        "while not self._stop:",
+        "samplers=[_make_sampler(args, current_tokenizer)]",
+    ):
+        assert expected in source, expected
+
+
+def test_nothing_of_the_base_is_left_unset() -> None:
+    """Our __init__ does not call the base's, which starts a thread: every attribute that it sets must be set or unused."""
+    base = inspect.getsource(server.ResponseGenerator.__init__)
+    ours = inspect.getsource(mlxlm.Loop.__init__)
+    names = {line.split("=")[0].strip() for line in base.splitlines() if line.strip().startswith("self.") and "=" in line}
+    unused = {"self._generation_failed", "self._generation_thread"}
+    missing = {name for name in names - unused if f"{name} " not in ours and f"{name}:" not in ours}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ["_next_request", "_share_object", "_tokenize", "_make_state_machine", "_log_cache_stats"])
+def test_what_is_overridden_is_still_there_with_its_parameters(name: str) -> None:
+    base = list(inspect.signature(getattr(server.ResponseGenerator, name)).parameters)
+    assert list(inspect.signature(getattr(mlxlm.Loop, name)).parameters) == base
+
+
+def test_arguments_are_passed_by_position_where_they_still_stand() -> None:
+    def fields(kind: Any) -> list[str]:
+        return [name for name in inspect.signature(kind).parameters]
+
+    assert fields(server.SamplingArguments)[:4] == ["temperature", "top_p", "top_k", "min_p"]
+    assert fields(server.LogitsProcessorArguments) == [
+        "logit_bias", "repetition_penalty", "repetition_context_size", "presence_penalty", "presence_context_size",
+        "frequency_penalty", "frequency_context_size",
+    ]  # fmt: skip
+    assert fields(server.CompletionRequest) == ["request_type", "prompt", "messages", "tools", "role_mapping"]
+    assert set(fields(server.GenerationArguments)) == {
+        "model", "sampling", "logits", "stop_words", "max_tokens", "num_draft_tokens", "logprobs", "top_logprobs", "seed",
+        "chat_template_kwargs",
+    }  # fmt: skip
+
+
+def test_the_batch_and_the_cache_have_what_is_read_of_them() -> None:
+    assert {"next", "insert_segments"} <= set(vars(server.BatchGenerator))
+    assert "_unprocessed_sequences" in inspect.getsource(GENERATE.BatchGenerator.__init__)
+    assert "_prompt_batch" in inspect.getsource(GENERATE.BatchGenerator.__init__)
+    assert hasattr(GENERATE, "greedy_sampler") and GENERATE.StopSequences().matcher().advance(3) is False
+    assert "can_trim_prompt_cache" in inspect.getsource(cache.LRUPromptCache.fetch_nearest_cache)
+    assert cache.LRUPromptCache(3)._lru._lrus.keys() == {"assistant", "user", "system"}
+
+
+def test_mlx_lm_leaves_the_wired_limit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (GENERATE, server, sys.modules["mlx_lm.utils"]):
+        monkeypatch.setattr(module, "maybe_set_recommended_wired_limit", lambda: 5)
+    mlxlm.forget_wired_limit()
+    assert GENERATE.maybe_set_recommended_wired_limit() is None
+    assert server.maybe_set_recommended_wired_limit() is None
+
+
+def test_queue_items_are_classified() -> None:
+    assert mlxlm.classify(None) == mlxlm.Ended()
+    assert isinstance(mlxlm.classify((1, 2)), mlxlm.Prefilling)
+    assert isinstance(mlxlm.classify(ValueError("x")), mlxlm.Broken)
+    sampled = mlxlm.classify(server.Response("a", 3, -0.5, None, ({"id": 4, "token": "b", "logprob": -1.0},)))
+    assert sampled == mlxlm.Sampled(3, "a", -0.5, None, ((4, -1.0),))
+    with pytest.raises(TypeError):
+        mlxlm.classify("odd")
+
+
+def test_work_survives_its_way_through_json() -> None:
+    work = mlxlm.Work(
+        id="a", segments=((1, 2), (3,)), segment_types=("system", "user"), initial_state="normal", max_tokens=5,
+        sampling=mlxlm.Sampling(temperature=0.5, logit_bias={7: -1.0}), cache=False, ends=False,
+    )  # fmt: skip
+    import json
+
+    assert mlxlm.Work.from_json(json.loads(json.dumps(work.to_json()))) == work
+    assert work.prompt == [1, 2, 3]
+
+
+class _KV:
+    """As much of a layer's cache as the prompt cache touches."""
+
+    nbytes = 4
+
+    def __init__(self) -> None:
+        self.trimmed = 0
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, count: int) -> int:
+        self.trimmed += count
+        return count
+
+
+def test_the_prompt_cache_always_leaves_a_token_to_compute() -> None:
+    kept = mlxlm.PromptCache(tokens=100, trimmable=True)
+    kept.insert_cache("m", [1, 2, 3], [_KV()])
+    found, rest = kept.fetch_nearest_cache("m", [1, 2, 3])
+    assert rest == [3] and found[0].trimmed == 1
+    kept.bypass = True
+    assert kept.fetch_nearest_cache("m", [1, 2, 3]) == (None, [1, 2, 3])
+
+
+def test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by() -> None:
+    kept = mlxlm.PromptCache(tokens=10, trimmable=True)
+    for first in range(5):
+        kept.insert_cache("m", [first] * 4, [_KV()])
+    assert len(kept) == 2
+    kept.uncached.append([9, 9, 9])
+    kept.insert_cache("m", [9, 9, 9, 5], [_KV()])
+    kept.insert_cache("m", [9, 9], [_KV()])
+    assert kept.fetch_nearest_cache("m", [9, 9, 9])[0] is None
+    nothing = mlxlm.PromptCache(tokens=0, trimmable=True)
+    nothing.insert_cache("m", [1], [_KV()])
+    assert len(nothing) == 0

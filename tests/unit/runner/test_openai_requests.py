@@ -1,0 +1,215 @@
+"""What the gateway makes of a client's body: a request of ours, or a sentence. Never anything else."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_runner import openai, protocol
+
+LIMITS = openai.Limits(model="org/m", vocabulary=256, context_tokens=100)
+CHAT: dict[str, Any] = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "org/m", "prompt": "hi"}
+
+
+def parse(body: Any, endpoint: openai.Endpoint = "chat", limits: openai.Limits = LIMITS) -> openai.Call:
+    return openai.parse(endpoint, json.dumps(body).encode(), limits)
+
+
+def refused(body: Any, endpoint: openai.Endpoint = "chat") -> openai.ApiError:
+    with pytest.raises(openai.ApiError) as caught:
+        parse(body, endpoint)
+    return caught.value
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(raw=st.binary(max_size=200), endpoint=st.sampled_from(["chat", "completion"]))
+def test_no_bytes_crash_the_parser(raw: bytes, endpoint: openai.Endpoint) -> None:
+    with pytest.raises(openai.ApiError):
+        openai.parse(endpoint, raw, LIMITS)
+
+
+@given(
+    body=st.fixed_dictionaries({}, optional={n: _JSON for n in sorted({*openai.allowed_fields("chat"), "prompt", "echo"})}),
+    endpoint=st.sampled_from(["chat", "completion"]),
+    whole=st.booleans(),
+)
+def test_no_fields_crash_the_parser_and_what_passes_can_be_framed(
+    body: dict[str, Any], endpoint: openai.Endpoint, whole: bool
+) -> None:
+    base = CHAT if endpoint == "chat" else TEXT
+    body = body | base if whole else base | body
+    try:
+        call = parse(body, endpoint)
+    except openai.ApiError as error:
+        assert error.status in (400, 404)
+        assert error.body()["error"]["message"]
+        return
+    message = protocol.Generate(request=call.request("x", 1))
+    (frame,) = protocol.Frames().feed(protocol.encode(message))
+    assert protocol.decode_to_rank(frame) == message
+    assert all(0 <= token < 256 for token in message.request.sampling.logit_bias)
+    assert message.request.sampling.top_k < 256
+    assert message.request.top_logprobs < 256
+    assert all(message.request.stop)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"stop": 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"top_k": 256}, "top_k"),
+        ({"logit_bias": {"256": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"xtc_threshold": 0.6}, "xtc_threshold"),
+        ({"adapters": "x"}, "adapters"),
+        ({"draft_model": "x"}, "draft_model"),
+        ({"role_mapping": {}}, "role_mapping"),
+        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": 3}, "temperature"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "http://x"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ],
+)
+def test_what_would_end_a_rank_or_change_the_answer_is_refused(change: dict[str, Any], param: str) -> None:
+    error = refused(CHAT | change)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_another_model_is_not_found() -> None:
+    error = refused(CHAT | {"model": "org/other"})
+    assert (error.status, error.code) == (404, "model_not_found")
+    assert refused({"messages": CHAT["messages"]}).param == "model"
+
+
+@pytest.mark.parametrize("prompt", ["", [], ["a", "b"], [[1], [2]], [256], [-1], [True], 5, None, list(range(101))])
+def test_prompts_that_are_refused(prompt: Any) -> None:
+    assert refused(TEXT | {"prompt": prompt}, "completion").param == "prompt"
+
+
+def test_a_prompt_is_text_or_tokens() -> None:
+    assert parse(TEXT, "completion").fields["prompt"] == "hi"
+    assert parse(TEXT | {"prompt": ["hi"]}, "completion").fields["prompt"] == "hi"
+    assert parse(TEXT | {"prompt": [1, 2]}, "completion").fields["tokens"] == [1, 2]
+
+
+def test_nulls_and_bookkeeping_are_dropped_and_seed_is_said_to_be_ignored() -> None:
+    nulls = {"temperature": None, "stop": None, "xtc_threshold": None}
+    call = parse(CHAT | nulls | {"user": "u", "metadata": {"a": "b"}, "seed": 3})
+    assert call.ignored == ("seed",)
+    assert call.request("x", 1).sampling == protocol.Sampling()
+
+
+def test_messages_are_built_anew() -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}', "more": 1}, "x": 1}]
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "evil": 1},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+    ]
+    assert parse(CHAT | {"messages": messages}).fields["messages"] == [
+        {"role": "system", "content": "ab"},
+        {"role": "assistant", "content": "",
+         "tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "content": "1", "tool_call_id": "c"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"model": "org/m", "temperature": NaN}',
+        b'{"model": "org/m", "temperature": 1e999}',
+        b'{"model": "org/m", "prompt": "\\ud800"}',
+        b'{"model": ' + b"[" * 100_000,
+        b'{"a": ' * 40 + b"1" + b"}" * 40,
+        b'{"model": ' + b"9" * 5000 + b"}",
+        b"[]",
+        b"\xff",
+    ],
+)
+def test_json_that_later_readers_would_choke_on(raw: bytes) -> None:
+    with pytest.raises(openai.ApiError) as caught:
+        openai.parse("completion", raw, LIMITS)
+    assert caught.value.status == 400
+
+
+def test_max_tokens_must_fit_behind_the_prompt() -> None:
+    assert openai.fit(parse(CHAT), 90, LIMITS) == 10
+    assert openai.fit(parse(CHAT | {"max_tokens": 10}), 90, LIMITS) == 10
+    for body, prompt in ((CHAT | {"max_tokens": 11}, 90), (CHAT, 100), (CHAT, 0)):
+        with pytest.raises(openai.ApiError):
+            openai.fit(parse(body), prompt, LIMITS)
+
+
+def test_a_model_without_a_template_has_no_chats() -> None:
+    with pytest.raises(openai.ApiError, match="/v1/completions"):
+        parse(CHAT, limits=openai.Limits("org/m", 256, 100, chat_template=False))
+
+
+def _writer(body: dict[str, Any], endpoint: openai.Endpoint = "chat") -> openai.Writer:
+    return openai.Writer(parse(body, endpoint), "org/m", "id-1", 5)
+
+
+def _token(token: int, text: str, **more: Any) -> protocol.Token:
+    return protocol.Token(id="x", token=token, text=text, **more)
+
+
+DONE = protocol.Done(id="x", finish_reason="stop", prompt_tokens=3, cached_tokens=1, generated_tokens=2)
+
+
+def test_a_whole_answer() -> None:
+    writer = _writer(CHAT | {"return_token_ids": True})
+    for token in (_token(7, "th", kind="reasoning"), _token(8, "a"), _token(protocol.NO_TOKEN, "b")):
+        writer.add(token)
+    answer = writer.whole(DONE)
+    choice = answer["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "ab", "reasoning_content": "th"}
+    assert choice["token_ids"] == [7, 8]
+    assert answer["usage"] == {
+        "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1},
+    }  # fmt: skip
+
+
+def test_a_stream_ends_with_reason_tools_and_usage() -> None:
+    writer = _writer(CHAT | {"stream": True, "stream_options": {"include_usage": True}})
+    assert writer.first() is not None
+    assert writer.token(_token(1, "")) is None
+    done = DONE.model_copy(update={"finish_reason": "tool_calls", "tool_calls": ({"name": "f", "arguments": "{}"},)})
+    end, tail = writer.last(done)
+    assert end["choices"][0]["finish_reason"] == "tool_calls"
+    assert end["choices"][0]["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert tail["choices"] == [] and tail["usage"]["total_tokens"] == 5
+
+
+def test_logprobs_of_both_endpoints() -> None:
+    top = (protocol.TopLogprob(token=1, text="é", logprob=-0.5),)
+    chat = _writer(CHAT | {"logprobs": True, "top_logprobs": 1})
+    chat.add(_token(1, "é", logprob=-0.5, top_logprobs=top))
+    entry = chat.whole(DONE)["choices"][0]["logprobs"]["content"][0]
+    assert entry["bytes"] == [195, 169] and entry["top_logprobs"][0]["token"] == "é"
+    text = _writer(TEXT | {"logprobs": 1}, "completion")
+    text.add(_token(1, "ab", logprob=-0.5, top_logprobs=top))
+    text.add(_token(1, "c", logprob=-0.1))
+    assert text.whole(DONE)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
