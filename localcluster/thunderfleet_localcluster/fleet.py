@@ -162,7 +162,7 @@ class Cable(_Model):
 class Fleet(_Model):
     """Machines and cables."""
 
-    machines: tuple[Machine, ...] = Field(min_length=1, max_length=MAX_MACHINES)
+    machines: tuple[Machine, ...] = Field(max_length=MAX_MACHINES)
     cables: tuple[Cable, ...] = Field(default=(), max_length=MAX_CABLES)
 
     def machine(self, name: str) -> Machine:
@@ -175,6 +175,8 @@ class Fleet(_Model):
 
 def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
     """What one value alone cannot show: where in the file, and a sentence."""
+    if not fleet.machines:
+        yield ("machines",), "a fleet has at least one machine"
     seen: dict[str, int] = {}
     addresses: dict[str, str] = {}
     for index, machine in enumerate(fleet.machines):

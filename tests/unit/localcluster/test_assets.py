@@ -1,0 +1,107 @@
+"""Building the control plane: progress, and nothing half whatever happens. Go is a script here."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster import assets
+from thunderfleet_localcluster.assets import CONTROL_PLANE, Bundle, build, digest, find_assets, go_version, wanted_go
+from thunderfleet_localcluster.errors import LocalClusterError
+
+BUNDLE = Bundle("controlplane", {"one": ("example/one", 10), "two": ("example/two", 20)}, "-X a=b")
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Go that writes its arguments into the program it is asked for; what else it does a test may append."""
+    folder = tmp_path / "go-bin"
+    folder.mkdir()
+    script = folder / "go"
+    script.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = version ] && { echo "go version go1.99.1 linux/amd64"; exit 0; }\n'
+        'for word in "$@"; do [ "$last" = -o ] && out=$word; last=$word; done\n'
+        'echo "$@" > "$out"; chmod +x "$out"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    return script
+
+
+def test_builds_once(go: Path, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    folder = build(BUNDLE, tmp_path / "cache", events.append)
+    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    assert "-ldflags -X a=b" in (folder / "one").read_text() and (folder / "one").read_text().endswith("example/one\n")
+    assert events[0]["state"] == "start" and events[-1]["state"] == "done"
+    assert {event["program"] for event in events if event["state"] == "progress"} == {"one", "two"}
+    assert all(event["of"] == 2 and event["expected"] >= 60 for event in events if event["state"] == "progress")
+    events.clear()
+    assert build(BUNDLE, tmp_path / "cache", events.append) == folder
+    assert not events
+
+
+def test_a_failed_build_leaves_nothing_and_says_why(go: Path, tmp_path: Path) -> None:
+    go.write_text(go.read_text() + 'case "$*" in *two) echo "cannot find module two" >&2; exit 1;; esac\n')
+    with pytest.raises(LocalClusterError, match=r"building two failed(.|\n)*cannot find module two"):
+        build(BUNDLE, tmp_path / "cache", lambda event: None)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
+
+
+def test_an_interrupted_build_leaves_nothing(go: Path, tmp_path: Path) -> None:
+    go.write_text(go.read_text() + 'case "$*" in *two) echo $$ > "$PWD_FILE"; sleep 600;; esac\n')
+    marker = tmp_path / "pid"
+    code = (
+        "import sys, pathlib\n"
+        "from thunderfleet_localcluster.assets import Bundle, build\n"
+        f"bundle = Bundle('controlplane', {dict(BUNDLE.programs)!r}, '')\n"
+        f"build(bundle, pathlib.Path({str(tmp_path / 'cache')!r}), lambda event: print(event, flush=True))\n"
+    )
+    env = {**os.environ, "PWD_FILE": str(marker)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if b"'two'" in line and marker.exists():
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
+
+
+def test_the_user_may_name_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    with pytest.raises(LocalClusterError, match="not there: etcd, kubectl, helm") as caught:
+        find_assets(lambda event: None)
+    assert caught.value.usage
+    for name in CONTROL_PLANE.programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    assert find_assets(lambda event: None) == tmp_path
+
+
+def test_an_old_go_is_not_taken(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go.write_text(go.read_text().replace("go1.99.1", "go1.20"))
+    asked: list[Path] = []
+    monkeypatch.setattr(assets, "_pip_install", lambda requirements, target: asked.append(requirements))
+    with pytest.raises(LocalClusterError, match=r"no Go 1\.26\.0 or newer"):
+        build(CONTROL_PLANE, tmp_path / "cache", lambda event: None)
+    assert asked and asked[0].is_file()
+
+
+def test_too_little_room_is_told_before(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assets, "FREE_BYTES", 1 << 62)
+    with pytest.raises(LocalClusterError, match="THUNDERFLEET_CACHE"):
+        build(BUNDLE, tmp_path / "cache", lambda event: None)
+
+
+def test_what_goes_in_names_the_folder() -> None:
+    assert digest(BUNDLE) != digest(Bundle("controlplane", BUNDLE.programs, "-X a=c"))
+    assert wanted_go(CONTROL_PLANE.module) >= (1, 26)
+    assert go_version("/nowhere/go") == (0,)

@@ -1,0 +1,78 @@
+"""The command line: help, bad input, and clusters that are not there."""
+
+from pathlib import Path
+
+import pytest
+from thunderfleet_localcluster import cluster, network
+from thunderfleet_localcluster.cli import main
+from thunderfleet_localcluster.cluster import Cluster, choose_network, remove, running
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.paths import ClusterFolder
+
+
+def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["up", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "(default: thunderfleet)" in text and "(default: auto)" in text
+
+
+def test_a_bad_fleet_is_told_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("machines:\n- name: a\n  model: Mac Pro\n")
+    assert main(["up", str(fleet), "--dir", str(tmp_path / "c")]) == 2
+    assert f"thunderfleet: {fleet}:3: machines[0].model: no such Mac" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_check_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--check", "--dir", str(tmp_path / "c")]) == 0
+    assert capsys.readouterr().out == "the default fleet: 5 machines, 2 cables\n"
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", "a_b", "a" * 41, "../x"])
+def test_names_of_clusters(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", f"--name={name}", "--dir", str(tmp_path)]) == 2
+    assert "lower-case letters" in capsys.readouterr().err
+
+
+def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "c")]
+    assert main(["down", *where]) == 0
+    assert main(["down", *where]) == 0
+    assert main(["status", *where]) == 1
+    for command in (["kubeconfig"], ["token"], ["machine", "off", "a"], ["node", "remove", "a"], ["component", "off", "etcd"]):
+        assert main([*command[:1], *where, *command[1:]]) == 1
+    assert "`thunderfleet up` starts one" in capsys.readouterr().err
+
+
+def test_a_stale_folder_is_no_cluster(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    folder.lock.write_text("1\n")
+    folder.state.write_text("{}")
+    assert not running(folder)
+    with pytest.raises(LocalClusterError, match="no cluster runs"):
+        Cluster.attach("x", tmp_path)
+    folder.logs.mkdir()
+    folder.log("keeper").write_text("why it ended")
+    remove(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    remove(folder, everything=True)
+    assert not tmp_path.exists()
+
+
+def test_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "can_isolate", lambda: "the reason")
+    assert choose_network("auto") == ("loopback", "the reason")
+    with pytest.raises(LocalClusterError, match="the reason"):
+        choose_network("namespaces")
+    monkeypatch.setattr(cluster, "can_isolate", lambda: None)
+    assert choose_network("auto") == ("namespaces", "")
+    assert choose_network("loopback") == ("loopback", "asked for")
+
+
+def test_without_ip_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "program", lambda name: None)
+    assert "iproute2" in str(network.can_isolate()) or "no network namespaces" in str(network.can_isolate())

@@ -1,0 +1,105 @@
+"""Fleet files: what is wrong is told with file, line and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.fleet import DEFAULT_FLEET, load_fleet, parse_fleet, problems
+
+GOOD = """\
+machines:
+  - name: a
+    model: Mac Studio (M3 Ultra)
+    memory: 96 GB
+  - name: b
+    model: Mac mini (M4)
+  - name: c
+    kind: linux
+cables:
+  - a: a:1
+    b: b:1
+    speed: 40
+"""
+
+BAD = [
+    ("speed: 40", "speed: 50", 12, "one of 20, 40, 80, 120/40"),
+    ("speed: 40", "speed: 80", 12, "b:1 of a Mac mini (M4) is Thunderbolt 4: at most 40 Gb/s"),
+    ("speed: 40", "sped: 40", 12, "is not a key here; allowed: a, b, speed"),
+    ("b: b:1", "b: b:4", 11, "has the Thunderbolt ports 1 to 3"),
+    ("b: b:1", "b: c:1", 11, "Thunderbolt cables join Macs"),
+    ("b: b:1", "b: d:1", 11, "no machine is named d; machines: a, b, c"),
+    ("b: b:1", "b: a:2", 11, "joins two different machines"),
+    ("b: b:1", "b: b", 11, "machine:port, such as studio-1:1"),
+    ("b: b:1", "", 10, "cables[0].b: is missing"),
+    ("memory: 96 GB", "memory: 100 GB", 4, "has one of 96 GB, 256 GB, 512 GB"),
+    ("memory: 96 GB", "memory: lots", 4, "96 GB"),
+    ("memory: 96 GB", "rdma: perhaps", 4, "must be true or false"),
+    ("memory: 96 GB", "bridge: [7]", 4, "ports 1 to 6"),
+    ("memory: 96 GB", "address: 10.0.0.1", 4, "192.168.64.2 to 192.168.64.254"),
+    ("memory: 96 GB", "name: x", 4, "the key 'name' is written twice"),
+    ("model: Mac mini (M4)", "model: Mac mini (M9)", 6, "no such Mac in the catalogue; one of: "),
+    ("model: Mac mini (M4)", "memory: 16 GB", 5, "say its model"),
+    ("- name: b", "- name: a", 5, "named twice"),
+    ("- name: b", "- name: B", 5, "match"),
+    ("kind: linux", "kind: windows", 8, "'mac' or 'linux'"),
+    ("kind: linux", "kind: linux\n    rdma: true", 7, "belong to Macs"),
+    ("kind: linux", "kind: [linux", 9, "not valid YAML"),
+]
+
+
+def test_default_fleet_is_the_demo_and_the_example() -> None:
+    fleet = load_fleet(None)
+    assert [machine.name for machine in fleet.machines] == ["studio-1", "studio-2", "mini-1", "linux-1", "linux-2"]
+    assert [str(end) for cable in fleet.cables for end in cable.ends] == ["studio-1:1", "studio-2:1", "studio-1:2", "mini-1:1"]
+    example = Path(__file__).parents[3] / "examples" / "fleet.yaml"
+    assert example.read_text() == DEFAULT_FLEET
+    assert load_fleet(example) == fleet
+
+
+def test_the_good_file_is_good() -> None:
+    assert not list(problems(parse_fleet(GOOD)))
+
+
+@pytest.mark.parametrize(("old", "new", "line", "text"), BAD)
+def test_errors_name_the_line_and_what_is_allowed(old: str, new: str, line: int, text: str) -> None:
+    bad = GOOD.replace(old, new, 1)
+    assert bad != GOOD
+    # A replacement that leaves nothing of a line takes the line away.
+    bad = "\n".join(text_line for text_line in bad.split("\n") if text_line.strip() or new != "")
+    with pytest.raises(LocalClusterError) as caught:
+        parse_fleet(bad, "my.yaml")
+    assert caught.value.usage
+    found = [one for one in str(caught.value).split("\n") if one.startswith(f"my.yaml:{line}: ")]
+    assert found and any(text in one for one in found), str(caught.value)
+
+
+def test_all_errors_are_told_at_once() -> None:
+    bad = GOOD.replace("speed: 40", "speed: 50").replace("a: a:1", "a: a")
+    with pytest.raises(LocalClusterError) as caught:
+        parse_fleet(bad, "f")
+    assert {line.split(":")[1] for line in str(caught.value).split("\n")} == {"9", "11"} or len(
+        str(caught.value).split("\n")
+    ) >= 2
+
+
+def test_one_port_takes_one_cable() -> None:
+    with pytest.raises(LocalClusterError, match=r"f:13: cables\[1\].a: port a:1 has a cable already \(a:1 to b:1\)"):
+        parse_fleet(GOOD + "  - a: a:1\n    b: b:2\n    speed: 40\n", "f")
+
+
+def test_addresses_of_a_cable_are_a_pair() -> None:
+    with pytest.raises(LocalClusterError, match="two hosts of one /30"):
+        parse_fleet(GOOD + "    addresses: [10.0.0.1, 10.0.0.5]\n")
+    parse_fleet(GOOD + "    addresses: [10.0.0.1, 10.0.0.2]\n")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "machines: []"])
+def test_no_fleet_at_all(text: str) -> None:
+    with pytest.raises(LocalClusterError, match=r"fleet:1: (a fleet file has the keys|machines: a fleet has at least one)"):
+        parse_fleet(text)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LocalClusterError, match=r"nothing\.yaml: cannot be read") as caught:
+        load_fleet(tmp_path / "nothing.yaml")
+    assert caught.value.usage

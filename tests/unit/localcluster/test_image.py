@@ -1,0 +1,70 @@
+"""The image of our programs: works for an unprivileged user, is made once, goes when nobody uses it."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from thunderfleet_localcluster import image
+from thunderfleet_localcluster.image import environment, make_image
+
+
+@pytest.fixture(scope="session")
+def images() -> Iterator[Path]:
+    # Every folder above must be open to the unprivileged user, and pytest's are not.
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-images-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_everybody_can_run_it_and_it_stands_alone(images: Path) -> None:
+    made = make_image(images)
+    again = make_image(images)
+    assert made == again
+    code = "import sys, aiohttp, pydantic, thunderfleet_kubelet; print(sys.prefix); print(*sys.path, sep='\\n')"
+    user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    done = subprocess.run(
+        [str(made.folder / "bin/python3"), "-c", code],
+        env=environment(made.folder),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **user,  # type: ignore[arg-type]
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(str(made.folder)) for line in done.stdout.split() if line)
+
+
+def test_scripts_name_their_own_python(images: Path) -> None:
+    made = make_image(images)
+    for name in image.SCRIPTS:
+        first = (made.folder / "bin" / name).read_text().split("\n")[0]
+        assert first == f"#!{made.folder}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+        assert os.access(made.folder / "bin" / name, os.X_OK)
+
+
+def test_sources_are_copies_and_tools_stay_out(images: Path) -> None:
+    made = make_image(images)
+    (site,) = made.folder.glob("lib/python3.*/site-packages")
+    own = site / "thunderfleet_crds" / "__init__.py"
+    assert own.stat().st_nlink == 1
+    assert list((site / "thunderfleet_crds" / "__pycache__").glob("*.pyc"))
+    names = {path.name for path in site.iterdir()}
+    assert not names & {"pytest", "mypy", "ruff", "hypothesis", "pip"}
+    assert not [name for name in names if name.endswith(".pth")]
+
+
+def test_unused_images_go_and_used_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "UNUSED_SECONDS", -1)
+    for name in ("new", "used", "old"):
+        (tmp_path / name).mkdir()
+    with (tmp_path / "used.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        image._prune(tmp_path, keep="new")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["new", "used"]

@@ -1,0 +1,123 @@
+"""The first process of a machine: jobs start and end by order, orphans are its own, and nothing outlives it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster import launchd
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans have another parent elsewhere")
+
+
+class Machine:
+    """A launchd in loopback mode."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-s", launchd.__file__, "m", "loopback"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.event()["pid"] == self.process.pid
+
+    def order(self, **order: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"env": {"PATH": os.defpath}, **order}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def event(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        event: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return event
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    one = Machine()
+    yield one
+    one.process.communicate(timeout=20)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_job_starts_and_ends(machine: Machine, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    machine.order(do="start", name="kubelet", argv=["sh", "-c", "echo hello; exit 3"], log=str(log))
+    started = machine.event()
+    assert (started["event"], started["name"]) == ("started", "kubelet")
+    assert machine.event() == {"event": "exited", "name": "kubelet", "pid": started["pid"], "code": 3}
+    assert log.read_text() == "hello\n"
+
+
+def test_refusals_are_sentences(machine: Machine, tmp_path: Path) -> None:
+    machine.order(do="start", name="kubelet", argv=["/no/such"], log=str(tmp_path / "log"))
+    assert "cannot start /no/such" in machine.event()["reason"]
+    machine.order(do="kill", name="kubelet", signal=9)
+    assert machine.event()["reason"] == "kubelet does not run"
+    machine.order(do="start", name="kubelet", argv=["sleep", "600"], log=str(tmp_path / "log"))
+    pid = machine.event()["pid"]
+    machine.order(do="start", name="kubelet", argv=["sleep", "600"], log=str(tmp_path / "log"))
+    assert machine.event()["reason"] == f"kubelet runs already (process {pid})"
+
+
+def test_a_command_with_input_and_output(machine: Machine) -> None:
+    machine.order(do="run", id=7, argv=["sh", "-c", "cat; echo bad >&2; exit 5"], input="good", seconds=20)
+    assert machine.event() == {"event": "ran", "id": 7, "code": 5, "stdout": "good", "stderr": "bad\n"}
+    machine.order(do="run", id=8, argv=["/no/such"], seconds=20)
+    assert machine.event()["code"] == 127
+
+
+def test_a_command_that_hangs_is_ended(machine: Machine) -> None:
+    machine.order(do="run", id=9, argv=["sleep", "600"], seconds=0.1)
+    assert machine.event()["code"] == -9
+
+
+def _orphan(machine: Machine, folder: Path) -> tuple[int, int]:
+    """Process ids of a job and of what it left in a session of its own, as a kubelet leaves its shims."""
+    left = folder / "left"
+    argv = ["sh", "-c", f"setsid sh -c 'echo $$ > {left}; exec sleep 600' & sleep 600"]
+    machine.order(do="start", name="kubelet", argv=argv, log=str(folder / "log"))
+    job = int(machine.event()["pid"])
+    until(lambda: left.exists() and left.read_text().strip() != "")
+    return job, int(left.read_text())
+
+
+def test_what_a_killed_job_leaves_goes_on(machine: Machine, tmp_path: Path) -> None:
+    job, left = _orphan(machine, tmp_path)
+    machine.order(do="kill", name="kubelet", signal=9)
+    assert machine.event()["code"] == -9
+    assert not alive(job)
+    assert alive(left)
+    assert left in launchd.descendants(machine.process.pid)
+
+
+def test_nothing_outlives_the_end_of_the_input(machine: Machine, tmp_path: Path) -> None:
+    job, left = _orphan(machine, tmp_path)
+    machine.process.communicate(timeout=20)
+    assert not alive(job) and not alive(left)
+
+
+def test_nothing_outlives_a_polite_end(machine: Machine, tmp_path: Path) -> None:
+    job, left = _orphan(machine, tmp_path)
+    machine.process.terminate()
+    machine.process.wait(20)
+    assert not alive(job) and not alive(left)

@@ -1,0 +1,64 @@
+"""Addresses: unique, stable, inside their network."""
+
+from ipaddress import IPv4Address, IPv4Network
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thunderfleet_localcluster.fleet import MAX_MACHINES, Fleet, parse_fleet
+from thunderfleet_localcluster.layout import link_local, mac_address, plan_layout, switch_uid
+
+
+def _line(count: int) -> Fleet:
+    machines = [{"name": f"m{i}", "model": "Mac Studio (M3 Ultra)"} for i in range(count)]
+    cables = [{"a": f"m{i}:1", "b": f"m{i + 1}:2"} for i in range(count - 1)]
+    return Fleet.model_validate({"machines": machines, "cables": cables})
+
+
+def test_addresses_of_the_largest_fleet_are_unique_in_both_modes() -> None:
+    fleet = _line(MAX_MACHINES)
+    for mode in ("namespaces", "loopback"):
+        layout = plan_layout(fleet, mode, 90)  # type: ignore[arg-type]
+        addresses = [machine.lan.ip for machine in layout.machines]
+        addresses += [end.address.ip for machine in layout.machines for end in machine.ends if end.address]
+        assert len(set(addresses)) == len(addresses) == MAX_MACHINES + 2 * (MAX_MACHINES - 1)
+        assert layout.control_plane.ip not in addresses
+        if mode == "loopback":
+            assert all(address in IPv4Network("127.90.0.0/16") for address in addresses)
+            assert IPv4Address("127.90.255.254") not in addresses
+
+
+def test_given_addresses_are_kept_and_not_given_twice() -> None:
+    fleet = parse_fleet(
+        "machines:\n- {name: a, kind: linux}\n- {name: b, kind: linux, address: 192.168.64.11}\n- {name: c, kind: linux}\n"
+    )
+    layout = plan_layout(fleet, "namespaces")
+    assert [str(machine.lan.ip) for machine in layout.machines] == ["192.168.64.12", "192.168.64.11", "192.168.64.13"]
+
+
+def test_given_cable_addresses_are_kept() -> None:
+    text = """
+machines:
+- {name: a, model: Mac Studio (M3 Ultra)}
+- {name: b, model: Mac Studio (M3 Ultra)}
+cables:
+- {a: a:1, b: b:1}
+- {a: a:2, b: b:2, addresses: [10.64.1.2, 10.64.1.1]}
+"""
+    layout = plan_layout(parse_fleet(text), "namespaces")
+    ends = {end.port: str(end.address.ip) for end in layout.machine("a").ends if end.address}
+    assert ends == {1: "10.64.1.5", 2: "10.64.1.2"}
+
+
+@given(st.text(min_size=1, max_size=10), st.integers(1, 6))
+@settings(max_examples=50)
+def test_identities_are_stable_and_local(name: str, port: int) -> None:
+    mac = mac_address(name, f"en{port}")
+    assert mac == mac_address(name, f"en{port}")
+    assert int(mac[:2], 16) & 3 == 2
+    assert link_local(mac).startswith("fe80::")
+    assert len(switch_uid(name, port)) == 18
+
+
+def test_link_local_is_the_kernels() -> None:
+    assert link_local("02:00:00:00:00:01") == "fe80::ff:fe00:1"
+    assert link_local("02:03:d8:58:b6:6d") == "fe80::3:d8ff:fe58:b66d"
