@@ -111,6 +111,8 @@ class Kubelet:
             config.port,
         )
         self._pods_changed = asyncio.Event()
+        self._ended: set[str] = set()
+        """uids of pods that ended with a Node that vanished, while the API server still lists them."""
         self.reflector = Reflector(
             self._kube,
             "/api/v1/pods",
@@ -176,20 +178,29 @@ class Kubelet:
         await self.reflector.synced.wait()
         while True:
             self._pods_changed.clear()
-            self.pods.sync(dict(self.reflector.items))
+            self.pods.sync(self._wanted_pods())
             await self._pods_changed.wait()
+
+    def _wanted_pods(self) -> dict[str, Json]:
+        listed = {key: pod for key, pod in self.reflector.items.items() if pod["metadata"]["uid"] not in self._ended}
+        self._ended &= {str(pod["metadata"]["uid"]) for pod in self.reflector.items.values()}
+        return listed
 
     async def _node_vanished(self) -> None:
         self.metrics.registered.set(0)
+        orphans = dict(self.reflector.items)
+        # Their objects would be bound to the Node that comes, and start there once more as if nothing had been.
+        self._ended |= {str(pod["metadata"]["uid"]) for pod in orphans.values()}
         await self.pods.end_all_pods()
-        # Their objects would otherwise be bound to the Node that comes, and start there once more as if nothing had been.
-        for key, pod in list(self.reflector.items.items()):
+        for key, pod in orphans.items():
             namespace, name = key.split("/")
+            uid = str(pod["metadata"]["uid"])
             try:
-                path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-                await self.kube().delete(path, grace_seconds=0, uid=str(pod["metadata"]["uid"]))
+                await self.kube().delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace_seconds=0, uid=uid)
             except ApiError as error:
                 log.warning("pod %s of the Node that vanished is not deleted, it will run anew: %s", key, error)
+                self._ended.discard(uid)
+        self._pods_changed.set()
 
     async def _serve(self) -> None:
         await self._has_certificate.wait()

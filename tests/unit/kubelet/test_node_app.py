@@ -108,6 +108,7 @@ async def test_pods_of_a_node_that_vanished_end_first_and_then_go(
 
     async def end() -> None:
         assert kube.deleted == []
+        assert kubelet._wanted_pods() == {}, "nothing starts again under way"
         ended.append(True)
 
     monkeypatch.setattr(kubelet.pods, "end_all_pods", end)
@@ -115,6 +116,9 @@ async def test_pods_of_a_node_that_vanished_end_first_and_then_go(
     assert ended == [True]
     assert kube.deleted == [(f"/api/v1/namespaces/default/pods/{name}", 0, f"uid-{name}") for name in "ac"]
     assert "default/b" in caplog.text
+    assert kubelet._wanted_pods().keys() == {"default/b"}, "only what could not be deleted may start again"
+    kubelet.reflector.items = {"default/b": pod("b"), "default/a": {"metadata": {**pod("a")["metadata"], "uid": "uid-2"}}}
+    assert kubelet._wanted_pods().keys() == {"default/a", "default/b"}, "a new pod of an old name is another"
 
 
 async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> None:
