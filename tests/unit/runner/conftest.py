@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
-from thunderfleet_runner import attempts
+from thunderfleet_runner import attempts, follower
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
@@ -177,6 +177,7 @@ class Group:
 async def make_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Group]]:
     """Makes groups by size; what a test leaves running is ended."""
     groups: list[Group] = []
+    monkeypatch.setattr(follower, "RETRY_SECONDS", (0.05, 0.2))
 
     def make(size: int, **options: Any) -> Group:
         folder = tmp_path / f"group-{len(groups)}"

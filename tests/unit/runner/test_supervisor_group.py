@@ -15,6 +15,7 @@ import pytest
 from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
 from thunderfleet_runner import control, peers, protocol
 from thunderfleet_runner import leader as leader_module
+from thunderfleet_runner import member as member_module
 from thunderfleet_runner.service import Unavailable
 
 MakeGroup = Callable[..., Any]
@@ -118,7 +119,10 @@ async def test_a_frozen_rank_is_noticed_by_its_silence(make_group: MakeGroup) ->
     await group.until_ready()
 
 
-async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(make_group: MakeGroup) -> None:
+async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_module, "SILENT_TICKS", 3)
     group = make_group(2)
     (group.faults / "mute-1").touch()
     leader = group.start(0)
