@@ -1,0 +1,189 @@
+"""Listening to rank 0 over real TLS, and what cables and models come to."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+from thunderfleet_crds.group import STATE_PATH
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.plan import Backend, MemoryPlan, Plan, RankPlan, Split
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_operator import groups as listening
+from thunderfleet_operator.groups import Groups
+from thunderfleet_operator.keys import KeyPair, group_keys
+from thunderfleet_operator.linkstatus import summary
+from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
+from thunderfleet_operator.resolve import resolve
+
+MASTER = b"m" * 32
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def plan_at(port: int, epoch: int = 1) -> Plan:
+    rank = RankPlan(rank=0, node="a", pod="md-0-e1-0", address="127.0.0.1", control_port=port, gateway_port=1, memory_bytes=1)
+    memory = MemoryPlan(context_tokens=1, concurrent_requests=1, cached_tokens=0)
+    return Plan(
+        namespace="ns", deployment="md", uid="uid", index=0, epoch=epoch, model="m", model_path="/m",
+        backend=Backend.NONE, split=Split.NONE, ranks=(rank,), memory=memory,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def serve(tmp_path: Any) -> AsyncIterator[Callable[[KeyPair, dict[str, Any]], Any]]:
+    runners: list[web.AppRunner] = []
+
+    async def start(pair: KeyPair, state: dict[str, Any]) -> int:
+        """A rank 0 that answers ``state``, to its own group only."""
+        (tmp_path / "c").write_text(pair.certificate)
+        (tmp_path / "k").write_text(pair.key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "c", tmp_path / "k")
+        context.load_verify_locations(tmp_path / "c")
+        context.verify_mode = ssl.CERT_REQUIRED
+
+        async def answer(_: web.Request) -> web.Response:
+            return web.json_response(state)
+
+        app = web.Application()
+        app.add_routes([web.get(STATE_PATH, answer)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        return int(runner.addresses[0][1])
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
+    pair = group_keys(MASTER, "uid", 0, 1)
+    state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Loading"}
+    port = await serve(pair, state)
+    changed: asyncio.Queue[str] = asyncio.Queue()
+    groups = Groups(changed.put_nowait)
+    try:
+        groups.listen("ns/md", {0: (plan_at(port), pair)})
+        async with asyncio.timeout(20):
+            assert await changed.get() == "ns/md"
+            heard = groups.heard("ns/md", 0, 1)
+            assert heard.state is not None and heard.state.phase == "Loading"
+            state["phase"] = "Ready"
+            await changed.get()
+        heard = groups.heard("ns/md", 0, 1)
+        assert heard.state is not None and heard.state.phase == "Ready"
+        assert groups.heard("ns/md", 0, 2).state is None
+        groups.listen("ns/md", {})
+        assert groups.heard("ns/md", 0, 1).state is None and not groups.keys()
+    finally:
+        await groups.close()
+
+
+@pytest.mark.parametrize("change", [{"epoch": 2}, {"uid": "other"}, {"phase": "Nonsense"}])
+async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[str, Any]) -> None:
+    pair = group_keys(MASTER, "uid", 0, 1)
+    port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", **change})
+    groups = Groups(lambda key: None)
+    try:
+        groups.listen("ns/md", {0: (plan_at(port), pair)})
+        await groups.first_answers("ns/md", 20)
+        assert groups.heard("ns/md", 0, 1).state is None
+    finally:
+        await groups.close()
+
+
+async def test_a_stranger_on_the_control_port_is_not_heard(serve: Any) -> None:
+    port = await serve(group_keys(MASTER, "uid", 0, 9), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
+    groups = Groups(lambda key: None)
+    try:
+        groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, "uid", 0, 1))})
+        await groups.first_answers("ns/md", 20)
+        assert groups.heard("ns/md", 0, 1).state is None
+    finally:
+        await groups.close()
+
+
+# --- cables ---
+
+
+def profile(name: str, **rdma: Any) -> NodeProfile:
+    bridge = rdma.pop("bridge", None)
+    device = {"name": "rdma_en2", "state": "Active", "gid": "::ffff:169.254.1.1", **rdma.pop("device", {})}
+    status = {
+        "rdma": {"enabled": True, "devices": [device], **rdma},
+        "network": {"interfaces": [{"name": "en2", "kind": "Thunderbolt", **({"bridge": bridge} if bridge else {})}]},
+    }
+    return NodeProfile.load({"metadata": {"name": name}, "status": status})
+
+
+def link(*ends: dict[str, Any]) -> ThunderboltLink:
+    spec = {"a": {"node": "a", "port": 1}, "b": {"node": "b", "port": 1}}
+    base = {
+        "port": 1,
+        "interface": "en2",
+        "rdmaDevice": "rdma_en2",
+        "rdmaState": "Active",
+        "speedMbps": 80000,
+        "seesPeer": True,
+    }
+    endpoints = [{**base, "node": node, **end} for node, end in zip("ab", ends, strict=False)]
+    return ThunderboltLink.load({"metadata": {"name": "a.tb1--b.tb1"}, "spec": spec, "status": {"endpoints": endpoints}})
+
+
+@pytest.mark.parametrize(
+    ("cable", "rdma", "reason"),
+    [
+        (link({}, {}), {}, "Usable"),
+        (link({}), {}, "EndMissing"),
+        (link({}, {"speedMbps": 40000}), {}, "BelowThunderbolt5"),
+        (link({}, {}), {"enabled": False}, "RDMADisabled"),
+        (link({}, {}), {"bridge": "bridge0"}, "BridgeMember"),
+        (link({}, {"rdmaState": "Down"}), {}, "PortDown"),
+        (link({}, {}), {"device": {"gid": None}}, "NoIPv4Address"),
+        (link({"seesPeer": False}, {"seesPeer": False}), {}, "PortDown"),
+    ],
+)
+def test_why_a_cable_is_no_good_for_rdma(cable: ThunderboltLink, rdma: dict[str, Any], reason: str) -> None:
+    made = summary(cable, {"a": profile("a"), "b": profile("b", **rdma)}, NOW)
+    assert made["rdma"] == reason
+    usable = next(c for c in made["conditions"] if c["type"] == "RDMAUsable")
+    assert (usable["status"] == "True") == (reason == "Usable") and usable["message"]
+
+
+def test_one_end_that_sees_is_a_cable() -> None:
+    made = summary(link({}, {"seesPeer": False}), {}, NOW)
+    assert {c["type"]: c["status"] for c in made["conditions"]} == {
+        "Connected": "True",
+        "Symmetric": "False",
+        "RDMAUsable": "False",
+    }
+
+
+# --- models ---
+
+
+def test_where_a_model_was_looked_for() -> None:
+    macs = (
+        Mac("a", "1", 1, models=(ModelFacts("/models/x/y"),)),
+        Mac("b", "2", 1, profiled=False),
+        Mac("c", "3", 1),
+    )
+    found = resolve(Fleet(macs), Request(path="/nope"))
+    assert not found.found and found.reason == "ModelNotFound"
+    for text in ("/nope", "a (/models/x: 1 models)", "b (no NodeProfile yet)", "c (no models)"):
+        assert text in found.message
+
+
+def test_an_incomplete_model_is_not_found_and_a_whole_one_elsewhere_is() -> None:
+    broken = Mac("a", "1", 1, models=(ModelFacts("/m", complete=False, problem="weights-2 is missing"),))
+    found = resolve(Fleet((broken,)), Request(path="/m"))
+    assert found.reason == "ModelIncomplete" and "weights-2 is missing" in found.message
+    found = resolve(Fleet((broken, Mac("b", "2", 1, models=(ModelFacts("/m"),)))), Request(path="/m"))
+    assert found.found and "on b" in found.message
