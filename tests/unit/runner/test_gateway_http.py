@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -91,6 +93,16 @@ async def _until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - the conditions are others' states, not events
             await asyncio.sleep(0)
+
+
+def test_nothing_of_mlx_is_in_the_supervisors_process() -> None:
+    program = (
+        "import sys, thunderfleet_runner.cli, thunderfleet_runner.supervisor, thunderfleet_runner.gateway, "
+        "thunderfleet_runner.benchmark; print([name for name in sys.modules if name.split('.')[0] in "
+        "('mlx', 'mlx_lm', 'transformers', 'tokenizers', 'numpy')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 async def test_an_answer_whole_and_streamed(client: TestClient[Any, Any]) -> None:

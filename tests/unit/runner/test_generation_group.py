@@ -171,43 +171,38 @@ _ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-_FIELDS = {
+_GOOD = {
     "temperature": st.floats(0, 2),
     "top_p": st.floats(0, 1),
-    "top_k": st.integers(0, 300),
+    "top_k": st.integers(0, 255),
     "min_p": st.floats(0, 1),
     "repetition_penalty": st.floats(0, 10),
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),
-    "repetition_context_size": st.integers(0, 40),
-    "logit_bias": st.dictionaries(st.integers(-2, 300).map(str), st.floats(-100, 100), max_size=4),
-    "stop": st.lists(st.text(max_size=3), max_size=3) | st.integers(),
-    "logprobs": st.booleans() | st.integers(0, 30),
-    "top_logprobs": st.integers(0, 30),
-    "seed": st.integers(),
+    "repetition_context_size": st.integers(1, 40),
+    "logit_bias": st.dictionaries(st.integers(0, 255).map(str), st.floats(-100, 100), max_size=4),
+    "stop": st.lists(st.text(min_size=1, max_size=3), max_size=3),
+    "seed": st.integers(0, 9),
     "stream": st.booleans(),
-    "xtc_threshold": st.floats(0, 1),
-    "adapters": st.text(max_size=5),
-    "role_mapping": _ANY,
 }
-_BODIES = st.fixed_dictionaries(
-    {"model": st.just(MODEL), "max_tokens": st.integers(0, 12)},
-    optional={
-        **{name: values | _ANY for name, values in _FIELDS.items()},
-        "prompt": st.text(max_size=20) | st.lists(st.integers(-1, 260), max_size=12) | _ANY,
-        "messages": st.lists(
-            st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": st.text() | _ANY}),
-            max_size=3,
-        ),
-    },
-)  # fmt: skip
+_PROMPTS = st.text("abc é\n", min_size=1, max_size=20) | st.lists(st.integers(0, 255), min_size=1, max_size=12)
+_ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
+_MESSAGES = st.lists(st.fixed_dictionaries({"role": _ROLES, "content": st.text(max_size=9)}), min_size=1, max_size=3)
+_HEAD = {"model": st.just(MODEL), "max_tokens": st.integers(1, 12)}
+_PLAUSIBLE = st.fixed_dictionaries({**_HEAD, "prompt": _PROMPTS}, optional={**_GOOD, "logprobs": st.integers(0, 20)}) | (
+    st.fixed_dictionaries({**_HEAD, "messages": _MESSAGES}, optional={**_GOOD, "logprobs": st.booleans()})
+)
+_OTHERS = ("xtc_threshold", "adapters", "role_mapping", "top_logprobs", "draft_model", "tools", "logprobs")
+_WILD = st.fixed_dictionaries(
+    {**_HEAD, "prompt": _PROMPTS | _ANY}, optional={name: _GOOD.get(name, _ANY) | _ANY for name in (*_GOOD, *_OTHERS)}
+)
 
 
 async def check_no_request_ends_it(group: Any, client: aiohttp.ClientSession) -> None:
     bodies: list[dict[str, Any]] = []
 
-    @settings(max_examples=150, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(_BODIES)
+    @settings(max_examples=60, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(_PLAUSIBLE | _WILD)
     def collect(body: dict[str, Any]) -> None:
         bodies.append(body)
 
@@ -233,7 +228,7 @@ async def check_no_request_ends_it(group: Any, client: aiohttp.ClientSession) ->
                     statuses[response.status] = statuses.get(response.status, 0) + 1
                     await response.read()
     assert set(statuses) <= {200, 400}, statuses
-    assert statuses[200] > 20, statuses
+    assert statuses[200] > len(bodies) // 4, statuses
     assert processes(group) == pids
 
 
