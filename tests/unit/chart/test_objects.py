@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from thunderfleet_agent import cli as agent_cli
+from thunderfleet_crds.common import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.app import KEY_SECRET
 from thunderfleet_operator.cache import CACHED
+from thunderfleet_operator.desired import GATEWAY_PORT
 from thunderfleet_operator.leader import LEASE_NAME
 
 Json = dict[str, Any]
@@ -124,6 +126,24 @@ def test_pods_use_the_host_network_and_declare_their_ports(render: Render) -> No
     agent = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]
     runtime = find(objects, "RuntimeClass", "macos")["scheduling"]
     assert (agent["nodeSelector"], agent["tolerations"]) == (runtime["nodeSelector"], runtime["tolerations"])
+
+
+def test_monitors_select_pods_that_are_made_and_ports_that_they_have(render: Render) -> None:
+    assert not [item for item in render() if item["kind"] == "PodMonitor"]
+    objects = render("--set", "podMonitors.enabled=true,podMonitors.labels.release=prometheus")
+    for kind, component in (("Deployment", "operator"), ("DaemonSet", "agent")):
+        monitor = find(objects, "PodMonitor", f"thunderfleet-{component}")
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        template = find(objects, kind, f"thunderfleet-{component}")["spec"]["template"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        ports = {port["name"]: str(port["containerPort"]) for port in template["spec"]["containers"][0]["ports"]}
+        assert ports[endpoint["port"]] == template["metadata"]["annotations"]["prometheus.io/port"]
+    runner = find(objects, "PodMonitor", "thunderfleet-runner")["spec"]
+    assert runner["selector"]["matchLabels"] == {LABEL_NAME: RUNNER_NAME}
+    assert runner["podMetricsEndpoints"] == [{"port": GATEWAY_PORT}]
+    assert runner["podTargetLabels"] == [LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_RANK]
+    assert runner["namespaceSelector"] == {"any": True}
 
 
 def test_crds_are_kept(render: Render) -> None:
