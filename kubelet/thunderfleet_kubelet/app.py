@@ -22,6 +22,7 @@ from thunderfleet_kubelet.auth import Guard
 from thunderfleet_kubelet.certificates import (
     CLIENT_SIGNER,
     SERVING_SIGNER,
+    CertificateError,
     Pair,
     Renewer,
     obtain,
@@ -220,13 +221,22 @@ class Kubelet:
         self.metrics.registered.set(1)
 
     async def _ask_client(self) -> Pair:
-        return await obtain(
-            self.kube(),
-            self.identity.node_name,
-            CLIENT_SIGNER,
-            self.config.certificate_seconds,
-            limit=CLIENT_WAIT_SECONDS,
-        )
+        try:
+            return await obtain(
+                self.kube(),
+                self.identity.node_name,
+                CLIENT_SIGNER,
+                self.config.certificate_seconds,
+                limit=CLIENT_WAIT_SECONDS,
+            )
+        except ApiError as error:
+            if error.status == 401:
+                # A Mac that slept past the end of its certificate cannot renew it: only a token brings it back.
+                raise CertificateError(
+                    "the API server knows this node no more (its certificate ran out, or the cluster is another one): stop the "
+                    "kubelet and join again with the line that `thunderfleet token` prints; containers go on meanwhile"
+                ) from None
+            raise
 
     async def _put_client(self, pair: Pair) -> None:
         old, self._kube = self._kube, self.identity.kube()

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_crds.kube import ApiError, Kube
 from thunderfleet_kubelet.app import EVENTS, Kubelet, runtime_settings
-from thunderfleet_kubelet.certificates import Pair
+from thunderfleet_kubelet.certificates import CertificateError, Pair
 from thunderfleet_kubelet.config import Config, User
 from thunderfleet_kubelet.join import Identity, JoinError, Server, save_identity
 from thunderfleet_kubelet.machine import GIB, Asker, Machine, Reader
@@ -136,6 +136,17 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
         "name": "studio-1",
         "uid": "studio-1",
     }
+
+
+async def test_a_node_that_slept_past_its_certificate_is_told_how_to_come_back(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        raise ApiError(401, "Unauthorized", "Unauthorized")
+
+    monkeypatch.setattr(kubelet.kube(), "create", unknown)
+    with pytest.raises(CertificateError, match="join again"):
+        await kubelet._ask_client()
 
 
 async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:
