@@ -101,6 +101,8 @@ class Follower:
             return await connection.serve(self._ordered, pulse)
         finally:
             self._connection = None
+            lost = {"phase": GroupPhase.WAITING, "message": f"the connection to {connection.peer} was lost"}
+            self._change(self._state.model_copy(update=lost))
             await self.member.settle()
             if self._leaving:
                 self.released.set()

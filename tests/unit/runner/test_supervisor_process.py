@@ -62,6 +62,40 @@ async def test_a_killed_supervisor_leaves_no_rank_and_its_successor_joins_again(
     assert leader.state.recoveries == 1
 
 
+async def test_a_killed_leader_ends_all_ranks_and_its_successor_leads(
+    make_group: Callable[..., Any], start_process: Callable[..., Any]
+) -> None:
+    group = make_group(2)
+    process = await start_process(group, 0)
+    other = group.start(1)
+    await group.until(lambda: other.state.phase is GroupPhase.READY, "rank 1 knows that the group is Ready")
+    pids = [int((group.folder / f"state-{rank}" / "rank.pid").read_text()) for rank in range(2)]
+    process.kill()
+    await group.until(lambda: not any(map(_alive, pids)), "no rank is left")
+    await group.until(lambda: other.state.phase is GroupPhase.WAITING, "rank 1 waits for its leader")
+    await start_process(group, 0)
+    await group.until(lambda: other.state.phase is GroupPhase.READY, "the group is Ready again")
+    assert other.state.recoveries == 1
+
+
+async def test_a_frozen_supervisor_is_cut_off_and_comes_back(
+    make_group: Callable[..., Any], start_process: Callable[..., Any]
+) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    process = await start_process(group, 1)
+    await group.until_ready()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        await group.until(lambda: leader.state.failure is not None, "the silence is noticed")
+        assert leader.state.failure.reason == "SupervisorLost"
+        assert "silent for 3 s" in leader.state.failure.message
+        assert leader.state.failure.node == "studio-1"
+    finally:
+        process.send_signal(signal.SIGCONT)
+    await group.until_ready()
+
+
 async def test_a_supervisor_process_ends_0_on_sigterm(
     make_group: Callable[..., Any], start_process: Callable[..., Any]
 ) -> None:
