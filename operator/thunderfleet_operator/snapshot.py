@@ -8,7 +8,7 @@ import ipaddress
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -187,6 +187,12 @@ class PodView:
     crash_looping: bool = False
 
 
+def _asked_to_end(metadata: Json) -> datetime | None:
+    """When a pod was asked to end: its deletionTimestamp is when its grace runs out."""
+    until = parse_time(metadata.get("deletionTimestamp"))
+    return until - timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0)) if until else None
+
+
 def pod_view(pod: Json) -> PodView:
     status = pod.get("status") or {}
     containers = status.get("containerStatuses") or []
@@ -201,7 +207,7 @@ def pod_view(pod: Json) -> PodView:
         rank=_number(pod, LABEL_RANK),
         epoch=_number(pod, LABEL_EPOCH),
         node=pod_node(pod),
-        terminating=parse_time(pod["metadata"].get("deletionTimestamp")),
+        terminating=_asked_to_end(pod["metadata"]),
         phase=str(status.get("phase") or "Pending"),
         message=str(status.get("message") or status.get("reason") or ""),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),

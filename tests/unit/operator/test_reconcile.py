@@ -1,6 +1,7 @@
 """Whole rounds over an API server in memory: what is made, what is left alone, what people are told."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -445,3 +446,13 @@ async def test_the_plan_is_what_the_runner_reads(world: Any) -> None:
     assert plan.uid == "uid-md" and plan.group == "ns/md-0"
     annotation = world.pods()["md-0-e1-0"]["metadata"]["annotations"]["thunderfleet.io/ports"]
     assert json.loads(annotation)["gateway"] == plan.ranks[0].gateway_port
+
+
+async def test_ending_since_when_it_was_asked(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    end = {"deletionTimestamp": (world.now + timedelta(seconds=40)).isoformat(), "deletionGracePeriodSeconds": 40}
+    world.change(PODS, "ns/md-0-e1-1", lambda item: item["metadata"].update(end))
+    await world.round()
+    group = world.md.status.groups[0]
+    assert (group.last_failure.reason, group.last_failure.time) == ("PodDeleted", world.now)
