@@ -5,8 +5,8 @@ earlier one left. A running shim holds a named pipe open: whoever opens it for r
 again and again, when the shim has ended.
 
     pods/UID/pod.json                      the pod as accepted
-    pods/UID/containers/NAME/sandbox/      what the container sees as its mount point, HOME and TMPDIR
     pods/UID/containers/NAME/N/            attempt N: the shim's files
+    pods/UID/containers/NAME/sandbox/N/    what attempt N sees as its mount point, HOME and TMPDIR
     pods/UID/logs/NAME/N.log               its log
 """
 
@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -68,8 +69,8 @@ class PodFolder:
     def uid(self) -> str:
         return self.path.name
 
-    def sandbox(self, container: str) -> Path:
-        return self.path / "containers" / container / "sandbox"
+    def sandbox(self, container: str, number: int) -> Path:
+        return self.path / "containers" / container / "sandbox" / str(number)
 
     def attempt(self, container: str, number: int) -> Path:
         return self.path / "containers" / container / str(number)
@@ -123,15 +124,18 @@ class PodFolder:
         """All containers' attempts that are still on disk, oldest first."""
         return {name: tuple(self.read(name, number) for number in self.numbers(name)) for name in self.names()}
 
-    def make_sandbox(self, container: str, owner: Identity) -> Path:
-        """The container's own folder: its HOME and TMPDIR, and what its mounts are shown under."""
-        sandbox = self.sandbox(container)
+    def make_sandbox(self, container: str, number: int, owner: Identity) -> Path:
+        """The attempt's own folder: its HOME and TMPDIR, and what its mounts are shown under. Always a new one, as a container
+        that is restarted gets a new file system: the kubelet (often root) must not work in what a program could prepare."""
+        sandbox = self.sandbox(container, number)
         sandbox.parent.mkdir(parents=True, exist_ok=True)
-        os.chmod(sandbox.parent, 0o711)
+        for folder in (sandbox.parent.parent, sandbox.parent):
+            os.chmod(folder, 0o711)
+        for old in sandbox.parent.iterdir():
+            shutil.rmtree(old, ignore_errors=True)
         for folder in (sandbox, sandbox / "tmp", sandbox / "dev"):
-            folder.mkdir(exist_ok=True)
-            os.chmod(folder, 0o700)
-            if (folder.stat().st_uid, folder.stat().st_gid) != (owner.uid, owner.gid):
+            folder.mkdir(mode=0o700)
+            if (os.geteuid(), os.getegid()) != (owner.uid, owner.gid):
                 os.chown(folder, owner.uid, owner.gid)
         return sandbox
 
@@ -142,13 +146,11 @@ class PodFolder:
         folder, log = self.attempt(container, number), self.log(container, number)
         folder.mkdir(parents=True, mode=0o700)
         log.parent.mkdir(parents=True, exist_ok=True)
-        sandbox = self.sandbox(container)
+        sandbox = self.sandbox(container, number)
         message = _termination_file(sandbox, launch.message_path)
         if message is not None:
-            message.parent.mkdir(parents=True, exist_ok=True)
-            message.unlink(missing_ok=True)
-            message.touch()
-            if os.geteuid() == 0 and launch.identity.uid != 0:
+            message.touch(mode=0o600)
+            if os.geteuid() != launch.identity.uid:
                 os.chown(message, launch.identity.uid, launch.identity.gid)
         spec = {
             "argv": launch.argv,
@@ -165,7 +167,7 @@ class PodFolder:
             "backoff": launch.start.backoff,
             "containerId": container_id(self.uid, container, number),
             "imageId": launch.image_id,
-            "message": str(message) if message is not None else "",
+            "message": str(message.relative_to(sandbox)) if message is not None else "",
             "messageFromLog": launch.message_from_log,
         }
         os.mkfifo(folder / "alive", 0o600)
@@ -220,7 +222,7 @@ class PodFolder:
             # It may have written its last word between the two looks.
             ended = _json(folder / "exit.json")
             if ended is None:
-                self._end_orphans(container, running)
+                self._end_orphans(container, number, running)
                 if running is not None:
                     text = "the container's shim was killed; how the container ended is not known"
                     reason, code = STATUS_UNKNOWN, LOST_EXIT_CODE
@@ -253,13 +255,14 @@ class PodFolder:
         return attempt
 
     def _message(self, container: str, number: int, spec: Json, code: int) -> str:
-        """The program's last words (``terminationMessagePath``). Its user owns the file: no links are followed."""
+        """The program's last words (``terminationMessagePath``). Its user owns the folder: no links are followed."""
         text = b""
         if spec.get("message"):
             with contextlib.suppress(OSError):
-                fd = os.open(spec["message"], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                fd = open_inside(self.sandbox(container, number), str(spec["message"]), os.O_RDONLY | os.O_NONBLOCK)
                 with os.fdopen(fd, "rb") as file:
-                    text = file.read(MESSAGE_BYTES)
+                    if stat.S_ISREG(os.fstat(fd).st_mode):
+                        text = file.read(MESSAGE_BYTES)
         if not text and code and spec.get("messageFromLog"):
             with contextlib.suppress(OSError):
                 lines = self.log(container, number).read_bytes().splitlines()[-80:]
@@ -281,12 +284,12 @@ class PodFolder:
         shim.write_file(str(folder / "exit.json"), json.dumps(record))
         return record
 
-    def _end_orphans(self, container: str, running: Json | None) -> None:
+    def _end_orphans(self, container: str, number: int, running: Json | None) -> None:
         """A container must not go on with nobody to own it."""
         if running is not None and running.get("birth") and shim.birth(int(running["pid"])) == running["birth"]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(running["pid"]), signal.SIGKILL)
-        shim.signal_all(shim.marked(str(self.sandbox(container))), signal.SIGKILL)
+        shim.signal_all(shim.marked(str(self.sandbox(container, number))), signal.SIGKILL)
 
     def stop(self, container: str, number: int, grace: float) -> None:
         """Asks the attempt's shim to end it: SIGTERM now, SIGKILL after ``grace`` seconds. May be repeated with less grace."""
@@ -316,6 +319,20 @@ def stop_grace(folder: Path) -> float | None:
         return float((folder / "stop").read_text())
     except (OSError, ValueError):
         return None
+
+
+def open_inside(root: Path, path: str, flags: int) -> int:
+    """Opens ``path`` below ``root`` without following any symbolic link on the way. Raises OSError."""
+    *folders, name = Path(path).parts
+    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for folder in folders:
+            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 def _termination_file(sandbox: Path, path: str) -> Path | None:

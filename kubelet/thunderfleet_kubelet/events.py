@@ -32,7 +32,6 @@ class _Known:
     count: int = 0
     first: float = 0.0
     written: float = 0.0
-    sent: int = 0
 
 
 @dataclass
@@ -116,6 +115,9 @@ class Recorder:
                         await asyncio.sleep(RETRY_SECONDS)
                         continue
                     log.debug("event %s refused: %s", body["reason"], error)
+                except Exception:
+                    # News that cannot be told must not end the telling.
+                    log.exception("event %s lost", body["reason"])
                 if self._queue and self._queue[0][0] == key:
                     self._queue.popleft()
             self._wake.clear()

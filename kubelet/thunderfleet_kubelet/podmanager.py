@@ -261,7 +261,7 @@ class PodManager:
         for worker in self._workers.values():
             for name, attempts in worker.attempts.items():
                 if attempts and attempts[-1].state == "running":
-                    running[str(worker.folder.sandbox(name))] = (worker, name, attempts[-1])
+                    running[str(worker.folder.sandbox(name, attempts[-1].number))] = (worker, name, attempts[-1])
         sampled = datetime.now(UTC)
         sums = await asyncio.to_thread(usage.by_marker, set(running))
         result = []

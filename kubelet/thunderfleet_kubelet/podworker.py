@@ -27,6 +27,9 @@ from thunderfleet_kubelet.runtime import RuntimeSettings
 
 log = logging.getLogger(__name__)
 
+MANAGER = "thunderfleet-kubelet"
+"""Who wrote the status, in the pod's ``managedFields``."""
+
 RETRY_SECONDS = 10.0
 """How long a container that could not be created, or a volume that could not be mounted, waits for another try."""
 
@@ -102,6 +105,8 @@ class PodWorker:
         self._base: Json = dict(pod.get("status") or {})
         self._status_changed = asyncio.Event()
         self._gone = False
+        self._listed = not accepted
+        """Whether the API server's word on this pod has come since this kubelet runs; nothing is published before."""
         self.attempts: dict[str, tuple[Attempt, ...]] = {}
 
     @property
@@ -125,11 +130,16 @@ class PodWorker:
     def update(self, pod: Json) -> None:
         """The pod as the API server has it now (same uid). One that is older than what is known is ignored."""
         self.removed = False
-        if _version(pod) < _version(self.pod) or pod == self.pod:
+        first, self._listed = not self._listed, True
+        if _version(pod) < _version(self.pod) or (pod == self.pod and not first):
             return
         self.pod = pod
-        if self._status is None:
+        if self._status is None or first:
+            # What an earlier kubelet published last may be news to this one.
+            self._status = None
             self._base = dict(pod.get("status") or {})
+            for name, live in self._live.items():
+                self._recall(name, containers.container_id(self.uid, name, live.number))
         if self.accepted:
             self.folder.save(pod)
         self.wake()
@@ -322,7 +332,7 @@ class PodWorker:
             image = self._image(container)
             owner = self._identity(container, image)
             sources = await self._sources(*environment.references([container]))
-            sandbox = self.folder.make_sandbox(name, owner)
+            sandbox = self.folder.make_sandbox(name, start.number, owner)
             variables = environment.build(self.pod, container, image, sandbox, sources)
             argv = environment.command_line(container, image, variables)
             volumes.link_mounts(container, sandbox, self._places(owner), variables, owner)
@@ -435,16 +445,20 @@ class PodWorker:
         """One task a probe. A container that the API server calls ready, and that still is the same, stays so until a probe
         says otherwise: a kubelet's restart takes no pod out of service."""
         container, live = self._container(name), self._live[name]
-        status = self._base
-        for known in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
-            if known.get("name") == name and known.get("containerID") == attempt.container_id:
-                self._started.setdefault(name, bool(known.get("started")))
-                if known.get("ready"):
-                    self._ready.setdefault(name, True)
+        self._recall(name, attempt.container_id)
         for kind, key in (("startup", "startupProbe"), ("readiness", "readinessProbe"), ("liveness", "livenessProbe")):
             if container.get(key):
                 task = asyncio.create_task(self._probe(kind, container, attempt, container[key]))
                 live.tasks.add(task)
+
+    def _recall(self, name: str, container_id: str) -> None:
+        """Takes over an earlier kubelet's verdicts on a container that still runs, where this one has none."""
+        for known in [*(self._base.get("containerStatuses") or []), *(self._base.get("initContainerStatuses") or [])]:
+            if known.get("name") == name and known.get("containerID") == container_id:
+                if known.get("started"):
+                    self._started.setdefault(name, True)
+                if known.get("ready"):
+                    self._ready.setdefault(name, True)
 
     async def _probe(self, kind: str, container: Json, attempt: Attempt, probe: Json) -> None:
         name, settings = container["name"], probes.Settings.of(probe)
@@ -551,6 +565,8 @@ class PodWorker:
 
     def _set_status(self, status: Json) -> None:
         """Publishes ``status`` unless the API server has it."""
+        if not self._listed:
+            return
         self._base = {**self._base, **status}
         if self._status is None:
             if _holds(self.pod.get("status") or {}, status):
@@ -576,7 +592,7 @@ class PodWorker:
                 continue
             body = {"metadata": {"uid": self.uid}, "status": _as_patch(status)}
             try:
-                answer = await self._around.kube().patch(self.path + "/status", body, STRATEGIC_PATCH)
+                answer = await self._around.kube().patch(self.path + "/status", body, STRATEGIC_PATCH, MANAGER)
             except ApiError as error:
                 if error.status in (404, 409):
                     # Gone, or another pod has its name: the watch will say so.
@@ -587,6 +603,11 @@ class PodWorker:
                 self._status_changed.set()
                 await asyncio.sleep(delay * random.uniform(0.8, 1.2))
                 delay = min(delay * 2, API_RETRY_LIMIT_SECONDS)
+                continue
+            except Exception:
+                log.exception("%s: status not written", self.key)
+                self._status_changed.set()
+                await asyncio.sleep(API_RETRY_LIMIT_SECONDS)
                 continue
             delay = API_RETRY_SECONDS
             self._published = status
@@ -619,10 +640,12 @@ class PodWorker:
 
 
 def _make_folder(folder: Path, sandbox: Path, owner: identity.Identity) -> None:
-    """Makes a working folder under the sandbox that is not there, as container runtimes do."""
+    """Makes a working folder under the new sandbox that is not there, as container runtimes do; never inside of a volume."""
     if folder.exists() or not folder.is_relative_to(sandbox):
         return
     for parent in [*reversed(folder.relative_to(sandbox).parents[:-1]), folder.relative_to(sandbox)]:
+        if (sandbox / parent).is_symlink():
+            return
         if not (sandbox / parent).exists():
             (sandbox / parent).mkdir()
             if os.geteuid() != owner.uid:

@@ -2,10 +2,11 @@
 
 What a volume holds is worked out first (``plan``, pure), then written (``write_atomically``): a reader sees all of the old or
 all of the new content, by the switch of one symbolic link, as on any other node. Content that belongs to a user (Secrets,
-tokens, ConfigMaps) is written once for every user that mounts it, into a folder that only this user can enter: several
-containers of one machine have only their users to keep them apart.
+tokens, ConfigMaps) is written once for every user that mounts it, in files that only this user can read: several containers
+of one machine have only their users to keep them apart.
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -157,21 +158,23 @@ def _inside(path: str) -> str:
 
 
 def write_atomically(folder: Path, files: Mapping[str, File], owner: Identity) -> bool:
-    """Makes ``folder`` hold exactly ``files``, readable by ``owner`` alone. False when it already did."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o711)
-    _give(folder, owner, 0o700)
+    """Makes ``folder`` hold exactly ``files``, readable by ``owner`` alone. False when it already did. Folders stay the
+    kubelet's own, so that no program can prepare links for the next time that they are written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o755)
     link = folder / "..data"
     if link.is_symlink() and _same(folder / os.readlink(link), files):
         return False
     stamp = f"..{time.strftime('%Y_%m_%d_%H_%M_%S', time.gmtime())}.{time.time_ns() % 1_000_000_000}"
     fresh = folder / stamp
-    fresh.mkdir(mode=0o700)
-    _give(fresh, owner, 0o700)
+    fresh.mkdir()
+    os.chmod(fresh, 0o755)
     for path, file in files.items():
         target = fresh / path
         for parent in reversed(target.relative_to(fresh).parents[:-1]):
             (fresh / parent).mkdir(exist_ok=True)
-            _give(fresh / parent, owner, 0o700)
+            os.chmod(fresh / parent, 0o755)
+        target.touch(mode=0o600)
         target.write_bytes(file.data)
         _give(target, owner, (file.mode & 0o700) | 0o400)
     old = folder / os.readlink(link) if link.is_symlink() else None
@@ -249,8 +252,8 @@ def check_host_path(volume: Json) -> Path:
 def link_mounts(
     container: Json, sandbox: Path, places: Mapping[str, Path], variables: Mapping[str, str], owner: Identity
 ) -> None:
-    """Shows the container's volumes under its sandbox: one symbolic link a mount, from ``mountPath`` to the volume's folder in
-    ``places`` (or to ``subPath`` inside of it). Raises ConfigProblem."""
+    """Shows the container's volumes under its new sandbox: one symbolic link a mount, from ``mountPath`` to the volume's
+    folder in ``places`` (or to ``subPath`` inside of it). Raises ConfigProblem."""
     mounts = sorted(container.get("volumeMounts") or [], key=lambda mount: len(Path(mount["mountPath"]).parts))
     done: list[Path] = []
     for mount in mounts:
@@ -264,8 +267,7 @@ def link_mounts(
         if inner:
             _check_inside(place, target, mount)
             if not target.exists() and not (place / "..data").is_symlink():
-                target.mkdir(parents=True, exist_ok=True)
-                _give(target, owner, 0o755)
+                _make_inside(place, target, owner)
         mount_path = Path(os.path.normpath("/" + str(mount["mountPath"]).lstrip("/")))
         link = sandbox / mount_path.relative_to("/")
         for before in done:
@@ -280,15 +282,27 @@ def link_mounts(
             if not (sandbox / parent).exists():
                 (sandbox / parent).mkdir()
                 _give(sandbox / parent, owner, 0o755)
-        if link.is_symlink() and os.readlink(link) == str(target):
-            continue
-        if link.is_symlink() or link.is_file():
-            link.unlink()
-        elif link.is_dir():
-            shutil.rmtree(link)
+        if link.is_dir():
+            # The sandbox's own tmp or dev, empty still.
+            link.rmdir()
         link.symlink_to(target)
 
 
 def _check_inside(place: Path, target: Path, mount: Json) -> None:
     if ".." in target.relative_to(place).parts or not target.resolve().is_relative_to(place.resolve()):
         raise ConfigProblem(f"subPath of mount {mount['mountPath']!r} leads out of volume {mount['name']!r}")
+
+
+def _make_inside(place: Path, target: Path, owner: Identity) -> None:
+    """Makes the folders from ``place`` down to ``target``. Programs of the pod may be writing there, so no link is followed."""
+    here = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in target.relative_to(place).parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=here)
+                os.chown(name, owner.uid, owner.gid, dir_fd=here, follow_symlinks=False)
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+    finally:
+        os.close(here)

@@ -216,11 +216,12 @@ def test_volumes_switch_from_old_to_new_at_once(tmp_path: Path) -> None:
     assert not volumes.write_atomically(folder, {"a": File(b"1", 0o644), "d/b": File(b"2", 0o755)}, me())
     assert os.readlink(folder / "..data") == first
     assert (folder / "d" / "b").stat().st_mode & 0o777 == 0o700
+    assert (folder / "a").stat().st_mode & 0o777 == 0o600
     assert volumes.write_atomically(folder, {"a": File(b"9", 0o644), "c": File(b"3", 0o600)}, me())
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("..")) == ["a", "c"]
     assert (folder / "a").read_bytes() == b"9"
     assert not (folder / first).exists()
-    assert folder.stat().st_mode & 0o077 == 0
+    assert folder.stat().st_mode & 0o022 == 0
 
 
 def test_projected_volume() -> None:

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from thunderfleet_crds.kube import ApiError
-from thunderfleet_kubelet import podworker, shim
+from thunderfleet_kubelet import identity, podworker, shim
 from thunderfleet_kubelet.podmanager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
 
 Json = dict[str, Any]
 IMAGE = "test/image:1"
+KUBELET = identity.Self.here()
+DEFAULT = (65534, 65534) if KUBELET.uid == 0 and not KUBELET.in_user_namespace else None
+USER = DEFAULT[0] if DEFAULT else KUBELET.uid
 
 
 class Api:
@@ -121,9 +124,8 @@ class World:
 
     def __init__(self, root: Path, image: Path) -> None:
         self.root, self.api = root, Api()
-        own = (os.geteuid(), os.getegid()) if os.geteuid() else (65534, 65534)
         self.runtime = RuntimeSettings(
-            images={IMAGE: image}, default_user=own, allocatable={"cpu": "4", "memory": "8Gi", "pods": "20"}, labels={"a": "b"}
+            images={IMAGE: image}, default_user=DEFAULT, allocatable={"cpu": "4", "memory": "8Gi", "pods": "20"}
         )
         self.managers: list[PodManager] = []
 
@@ -136,14 +138,19 @@ class World:
         return manager
 
     async def until(self, what: Callable[[], object], seconds: float = 20) -> None:
-        async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    if what():
-                        return
-                except (KeyError, IndexError):
-                    pass
-                await asyncio.sleep(0.02)
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        if what():
+                            return
+                    except (KeyError, IndexError):
+                        pass
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            workers = self.managers[-1]._workers.values()
+            here = [(worker.key, worker.attempts, worker._status, worker._problems) for worker in workers]
+            raise AssertionError(f"never so: {self.api.pods()}\n{here}\n{self.api.reasons()}") from None
 
     async def phase(self, name: str, phase: str) -> Json:
         await self.until(lambda: self.api.pod(name)["status"]["phase"] == phase)
@@ -154,7 +161,7 @@ class World:
         return b"".join(parts).decode()
 
     def processes(self) -> list[int]:
-        return [pid for folder in (self.root / "pods").glob("*/containers/*/sandbox") for pid in shim.marked(str(folder))]
+        return [pid for folder in (self.root / "pods").glob("*/containers/*/sandbox/*") for pid in shim.marked(str(folder))]
 
 
 @pytest_asyncio.fixture
@@ -352,7 +359,7 @@ async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
     await world.phase("probed", "Running")
     await world.until(lambda: "Unhealthy" in world.api.reasons())
     assert not world.api.pod("probed")["status"]["containerStatuses"][0]["ready"]
-    sandbox = next(world.root.glob("pods/*/containers/main/sandbox"))
+    sandbox = next(world.root.glob("pods/*/containers/main/sandbox/0"))
     (sandbox / "ready").touch()
     await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["ready"])
     conditions = {item["type"]: item for item in world.api.pod("probed")["status"]["conditions"]}
@@ -390,7 +397,7 @@ async def test_exec_in_the_container(world: World) -> None:
     await session.stdin.write(b"typed\n")
     await session.stdin.close()
     out, errors = await asyncio.gather(text(session.stdout), text(session.stderr))
-    assert out.split() == ["typed", "blue", str(os.geteuid() or 65534)]
+    assert out.split() == ["typed", "blue", str(USER)]
     assert errors == "no\n"
     assert await session.wait() == 4
 
@@ -452,7 +459,7 @@ async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:
     assert await world.log("mounted") == "onesecretonetoken-1CAdefault\n"
     key = next(world.root.glob("pods/*/volumes/keys/*/..data/tls.key"))
     assert key.stat().st_mode & 0o077 == 0
-    assert key.stat().st_uid == (os.geteuid() or 65534)
+    assert key.stat().st_uid == USER
 
 
 async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,7 +555,7 @@ async def test_token_is_replaced_before_it_ends(world: World, monkeypatch: pytes
     mount = [{"name": "api", "mountPath": "/api"}]
     world.api.add_pod("rotated", {"volumes": [volume], "containers": [sh("sleep 600", volumeMounts=mount)]})
     await world.phase("rotated", "Running")
-    token = next(world.root.glob("pods/*/containers/main/sandbox/api")) / "token"
+    token = next(world.root.glob("pods/*/containers/main/sandbox/0/api")) / "token"
     await world.until(lambda: token.read_text() not in ("", "token-1"))
     # While the API server is away the last one stays.
     world.api.away = True
@@ -566,11 +573,11 @@ async def test_graceful_end_goes_on_when_the_kubelet_is_killed_in_the_middle(wor
     await world.phase("slow", "Running")
     await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
     world.api.delete_pod("slow", grace=2)
-    await world.until(lambda: list(world.root.glob("pods/*/containers/main/sandbox/asked")))
+    await world.until(lambda: list(world.root.glob("pods/*/containers/main/sandbox/0/asked")))
     await first.stop(end_pods=False)
     # Nobody is there, and it ends all the same.
     await world.until(lambda: not world.processes())
-    assert list(world.root.glob("pods/*/containers/main/0/exit.json"))
+    await world.until(lambda: list(world.root.glob("pods/*/containers/main/0/exit.json")))
     await world.boot()
     await world.until(lambda: "default/slow" not in world.api.pods())
 
@@ -607,17 +614,18 @@ async def test_two_pods_cannot_take_the_same_room(world: World) -> None:
     assert failed["status"]["reason"] == "OutOfcpu"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as somebody else")
+@pytest.mark.skipif(DEFAULT is None, reason="only root can start programs as somebody else")
 async def test_users_are_kept_apart(world: World) -> None:
     await world.boot()
     world.api.add("secrets", "keys", {"k": "c2VjcmV0"})
     mount = {"volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
+    others = "$HOME/../../../main/sandbox/0/keys/k || cat $HOME/../../../../volumes/keys/2001/k"
     spec = {
         "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
         "securityContext": {"runAsGroup": 3000},
         "containers": [
             {**sh("id -u; id -g; cat $HOME/keys/k; sleep 600", securityContext={"runAsUser": 2001}), **mount},
-            {**sh("id -u; cat $HOME/keys/k; cat $HOME/../../main/sandbox/keys/k || echo refused"), **mount, "name": "other"},
+            {**sh(f"id -u; cat $HOME/keys/k; exec 2>&1; cat {others} || echo refused"), **mount, "name": "other"},
         ],
     }
     world.api.add_pod("apart", spec)
@@ -625,5 +633,31 @@ async def test_users_are_kept_apart(world: World) -> None:
     assert (await world.log("apart", "main")).split()[:2] == ["2001", "3000"]
     log = await world.log("apart", "other")
     assert log.splitlines()[0] == "65534"
-    assert log.rstrip().endswith("refused")
+    assert log.splitlines()[-1] == "refused"
+    assert log.count("Permission denied") == 2
     assert log.count("secret") == 1
+
+
+@pytest.mark.skipif(DEFAULT is None, reason="only root can be led to do what its containers may not")
+async def test_a_container_cannot_lead_the_kubelet_elsewhere(world: World, tmp_path: Path) -> None:
+    await world.boot()
+    treasure = tmp_path / "treasure"
+    treasure.mkdir(mode=0o700)
+    (treasure / "termination-log").write_text("only for root")
+    spec = {
+        "restartPolicy": "OnFailure",
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "containers": [
+            sh(
+                f'cd "$HOME"; rm -rf dev tmp; ln -s {treasure} dev; ln -s {treasure} tmp; ln -s {treasure} e/sub; '
+                f"test -f e/again || {{ touch e/again; exit 1; }}",
+                volumeMounts=[{"name": "e", "mountPath": "/e"}],
+            ),
+        ],
+    }
+    world.api.add_pod("sly", spec)
+    status = await world.phase("sly", "Succeeded")
+    assert status["containerStatuses"][0]["restartCount"] == 1
+    assert "only for root" not in json.dumps(status)
+    about = treasure.stat()
+    assert (about.st_uid, about.st_mode & 0o777) == (0, 0o700)
