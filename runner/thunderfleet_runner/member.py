@@ -155,11 +155,14 @@ class Member:
     async def _carry_out(self, order: "peers.Order | _Settle") -> None:
         match order:
             case _Settle(done=done):
-                await self.end()
-                # The next leader counts its attempts anew.
-                self._attempt, self._end_asked = 0, 0
-                if not done.done():
-                    done.set_result(None)
+                try:
+                    await self.end()
+                    # The next leader counts its attempts anew.
+                    self._attempt, self._end_asked = 0, 0
+                finally:
+                    # Also when this member is cancelled meanwhile: who waits must not wait for ever.
+                    if not done.done():
+                        done.set_result(None)
             case peers.Preflight(attempt=attempt):
                 await self._preflight(attempt)
             case peers.Launch(attempt=attempt, hosts=hosts):

@@ -255,6 +255,20 @@ async def test_a_rank_that_is_being_started_when_the_leader_goes_is_ended(make_g
     await group.until_ready()
 
 
+@pytest.mark.parametrize("moment", ["serving", "settling"])
+async def test_a_member_can_be_ended_while_its_leader_goes(make_group: MakeGroup, moment: str) -> None:
+    group = make_group(2)
+    group.start(0)
+    other = group.start(1)
+    await group.until_ready()
+    await group.crash(0)
+    if moment == "settling":
+        await group.until(lambda: other.state.phase is GroupPhase.WAITING, "rank 1 has lost its leader")
+    other.end()
+    await asyncio.wait_for(group.running[1][1], 20)
+    assert other.member.pid is None
+
+
 async def test_a_stale_epoch_is_refused_at_both_ends(make_group: MakeGroup) -> None:
     group = make_group(2)
     leader = group.start(0)
