@@ -364,6 +364,18 @@ class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no typ
         return super().insert_segments(segments, **options)
 
 
+class _Ticking:
+    """Counts steps where there is no batch that would: mlx-lm serves such models one request at a time."""
+
+    def __init__(self, sink: Sink, pulse: Pulse) -> None:
+        self._sink = sink
+        self._pulse = pulse
+
+    def put(self, item: object) -> None:
+        self._pulse.step("prefill" if isinstance(item, tuple) else "decode")
+        self._sink.put(item)
+
+
 class _Budget:
     """When the loop looks up from its batch: as soon as rank 0 has a reason, which all ranks learn with a step's delay."""
 
@@ -502,6 +514,8 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
 
     def _admit(self, work: Work) -> tuple[Sink, Any, Any]:
         sink = self.source.admitted(work)
+        if not self.model_provider.is_batchable:
+            sink = _Ticking(sink, self.pulse)
         self._work[work.id] = work
         if not work.cache:
             self.prompt_cache.uncached.append(work.prompt)

@@ -51,6 +51,8 @@ class Rank:
 
     def send(self, *messages: Any) -> None:
         """To the supervisor; a supervisor that is gone ends the process."""
+        if any(isinstance(message, protocol.Ready) for message in messages):
+            self.stage = "serve"
         try:
             self._channel.send(*messages)
         except OSError as error:
