@@ -303,3 +303,10 @@ def test_whole_lives(
         if decision.ended:
             break
     assert decision.ended
+
+
+def test_deletion_ends_sidecars_after_the_main_containers() -> None:
+    one = pod("a", sidecars=("s", "t"), metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    assert stops(decide(one, seen(s=running(), t=running(), a=running()))) == ["a"]
+    assert stops(decide(one, seen(s=running(), t=running(), a=exited()))) == ["t"]
+    assert stops(decide(one, seen(s=running(), t=exited(), a=exited()))) == ["s"]
