@@ -39,14 +39,14 @@ lint: install ## Style, layering, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m thunderfleet_crds.generate --check crds --chart charts/thunderfleet/templates/crds
+	$(BIN)/python -m thunderfleet_crds.generate --check crds --chart charts/thunderfleet
 
 .PHONY: types
 types: install ## Strict types
 	$(BIN)/mypy
 
 .PHONY: unit
-unit: install ## Unit and property tests
+unit: programs ## Unit and property tests
 	$(BIN)/python -m pytest tests/unit
 
 .PHONY: e2e
@@ -63,7 +63,7 @@ bench: programs ## Figures, as a table (JSON=FILE writes them too)
 
 .PHONY: crds
 crds: install ## Generate the CRDs from the models
-	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet/templates/crds
+	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
 
 .PHONY: requirements
 requirements: ## Pin all requirements anew (needs uv)
