@@ -22,7 +22,7 @@ from thunderfleet_kubelet import admission, containers, environment, execing, id
 from thunderfleet_kubelet.containers import PodFolder
 from thunderfleet_kubelet.events import Recorder
 from thunderfleet_kubelet.lifecycle import Attempt, Decision, Observed, Problem, Start, Stop
-from thunderfleet_kubelet.objects import Objects
+from thunderfleet_kubelet.objects import FRESH_SECONDS, Objects
 from thunderfleet_kubelet.runtime import RuntimeSettings
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class PodWorker:
         self.folder = folder
         self.accepted = accepted
         self.removed = False
+        self._known_since = time.monotonic()
         self._around = around
         self._wake = asyncio.Event()
         self._live: dict[str, _Live] = {}
@@ -309,7 +310,8 @@ class PodWorker:
     async def _sources(self, config_maps: set[str], secrets: set[str], *, fresh: bool = False) -> environment.Sources:
         """The node's facts, and the named objects read from the API server. Raises ApiError."""
         runtime, namespace = self._around.runtime(), self.pod["metadata"]["namespace"]
-        age = {"max_age": 0.0} if fresh else {}
+        # What was read for an earlier pod may be an object that has since been deleted and made anew under its name.
+        age = 0.0 if fresh else min(FRESH_SECONDS, time.monotonic() - self._known_since)
         return environment.Sources(
             node_name=self._around.node_name,
             host_ip=runtime.addresses[0],
@@ -319,9 +321,9 @@ class PodWorker:
             python_path=runtime.python_path,
             allocatable=runtime.allocatable,
             config_maps={
-                name: await self._around.objects.get("ConfigMap", namespace, name, **age) for name in sorted(config_maps)
+                name: await self._around.objects.get("ConfigMap", namespace, name, max_age=age) for name in sorted(config_maps)
             },
-            secrets={name: await self._around.objects.get("Secret", namespace, name, **age) for name in sorted(secrets)},
+            secrets={name: await self._around.objects.get("Secret", namespace, name, max_age=age) for name in sorted(secrets)},
         )
 
     async def _start(self, start: Start) -> None:

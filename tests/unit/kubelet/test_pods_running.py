@@ -1,6 +1,7 @@
 """Real pods: real shims, real processes, and an API server of a few lines at the edge."""
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -474,6 +475,18 @@ async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypat
     assert state(world.api.pod("waits")["status"])["waiting"]["reason"] == "ContainerCreating"
     world.api.add("configmaps", "late", {"x": "y"})
     await world.phase("waits", "Succeeded")
+
+
+async def test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name(world: World) -> None:
+    await world.boot()
+    volume = {"name": "keys", "secret": {"secretName": "keys"}}
+    script = "cat $CONTAINER_SANDBOX_MOUNT_POINT/keys/k"
+    spec = {"volumes": [volume], "containers": [sh(script, volumeMounts=[{"name": "keys", "mountPath": "/keys"}])]}
+    for word in ("old", "new"):
+        world.api.add("secrets", "keys", {"k": base64.b64encode(word.encode()).decode()})
+        world.api.add_pod(word, spec)
+        await world.phase(word, "Succeeded")
+        assert await world.log(word) == word
 
 
 @pytest.mark.parametrize(
