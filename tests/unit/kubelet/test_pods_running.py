@@ -486,7 +486,7 @@ async def test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name(
         world.api.add("secrets", "keys", {"k": base64.b64encode(word.encode()).decode()})
         world.api.add_pod(word, spec)
         await world.phase(word, "Succeeded")
-        assert await world.log(word) == word
+        assert (await world.log(word)).strip() == word
 
 
 @pytest.mark.parametrize(
