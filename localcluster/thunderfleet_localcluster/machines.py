@@ -148,12 +148,16 @@ class Machine:
 
     async def start_kubelet(self, argv: Sequence[str], log_file: Path) -> None:
         """Starts the kubelet. Raises LocalClusterError when it runs or cannot be started."""
+        if self.kubelet_pid is not None:
+            raise LocalClusterError(f"{self.name}: its kubelet runs already (process {self.kubelet_pid})")
         self._refusal = ""
         await self._order(do="start", name="kubelet", argv=list(argv), env=self.environment(), log=str(log_file))
         await self._until("the start of its kubelet", True)
 
     async def kill_kubelet(self, number: signal.Signals) -> None:
         """Ends the kubelet alone; what it started goes on."""
+        if self.on and self.kubelet_pid is None:
+            raise LocalClusterError(f"{self.name}: its kubelet does not run")
         self._refusal = ""
         await self._order(do="kill", name="kubelet", signal=int(number))
         await self._until("the end of its kubelet", False)
