@@ -124,6 +124,7 @@ class Keeper:
     def __init__(self, folder: ClusterFolder, spec: Spec, listeners: list[socket.socket], reporter: Reporter) -> None:
         from thunderfleet_localcluster.fleet import parse_fleet
         from thunderfleet_localcluster.layout import plan_layout
+        from thunderfleet_localcluster.network import can_bind, missing_aliases
         from thunderfleet_localcluster.processes import Children
 
         self.folder, self.spec, self.reporter = folder, spec, reporter
@@ -131,9 +132,12 @@ class Keeper:
         self.claim: socket.socket | None = None
         block = 64
         if spec.mode == "loopback":
-            block, self.claim = claim_block()
+            # Where every loopback address has to be made first (macOS) there is one block, and nothing to claim.
+            block, self.claim = (block, None) if sys.platform == "darwin" else claim_block()
         self.fleet = parse_fleet(spec.fleet, spec.fleet_file)
         self.layout = plan_layout(self.fleet, "loopback" if spec.mode == "loopback" else "namespaces", block)
+        if spec.mode == "loopback" and (lines := missing_aliases(self.layout, can_bind)):
+            raise LocalClusterError("this machine lacks loopback addresses; these lines make them:\n" + "\n".join(lines))
         self.children = Children()
         self.children.on_end = self._ended
         self.components: dict[str, Child] = {}

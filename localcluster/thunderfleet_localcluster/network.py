@@ -6,9 +6,10 @@ because ``thunderfleet up`` tells why it falls back to loopback addresses.
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -102,6 +103,23 @@ def ip_batch(commands: str) -> None:
         raise LocalClusterError(f"ip did not end within {IP_SECONDS} s:\n{commands}") from error
     if done.returncode != 0:
         raise LocalClusterError(f"ip: {done.stderr.strip()}")
+
+
+def missing_aliases(layout: Layout, can_bind: Callable[[str], bool]) -> list[str]:
+    """The lines that give this machine the loopback addresses that it lacks: macOS has 127.0.0.1 alone."""
+    addresses = [layout.control_plane.ip, *(machine.lan.ip for machine in layout.machines)]
+    addresses += [end.address.ip for machine in layout.machines for end in machine.ends if end.address]
+    return [f"sudo ifconfig lo0 alias {address} up" for address in addresses if not can_bind(str(address))]
+
+
+def can_bind(address: str) -> bool:
+    """Whether this machine has the address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def lan_commands(layout: Layout) -> str:

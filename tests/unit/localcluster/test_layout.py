@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_localcluster.fleet import MAX_MACHINES, Fleet, parse_fleet
 from thunderfleet_localcluster.layout import link_local, mac_address, plan_layout, switch_uid
+from thunderfleet_localcluster.network import missing_aliases
 
 
 def _line(count: int) -> Fleet:
@@ -57,6 +58,14 @@ def test_identities_are_stable_and_local(name: str, port: int) -> None:
     assert int(mac[:2], 16) & 3 == 2
     assert link_local(mac).startswith("fe80::")
     assert len(switch_uid(name, port)) == 18
+
+
+def test_missing_loopback_addresses_are_told_as_lines_to_type() -> None:
+    layout = plan_layout(_line(2), "loopback", 64)
+    lines = missing_aliases(layout, lambda address: address == "127.64.0.1")
+    addresses = ["127.64.0.11", "127.64.0.12", "127.64.1.1", "127.64.1.2"]
+    assert lines == [f"sudo ifconfig lo0 alias {address} up" for address in addresses]
+    assert missing_aliases(layout, lambda address: True) == []
 
 
 def test_link_local_is_the_kernels() -> None:
