@@ -1,0 +1,189 @@
+"""The benchmarks: each measures one promise on the running line and gives back its figures."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import audit, models, processes
+from tests.bench.byhand import ByHand
+from tests.bench.figures import Bound, Figure
+from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
+
+DECODE_TOKENS = 64
+QUIET_SECONDS = 90.0
+SETTLE_SECONDS = 20.0
+"""How long nothing may have been written before a minute counts as quiet; REST is what it takes at most."""
+REST_SECONDS = 180.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """``run`` gets the line, how often to repeat, and where to say how far it is."""
+
+    name: str
+    about: str
+    run: Callable[[Line, int, Say], list[Figure]]
+
+
+def up(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """The start of the cluster that everything else is measured on."""
+    seconds = line.cluster.began_seconds
+    if seconds is None:
+        raise BenchFailed("the cluster does not say how long its start took")
+    return [Figure("up", "s", (seconds,), note=f"{len(line.cluster.machines)} machines, programs built")]
+
+
+def first_token(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """From apply to the first token, against mlx.launch; one after the other, so that both see the same machine."""
+    ours, hand, ready_after = [], [], []
+    model = line.cluster.models / models.TINY
+    for number in range(repeats):
+        with ByHand(model, "Tensor") as started:
+            answer = started.ask(chat(1), WAIT_SECONDS)
+            hand.append(answer["wall"] - started.began)
+        with line.deployed("first", models.TINY, "Tensor") as (began, ready, _):
+            answer = line.ask("first", ready.endpoint, models.TINY, 1)
+            ours.append(answer["wall"] - began)
+            ready_after.append(ready.at - began)
+        took = f"{ours[-1]:.2f} s (Ready after {ready_after[-1]:.2f}), by hand {hand[-1]:.2f} s"
+        say(f"first-token {number + 1}/{repeats}: {took}")
+    note = f"median of {repeats}; Ready after {statistics.median(ready_after):.2f} s"
+    return [Figure("first-token", "s", tuple(ours), tuple(hand), "mlx.launch", Bound("<=", 1.5), note)]
+
+
+def _decode(line: Line, split: Split, repeats: int, say: Say) -> Figure:
+    model = line.cluster.models / models.SMALL
+    name = f"decode-{split.lower()}"
+    ours, hand = [], []
+
+    def rate(answer: dict[str, float]) -> float:
+        if answer["chunks"] < DECODE_TOKENS // 2:
+            raise BenchFailed(f"{name}: only {answer['chunks']} tokens came, no rate can be said")
+        return (answer["chunks"] - 1) / (answer["last"] - answer["first"])
+
+    with line.deployed(name, models.SMALL, split) as (_, ready, _), ByHand(model, split) as started:
+        node = line.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
+        started.ask(chat(DECODE_TOKENS), WAIT_SECONDS)
+        started.pause()
+        line.benchmarked(name)
+        line.ask_on(node, ready.endpoint, models.SMALL, DECODE_TOKENS)
+        for number in range(repeats):
+            ours.append(rate(line.ask_on(node, ready.endpoint, models.SMALL, DECODE_TOKENS)))
+            started.resume()
+            hand.append(rate(started.ask(chat(DECODE_TOKENS), WAIT_SECONDS)))
+            started.pause()
+            say(f"{name} {number + 1}/{repeats}: {ours[-1]:.1f} tokens/s, by hand {hand[-1]:.1f}")
+    note = f"median of {repeats}, {DECODE_TOKENS} tokens each"
+    return Figure(name, "tokens/s", tuple(ours), tuple(hand), "mlx_lm.server", Bound(">=", 0.95), note)
+
+
+def decode(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Tokens per second that a client sees of one stream, in both ways of cutting a model."""
+    return [_decode(line, split, 2 * repeats + 1, say) for split in ("Tensor", "Pipeline")]
+
+
+def recovery(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """From the death of a rank until the deployment says Ready again, against a fresh start until Ready."""
+    again, fresh = [], []
+    for number in range(repeats):
+        with line.deployed("recovery", models.TINY, "Tensor") as (began, ready, watch):
+            fresh.append(ready.at - began)
+            line.benchmarked("recovery")
+            killed = line.kill_rank(1)
+            watch.until(lambda seen: not seen.ready, "not Ready after a rank was killed")
+            back = watch.until(lambda seen: seen.ready, "Ready again")
+            again.append(back.at - killed)
+        say(f"recovery {number + 1}/{repeats}: {again[-1]:.2f} s, fresh start {fresh[-1]:.2f} s")
+    note = f"median of {repeats}; SIGKILL to rank 1 until status says Ready"
+    return [Figure("recovery", "s", tuple(again), tuple(fresh), "fresh start", Bound("<=", 2.0), note)]
+
+
+def idle(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """A minute and a half in which nobody wants anything: memory, processor time, and what is written to the API server."""
+    if not processes.PROC.is_dir():
+        raise BenchFailed("memory and processor time are read from /proc, which this machine does not have")
+    with line.deployed("idle", models.TINY, "Tensor"):
+        line.benchmarked("idle")
+        log = line.cluster.logs / "audit.log"
+        offset = _rest(log, say)
+        programs = line.programs()
+        pids = [process.pid for found in programs.values() for process in found]
+        before = {pid: used for pid in pids if (used := processes.usage(pid))}
+        began = time.monotonic()
+        time.sleep(QUIET_SECONDS)
+        seconds = time.monotonic() - began
+        after = {pid: used for pid in pids if (used := processes.usage(pid))}
+        written = audit.writes(audit.read_from(log, offset)[0])
+    return [
+        *_usage_figures(programs, processes.idle_share(before, after, seconds), after, seconds),
+        _writes(written, seconds, say),
+    ]
+
+
+def _rest(log: Path, say: Say) -> int:
+    """Waits until SETTLE_SECONDS have passed without a write; where the audit log ends then."""
+    offset, since, limit = 0, time.monotonic(), time.monotonic() + REST_SECONDS
+    last: Counter[str] = Counter()
+    while time.monotonic() - since < SETTLE_SECONDS:
+        events, offset = audit.read_from(log, offset)
+        found = audit.writes(events)
+        if found:
+            since, last = time.monotonic(), found
+        if time.monotonic() > limit:
+            say(f"no rest within {REST_SECONDS:.0f} s; last written: {', '.join(last)}")
+            break
+        time.sleep(1)
+    return offset
+
+
+def _usage_figures(
+    programs: dict[str, list[processes.Process]], shares: dict[int, float], after: dict[int, processes.Usage], seconds: float
+) -> list[Figure]:
+    def memory(name: str) -> tuple[list[float], list[float], list[float]]:
+        found = [p.pid for p in programs.get(name, []) if p.pid in after and p.pid in shares]
+        if not found:
+            raise BenchFailed(f"no {name} runs")
+        pids = sorted(found)
+        return [after[p].rss / 1e6 for p in pids], [after[p].pss / 1e6 for p in pids], [shares[p] for p in pids]
+
+    over = f"over {seconds:.0f} s"
+    (kubelet_rss, kubelet_pss, kubelet_cpu), (agent_rss, agent_pss, agent_cpu) = memory("kubelet"), memory("agent")
+    rss, pss = max(kubelet_rss) + max(agent_rss), max(kubelet_pss) + max(agent_pss)
+    share = max(kubelet_cpu) + max(agent_cpu)
+    memory_note, share_note = f"RSS of the largest of each; PSS {pss:.0f} MB", f"the busiest of each, {over}"
+    figures = [
+        Figure("agent+kubelet memory", "MB", (rss,), bound=Bound("<=", 160), note=memory_note),
+        Figure("agent+kubelet idle", "% of a core", (share,), bound=Bound("<=", 1), note=share_note),
+    ]
+    for name in ("supervisor", "rank"):
+        share = max(memory(name)[2])
+        figures.append(Figure(f"{name} idle", "% of a core", (share,), bound=Bound("<=", 1), note=f"the busiest, {over}"))
+    for name in ("kubelet", "agent", "shim", "supervisor", "rank", "operator", "keeper"):
+        resident, proportional, cpu = memory(name)
+        note = f"{len(resident)} of them; PSS {statistics.median(proportional):.0f} MB; {max(cpu):.2f} % of a core at most"
+        figures.append(Figure(f"{name} memory", "MB", tuple(resident), note=note))
+    return figures
+
+
+def _writes(written: Counter[str], seconds: float, say: Say) -> Figure:
+    for what, count in written.most_common(20):
+        say(f"written in a quiet minute: {count} × {what}")
+    who = Counter[str]()
+    for what, count in written.items():
+        who[what.split()[0].rpartition(":")[2]] += count
+    note = ", ".join(f"{name} {count}" for name, count in who.most_common(5)) or f"over {seconds:.0f} s"
+    return Figure("API writes", "a minute", (sum(written.values()) * 60 / seconds,), bound=Bound("<=", 0), note=note)
+
+
+ALL = (
+    Benchmark("up", "seconds of `thunderfleet up`", up),
+    Benchmark("first-token", "apply to the first token, against mlx.launch", first_token),
+    Benchmark("decode", "tokens per second through the endpoint, against mlx_lm.server on two ranks", decode),
+    Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
+    Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
+)

@@ -1,0 +1,79 @@
+"""A client that streams one completion and says when each token came. The same for both sides of every comparison.
+
+Run as a file with the standard library alone, on the machine of the endpoint, so that nothing of ours lies between it and
+what it measures. It prints one JSON object: ``first`` and ``last``, seconds since it began until the first and the last
+token; ``wall``, the clock when the first token came, in seconds since 1970; ``tokens``, how many came.
+"""
+
+import http.client
+import json
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+RETRY_SECONDS = 0.05
+ANSWER_SECONDS = 120
+
+
+class NotYet(Exception):
+    """The server does not serve yet."""
+
+
+def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """One streamed request. Raises NotYet when the server is not there or asks to come again, ValueError otherwise."""
+    at = urlsplit(url)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_SECONDS)
+    try:
+        began = time.monotonic()
+        try:
+            connection.request("POST", f"{at.path}/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+        except (ConnectionError, http.client.BadStatusLine) as error:
+            raise NotYet(str(error)) from error
+        if answer.status == 503:
+            raise NotYet("503")
+        if answer.status != 200:
+            raise ValueError(f"{url}: {answer.status} {answer.read(2000).decode(errors='replace')}")
+        first = last = wall = 0.0
+        tokens, usage = 0, 0
+        for line in answer:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise ValueError(f"{url}: {event['error']}")
+            usage = (event.get("usage") or {}).get("completion_tokens", usage)
+            # A chunk for each token: both servers decode one token at a time, and every token here has text.
+            if any((choice.get("delta") or {}).get("content") for choice in event.get("choices", [])):
+                tokens += 1
+                last = time.monotonic() - began
+                if tokens == 1:
+                    first, wall = last, time.time()
+        if not tokens:
+            raise ValueError(f"{url}: the answer had no token")
+        return {"first": first, "last": last, "wall": wall, "chunks": tokens, "tokens": usage or tokens}
+    finally:
+        connection.close()
+
+
+def main(arguments: list[str]) -> int:
+    """``client.py URL SECONDS BODY``: asks again and again for SECONDS until it is served."""
+    url, seconds, body = arguments[0], float(arguments[1]), json.loads(arguments[2])
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            print(json.dumps(ask(url, body)))
+            return 0
+        except NotYet as error:
+            if time.monotonic() > until:
+                print(f"{url} does not serve after {seconds:g} s: {error}", file=sys.stderr)
+                return 1
+            time.sleep(RETRY_SECONDS)
+        except (ValueError, OSError) as error:
+            print(str(error), file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""What our programs take of the machine: memory and processor time of a cluster's processes, from Linux's ``/proc``.
+
+On a machine without ``/proc`` nothing is measured and the benchmark says so.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+_PROGRAMS = (
+    ("shim", re.compile(r"thunderfleet_kubelet[./]shim")),
+    ("kubelet", re.compile(r"thunderfleet[-_]kubelet")),
+    ("agent", re.compile(r"thunderfleet[-_]agent")),
+    ("operator", re.compile(r"thunderfleet[-_]operator")),
+    ("rank", re.compile(r"thunderfleet_runner\.rank")),
+    ("supervisor", re.compile(r"thunderfleet[-_]runner.* serve|thunderfleet-runner serve")),
+    ("keeper", re.compile(r"thunderfleet_localcluster\.keeper")),
+    ("launchd", re.compile(r"thunderfleet_localcluster/launchd")),
+    ("control plane", re.compile(r"/(etcd|kube-apiserver|kube-controller-manager|kube-scheduler)( |$)")),
+)
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    command: str
+
+    @property
+    def program(self) -> str:
+        """Which of our programs it is; "" for any other."""
+        return program_of(self.command)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory in bytes, processor time in seconds; time of children that have ended and were waited for is included."""
+
+    rss: int
+    pss: int
+    cpu_seconds: float
+
+
+def program_of(command: str) -> str:
+    """The program that a command line runs; "" when it is none of ours."""
+    return next((name for name, pattern in _PROGRAMS if pattern.search(command)), "")
+
+
+def descendants(root: int, processes: Iterable[Process]) -> list[Process]:
+    """``root`` and all that descend from it."""
+    known = {process.pid: process for process in processes}
+    children: dict[int, list[int]] = {}
+    for process in known.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, waiting = [], [root]
+    while waiting:
+        pid = waiting.pop()
+        if pid in known:
+            found.append(known[pid])
+        waiting.extend(children.get(pid, []))
+    return found
+
+
+def parse_cpu_seconds(stat: str, ticks_per_second: int) -> float:
+    """User and system time, its own and of its ended children, from ``/proc/PID/stat``."""
+    fields = stat.rpartition(")")[2].split()
+    # utime, stime, cutime, cstime are fields 14 to 17; the first of these here is field 3.
+    return sum(int(value) for value in fields[11:15]) / ticks_per_second
+
+
+def parse_memory(rollup: str) -> tuple[int, int]:
+    """Resident and proportional bytes from ``/proc/PID/smaps_rollup``. Raises ValueError when it does not say."""
+    found: dict[str, int] = {}
+    for line in rollup.splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("Rss", "Pss"):
+            found[name] = int(rest.split()[0]) * 1024
+    if set(found) != {"Rss", "Pss"}:
+        raise ValueError("smaps_rollup has no Rss and Pss")
+    return found["Rss"], found["Pss"]
+
+
+def all_processes() -> list[Process]:
+    """Every process that /proc shows; one that ends meanwhile is left out."""
+    found = []
+    for entry in os.listdir(PROC):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = (PROC / entry / "stat").read_text()
+            command = (PROC / entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue
+        found.append(Process(int(entry), int(stat.rpartition(")")[2].split()[1]), command))
+    return found
+
+
+def usage(pid: int) -> Usage | None:
+    """None when the process has gone."""
+    try:
+        rss, pss = parse_memory((PROC / str(pid) / "smaps_rollup").read_text())
+        cpu = parse_cpu_seconds((PROC / str(pid) / "stat").read_text(), os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError):
+        return None
+    return Usage(rss, pss, cpu)
+
+
+def idle_share(before: Mapping[int, Usage], after: Mapping[int, Usage], seconds: float) -> dict[int, float]:
+    """Percent of a core that each process took, of those that were there all the time."""
+    return {pid: 100 * (after[pid].cpu_seconds - before[pid].cpu_seconds) / seconds for pid in before if pid in after}

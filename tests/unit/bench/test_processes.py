@@ -1,0 +1,70 @@
+"""Which processes are a cluster's, which program each is, and what /proc says of it."""
+
+import os
+import sys
+
+import pytest
+
+from tests.bench import processes
+from tests.bench.processes import Process, Usage
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("/opt/bin/python /opt/bin/thunderfleet-kubelet run --root /x", "kubelet"),
+        ("python -c import sys; from thunderfleet_kubelet.cli import main; sys.exit(main()) join", "kubelet"),
+        ("python -m thunderfleet_kubelet.shim /x/containers/1", "shim"),
+        ("/opt/python -S /x/thunderfleet_kubelet/shim.py spec.json", "shim"),
+        ("python /i/bin/thunderfleet-agent run --interval 30", "agent"),
+        ("python /i/bin/thunderfleet-operator run", "operator"),
+        ("python /i/bin/thunderfleet-runner serve", "supervisor"),
+        ("python /i/bin/thunderfleet-runner size /models/x -o json", ""),
+        ("python -P -m thunderfleet_runner.rank --group tiny --rank 0 --attempt 1", "rank"),
+        ("python -m thunderfleet_localcluster.keeper up.json", "keeper"),
+        ("/cache/kube-apiserver --secure-port=6443", "control plane"),
+        ("vim kubelet.txt", ""),
+    ],
+)
+def test_program_of_a_command_line(command: str, program: str) -> None:
+    assert processes.program_of(command) == program
+
+
+def test_descendants_are_those_of_one_cluster_only() -> None:
+    tree = [Process(1, 0, "init"), Process(2, 1, "keeper"), Process(3, 2, "kubelet"), Process(4, 3, "shim")]
+    others = [Process(5, 1, "another keeper"), Process(6, 5, "another kubelet")]
+    assert sorted(found.pid for found in processes.descendants(2, [*others, *tree])) == [2, 3, 4]
+
+
+def test_cpu_time_has_the_ended_children_in_it() -> None:
+    stat = "7 (a (b) c) S 1 7 7 0 -1 4194560 1 2 3 4 100 50 20 30 20 0 1 0 99"
+    assert processes.parse_cpu_seconds(stat, 100) == pytest.approx(2.0)
+
+
+def test_memory_is_in_bytes() -> None:
+    text = "00400000-7ffc [rollup]\nRss:    2048 kB\nPss:    1024 kB\nPss_Anon: 7 kB\nShared_Clean: 9 kB\n"
+    assert processes.parse_memory(text) == (2048 * 1024, 1024 * 1024)
+
+
+def test_memory_that_is_not_told_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no Rss and Pss"):
+        processes.parse_memory("Rss: 1 kB\n")
+
+
+def test_share_of_a_core_of_those_that_lived_all_the_time() -> None:
+    before = {1: Usage(0, 0, 10.0), 2: Usage(0, 0, 1.0)}
+    assert processes.idle_share(before, {1: Usage(0, 0, 10.6), 3: Usage(0, 0, 5.0)}, 60.0) == {1: pytest.approx(1.0)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_this_process_is_measured() -> None:
+    used = processes.usage(os.getpid())
+    assert used is not None
+    assert used.rss >= used.pss > 1_000_000
+    assert used.cpu_seconds > 0
+    assert any(found.pid == os.getpid() for found in processes.all_processes())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_process_that_has_gone_has_no_usage() -> None:
+    assert processes.usage(2**22 + 1) is None
