@@ -1,13 +1,48 @@
-"""Control planes for the end-to-end tests. Each is real, and starting one takes seconds, so tests share them."""
+"""Control planes for the end-to-end tests. Each is real, and starting one takes seconds, so tests share them.
 
+``control_plane`` has no Nodes: for what the API server alone decides. ``line`` is the whole line: the default fleet, the chart,
+and a model on every Mac's disk. With ``THUNDERFLEET_E2E_CLUSTER=name`` the tests of the line take a cluster that runs already
+and leave it running.
+"""
+
+import contextlib
+import http.client
+import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+import yaml
+from thunderfleet_localcluster import tinymodel
 from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.errors import LocalClusterError
 
+Json = dict[str, Any]
+T = TypeVar("T")
+
+CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+SYSTEM = "thunderfleet-system"
+MODEL = "thunderfleet/tiny-qwen2"
 # A fleet has at least one machine; nothing runs on this one.
 IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
+MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
+CHILDREN = "pods,services,configmaps,secrets"
+
+WAIT_SECONDS = 90.0
+READY_SECONDS = 150.0
+INSTALL_SECONDS = 180
+COMMAND_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
+POLL_SECONDS = 0.2
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +54,359 @@ def control_plane() -> Iterator[Cluster]:
     finally:
         cluster.stop()
         remove(cluster.folder, everything=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer."""
+
+    status: int
+    body: str
+    headers: Mapping[str, str]
+
+    @property
+    def json(self) -> Json:
+        found: Json = json.loads(self.body)
+        return found
+
+
+def condition(item: Json, kind: str) -> Json:
+    """The condition ``kind`` of an object; empty when there is none yet."""
+    found: list[Json] = item.get("status", {}).get("conditions", [])
+    return next((entry for entry in found if entry["type"] == kind), {})
+
+
+@dataclass
+class Line:
+    """The cluster, and how the tests look at it. Every wait is for a condition and has a limit."""
+
+    cluster: Cluster
+    deployments: list["Deployment"] = field(default_factory=list)
+
+    @property
+    def macs(self) -> list[str]:
+        return [name for name, machine in self.cluster.machines.items() if machine.kind == "mac"]
+
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        return self.cluster.kubectl(*arguments, text=text, seconds=COMMAND_SECONDS).stdout
+
+    def json(self, *arguments: str) -> Json:
+        found: Json = json.loads(self.kubectl(*arguments, "-o", "json"))
+        return found
+
+    def items(self, *arguments: str) -> list[Json]:
+        found: list[Json] = self.json("get", *arguments)["items"]
+        return found
+
+    def until(self, goal: str, holds: Callable[[], T], seconds: float = WAIT_SECONDS, told: Callable[[], str] = str) -> T:
+        """Waits until ``holds`` gives something true, and returns it; fails with ``goal`` and ``told()`` when it never does."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if found := holds():
+                return found
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {seconds:.0f} s: {goal}\n{told()}")
+            time.sleep(POLL_SECONDS)
+
+    def run(self, machine: str, *argv: str, seconds: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
+        """Runs a command on a machine of the fleet."""
+        return self.cluster.machines[machine].run(argv, seconds=seconds)
+
+    def request(
+        self, url: str, body: Json | None = None, headers: Mapping[str, str] | None = None, seconds: float = ANSWER_SECONDS
+    ) -> Answer:
+        """One request by the cluster's proxy. Errors of HTTP are answers; raises OSError when nobody answers."""
+        data = None if body is None else json.dumps(body).encode()
+        sent = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": self.cluster.proxy}))
+        try:
+            with opener.open(sent, timeout=seconds) as answer:
+                return Answer(answer.status, answer.read().decode(), dict(answer.headers))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, error.read().decode(), dict(error.headers))
+        except http.client.HTTPException as error:
+            raise OSError(f"{url}: {error!r}") from error
+
+    def deploy(self, name: str, **spec: object) -> "Deployment":
+        """Applies a ModelDeployment in a namespace of its own. ``spec`` overrides: the tiny model, on two Macs."""
+        unique = f"{name}-{uuid.uuid4().hex[:6]}"
+        self.kubectl("create", "namespace", unique)
+        found = Deployment(self, unique, unique)
+        self.deployments.append(found)
+        found.apply({"model": {"repository": MODEL}, "nodes": {"min": 2}, "recovery": {"backoffSeconds": 1}, **spec})
+        return found
+
+    def forget(self, deployment: "Deployment") -> None:
+        """Deletes a deployment, its namespace, and waits until nothing of it runs."""
+        self.deployments.remove(deployment)
+        self.kubectl("delete", "md", deployment.name, "-n", deployment.namespace, "--ignore-not-found")
+        self.until(f"{deployment.name} is gone", lambda: not deployment.left(), told=lambda: "\n".join(deployment.left()))
+        self.kubectl("delete", "namespace", deployment.namespace, "--wait=false")
+
+    def ready_machines(self) -> bool:
+        """Whether every machine is on and its Node Ready."""
+        return all(condition(node, "Ready").get("status") == "True" for node in self.items("nodes"))
+
+    def report(self) -> str:
+        """What somebody needs who looks for the cause of a failed test."""
+        parts: list[str] = []
+
+        def add(title: str, *arguments: str) -> None:
+            with contextlib.suppress(LocalClusterError):
+                done = self.cluster.kubectl(*arguments, seconds=COMMAND_SECONDS, check=False)
+                parts.append(f"--- {title}\n{done.stdout or done.stderr}")
+
+        add("pods and deployments", "get", "md,pods", "-A", "-o", "wide")
+        for deployment in self.deployments:
+            add(f"describe {deployment.name}", "describe", "md", deployment.name, "-n", deployment.namespace)
+            selector = f"thunderfleet.io/deployment={deployment.name}"
+            logs = ("logs", "-n", deployment.namespace, "-l", selector, "--tail=25", "--prefix")
+            add(f"logs of {deployment.name}", *logs)
+        operator = ("logs", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--tail=20", "--prefix")
+        add("the operator", *operator)
+        return "\n".join(parts)
+
+
+@dataclass
+class Deployment:
+    """One ModelDeployment under test."""
+
+    line: Line
+    namespace: str
+    name: str
+
+    def apply(self, spec: Mapping[str, object]) -> None:
+        metadata = {"name": self.name, "namespace": self.namespace}
+        body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": metadata, "spec": spec}
+        self.line.kubectl("apply", "-f", "-", text=yaml.safe_dump(body))
+
+    def patch(self, spec: Mapping[str, object]) -> None:
+        self.kubectl("patch", "md", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.line.kubectl("-n", self.namespace, *arguments)
+
+    def get(self) -> Json:
+        return self.line.json("get", "md", self.name, "-n", self.namespace)
+
+    @property
+    def status(self) -> Json:
+        found: Json = self.get().get("status", {})
+        return found
+
+    def group(self, index: int = 0) -> Json:
+        groups: list[Json] = self.status.get("groups", [])
+        return groups[index] if index < len(groups) else {}
+
+    @property
+    def state(self) -> str:
+        return str(self.group().get("state", ""))
+
+    def ranks(self) -> list[Json]:
+        found: list[Json] = self.group().get("ranks", [])
+        return found
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.status["endpoint"])
+
+    def told(self) -> str:
+        """What its conditions say now."""
+        found = self.status.get("conditions", [])
+        return "\n".join(f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in found)
+
+    def is_ready(self) -> bool:
+        """Ready, and for the newest spec."""
+        item = self.get()
+        ready = condition(item, "Ready")
+        return ready.get("status") == "True" and ready.get("observedGeneration") == item["metadata"]["generation"]
+
+    def until(self, goal: str, holds: Callable[[], T], seconds: float = WAIT_SECONDS) -> T:
+        return self.line.until(f"{self.name}: {goal}", holds, seconds, self.told)
+
+    def until_ready(self) -> "Deployment":
+        self.until("Ready", self.is_ready, READY_SECONDS)
+        return self
+
+    def until_condition(self, kind: str, status: str, reason: str = "", seconds: float = WAIT_SECONDS) -> Json:
+        """Waits for a condition about the newest spec, and returns it."""
+
+        def holds() -> Json | None:
+            item = self.get()
+            found = condition(item, kind)
+            now = found.get("observedGeneration") == item["metadata"]["generation"]
+            return found if now and found.get("status") == status and reason in ("", found.get("reason")) else None
+
+        found = self.until(f"{kind}={status} {reason}", holds, seconds)
+        assert found is not None
+        return found
+
+    def ask(self, prompt: str, tokens: int, key: str | None = None) -> Answer:
+        """One chat completion that is not streamed, with token ids."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return self.line.request(f"{self.endpoint}/chat/completions", chat(prompt, tokens), headers)
+
+    def tokens(self, prompt: str, tokens: int) -> list[int]:
+        """The token ids of an answer that came out well."""
+        answer = self.ask(prompt, tokens)
+        assert answer.status == 200, answer.body
+        found: list[int] = answer.json["choices"][0]["token_ids"]
+        return found
+
+    def children(self) -> list[Json]:
+        """The objects that the operator made for it."""
+        return self.line.items(CHILDREN, "-n", self.namespace, "-l", MANAGED)
+
+    def ports(self) -> set[tuple[str, int]]:
+        """Machine and port of everything that its plans let its pods listen on."""
+        found: set[tuple[str, int]] = set()
+        for item in self.line.items("configmaps", "-n", self.namespace, "-l", MANAGED):
+            for rank in json.loads(item["data"]["plan.json"])["ranks"]:
+                ports = [rank["gatewayPort"], rank["controlPort"], *rank.get("ringPorts", [])]
+                found |= {(rank["node"], port) for port in ports}
+        return found
+
+    def seen(self) -> tuple[list[str], set[tuple[str, int]]]:
+        """Its processes on all Macs that are on (shims, supervisors, ranks), and every port of Macs that somebody listens on."""
+        processes: list[str] = []
+        listening: set[tuple[str, int]] = set()
+        for name in self.line.macs:
+            ran = self.line.run(name, sys.executable, "-S", "-c", LOOK, self.name)
+            assert ran.returncode == 0, ran.stderr
+            found = json.loads(ran.stdout)
+            processes += [f"{name}: {command}" for command in found["processes"]]
+            listening |= {(name, port) for port in found["ports"]}
+        return processes, listening
+
+    def left(self, ports: Collection[tuple[str, int]] = ()) -> list[str]:
+        """Whatever of it is still there: child objects, processes, and listeners on ``ports``."""
+        objects = [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]
+        processes, listening = self.seen()
+        return [*objects, *processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]
+
+
+# Run on a machine: processes that name the deployment in their command or in their pod's name, and listening TCP ports.
+LOOK = """
+import json, os, sys
+name, processes, ports = sys.argv[1], [], set()
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        command = open(f"/proc/{pid}/cmdline").read().replace("\\0", " ")
+        environment = open(f"/proc/{pid}/environ", errors="replace").read().split("\\0")
+        state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        continue
+    mine = any(entry.startswith(f"POD_NAME={name}-") for entry in environment) or f"/{name}-" in command
+    if mine and state != "Z" and int(pid) != os.getpid():
+        processes.append(f"{pid} {state} {command}")
+for table in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+        local, state = line.split()[1], line.split()[3]
+        if state == "0A":
+            ports.add(int(local.rpartition(":")[2], 16))
+print(json.dumps({"processes": processes, "ports": sorted(ports)}))
+"""
+
+
+def chat(prompt: str, tokens: int, **more: object) -> Json:
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "return_token_ids": True,
+        **more,
+    }
+
+
+def install(cluster: Cluster) -> None:
+    """The chart and the model, as a user would."""
+    tinymodel.make(cluster.models / MODEL)
+    cluster.kubectl("create", "namespace", SYSTEM)
+    cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
+    cluster.helm(
+        *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
+        *("--set", f"agent.modelFolders={{{cluster.models}}}"),
+        seconds=INSTALL_SECONDS + 30,
+    )
+
+
+def discovered(line: Line) -> bool:
+    """Whether every Mac says what the model needs, and every cable is a link that both ends see."""
+    profiles = {item["metadata"]["name"]: item.get("status", {}) for item in line.items("np")}
+    cables = sum(len(machine.cables) for machine in line.cluster.machines.values()) // 2
+    whole = [link for link in line.items("tbl") if len(link.get("status", {}).get("endpoints", [])) == 2]
+    sized = [mac for mac in line.macs if any(m.get("sizedBy") for m in profiles.get(mac, {}).get("models", []))]
+    return sized == line.macs and len(whole) == cables
+
+
+@pytest.fixture(scope="session")
+def line() -> Iterator[Line]:
+    """The whole line, up and installed; taken down at the end whatever happens."""
+    with contextlib.ExitStack() as stack:
+        if existing := os.environ.get("THUNDERFLEET_E2E_CLUSTER"):
+            cluster = Cluster.attach(existing)
+        else:
+            cluster = Cluster.start(name=f"e2e-line-{os.getpid()}")
+            stack.callback(remove, cluster.folder, everything=True)
+            stack.callback(cluster.stop)
+            install(cluster)
+        found = Line(cluster)
+        found.until("the agents know their Macs", lambda: discovered(found), told=lambda: found.kubectl("get", "np,tbl", "-o", "yaml"))
+        yield found
+        for deployment in list(found.deployments):
+            found.forget(deployment)
+
+
+@pytest.fixture
+def deploy(line: Line) -> Iterator[Callable[..., Deployment]]:
+    """Applies ModelDeployments that are gone after the test."""
+    made: list[Deployment] = []
+
+    def deployed(name: str, **spec: object) -> Deployment:
+        made.append(line.deploy(name, **spec))
+        return made[-1]
+
+    yield deployed
+    for deployment in made:
+        line.forget(deployment)
+
+
+@pytest.fixture(scope="session")
+def the_pair(line: Line) -> Deployment:
+    return line.deploy("pair", parallelism="Pipeline")
+
+
+@pytest.fixture
+def pair(the_pair: Deployment) -> Deployment:
+    """A pipeline over two Macs that serves when a test begins; shared, since starting one takes seconds."""
+    return the_pair.until_ready()
+
+
+@pytest.fixture(scope="session")
+def alone(line: Line) -> Callable[[str, int], list[int]]:
+    """What one process of mlx-lm says to a prompt: token ids."""
+    known: dict[tuple[str, int], list[int]] = {}
+
+    def ask(prompt: str, tokens: int) -> list[int]:
+        if (prompt, tokens) not in known:
+            command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(line.cluster.models / MODEL), prompt]
+            done = subprocess.run(
+                [*command, "--tokens", str(tokens)], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            known[prompt, tokens] = json.loads(done.stdout)
+        return known[prompt, tokens]
+
+    return ask
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failed test of the line tells how things stood."""
+    report: pytest.TestReport = yield
+    line = getattr(item, "funcargs", {}).get("line")
+    if report.failed and isinstance(line, Line):
+        report.sections.append(("the line", line.report()))
+    return report

@@ -1,0 +1,108 @@
+"""What a ModelDeployment may not say is refused with a sentence; what cannot be yet is told, and mends itself."""
+
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from thunderfleet_localcluster import tinymodel
+
+Json = dict[str, Any]
+REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"model": {}}, "model names exactly one of repository (on the hub) and path (on the nodes)"),
+        (
+            {"model": {**REPOSITORY, "path": "/models/tiny"}},
+            "model names exactly one of repository (on the hub) and path (on the nodes)",
+        ),
+        ({"model": {"path": "models/tiny"}}, "path is the absolute path of a folder on the nodes, begins with '/'"),
+        ({"model": {"repository": "a/b/c"}}, "repository is written owner/name"),
+        ({"nodes": {"min": 3, "max": 2}}, "nodes.max is at least nodes.min, or unset for no bound"),
+        ({"nodes": {"min": -1}}, "spec.nodes.min in body should be greater than or equal to 1"),
+        ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),
+        ({"memory": {"contextTokens": -5}}, "spec.memory.contextTokens in body should be greater than or equal to 1"),
+        ({"memory": {"headroomPercent": -1}}, "spec.memory.headroomPercent in body should be greater than or equal to 0"),
+        ({"server": {"port": 70000}}, "spec.server.port in body should be less than or equal to 65535"),
+        ({"recovery": {"maxRestarts": -1}}, "spec.recovery.maxRestarts in body should be greater than or equal to 0"),
+        (
+            {"recovery": {"backoffSeconds": 20, "backoffLimitSeconds": 10}},
+            "recovery.backoffLimitSeconds is at least recovery.backoffSeconds",
+        ),
+        ({"parallelism": "Diagonal"}, 'supported values: "Auto", "Tensor", "Pipeline"'),
+        ({"transport": "Pigeon"}, 'supported values: "Auto", "JACCL", "JACCLRing", "Ring"'),
+        ({"benchmark": {"every": "daily"}}, "every is a duration of hours, minutes and seconds such as 24h or 1h30m"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_refused_with_what_is_allowed(line: Any, spec: Json, sentence: str) -> None:
+    body = {
+        "apiVersion": "thunderfleet.io/v1alpha1",
+        "kind": "ModelDeployment",
+        "metadata": {"name": "refused", "namespace": "default"},
+        "spec": {"model": REPOSITORY, **spec},
+    }
+    done = line.cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump(body), check=False)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert line.items("md", "-n", "default") == []
+
+
+def test_name_that_no_service_can_have_is_refused(line: Any) -> None:
+    for name in ("x" * 41, "1st", "a.b"):
+        body = {
+            "apiVersion": "thunderfleet.io/v1alpha1",
+            "kind": "ModelDeployment",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"model": REPOSITORY},
+        }
+        done = line.cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump(body), check=False)
+        assert done.returncode != 0
+        assert "the name has at most 40 characters of [a-z0-9-], begins with a letter" in done.stderr
+
+
+def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Any, deploy: Callable[..., Any]) -> None:
+    folder = line.cluster.models / "thunderfleet" / f"late-{uuid.uuid4().hex[:6]}"
+    late = deploy("late", model={"path": str(folder)}, nodes={"min": 1, "max": 1})
+    told = late.until_condition("ModelResolved", "False", "ModelNotFound")["message"]
+    assert f"path {folder} was not found on any Mac" in told
+    for mac in line.macs:
+        assert f"{mac} ({line.cluster.models}" in told
+    placed = late.until_condition("Placed", "False")
+    assert "ModelResolved" in placed["message"]
+    assert f"{folder}" in late.kubectl("get", "events", "-o", "yaml")
+
+    tinymodel.make(folder, layers=2)
+    resolved = late.until_condition("ModelResolved", "True")["message"]
+    assert str(folder) in resolved
+    late.until_ready()
+
+
+def test_no_room_names_each_mac_and_mends_itself(line: Any, deploy: Callable[..., Any]) -> None:
+    large = deploy("large", memory={"contextTokens": 2**31 - 1, "concurrentRequests": 1024}, nodes={"min": 1})
+    told = large.until_condition("Placed", "False", "NoRoom")["message"]
+    for mac in line.macs:
+        assert mac in told
+    assert "free" in told and "GiB" in told
+    assert large.state == "Pending"
+    assert not [child for child in large.children() if child["kind"] == "Pod"]
+    near = large.status["unplaceable"]
+    assert near and all(entry["message"] for entry in near)
+    assert f"{large.get()['metadata']['name']}" in large.kubectl("get", "md", large.name)
+
+    large.patch({"memory": {"contextTokens": 4096, "concurrentRequests": 1}})
+    large.until_ready()
+    assert large.until_condition("Placed", "True")
+    assert "unplaceable" not in large.status
+
+
+def test_more_macs_than_there_are(line: Any, deploy: Callable[..., Any]) -> None:
+    wide = deploy("wide", nodes={"min": len(line.macs) + 1})
+    told = wide.until_condition("Placed", "False")["message"]
+    for mac in line.macs:
+        assert mac in told
