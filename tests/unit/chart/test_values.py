@@ -83,6 +83,7 @@ REFUSED = [
     (["operator=null"], "missing property 'operator'"),
     (["agent.port=70000"], "at '/agent/port': maximum: got 70,000, want 65,535"),
     (["agent.intervalSeconds=1"], "at '/agent/intervalSeconds': minimum: got 1, want 2"),
+    (["agent.modelsIntervalSeconds=1"], "at '/agent/modelsIntervalSeconds': minimum: got 1, want 2"),
     (["agent.modelFolders=/models"], "at '/agent/modelFolders': got string, want array"),
     (["agent.modelFolders={/a,/a}"], "at '/agent/modelFolders': items at 0 and 1 are equal"),
     (["image.pullPolicy=Sometimes"], "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'"),
