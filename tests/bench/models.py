@@ -68,4 +68,7 @@ def make_small(folder: Path) -> None:
         for name, shape in shapes.items()
     }
     _index(folder, sorted(tensors))
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "mlx"})
+    weights = folder / "model.safetensors"
+    save_file(tensors, str(weights), metadata={"format": "mlx"})
+    # safetensors keeps its files to their owner; pods run as somebody else.
+    weights.chmod(0o644)
