@@ -242,6 +242,16 @@ class Deployment:
         assert found is not None
         return found
 
+    def stream(self, prompt: str, tokens: int) -> tuple[str, list[int]]:
+        """Text and token ids of one streamed chat completion; every event must be whole, and the last one [DONE]."""
+        answer = self.line.request(f"{self.endpoint}/chat/completions", chat(prompt, tokens, stream=True))
+        assert (answer.status, answer.headers["Content-Type"].split(";")[0]) == (200, "text/event-stream"), answer.body
+        events = [line.removeprefix("data: ") for line in answer.body.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]", answer.body
+        choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        return text, [token for choice in choices for token in choice.get("token_ids") or []]
+
     def ask(self, prompt: str, tokens: int, key: str | None = None) -> Answer:
         """One chat completion that is not streamed, with token ids."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -268,7 +278,7 @@ class Deployment:
         return found
 
     def seen(self) -> tuple[list[str], set[tuple[str, int]]]:
-        """Its processes on all Macs that are on (shims, supervisors, ranks), and every port of Macs that somebody listens on."""
+        """Its processes on all Macs (shims, supervisors, ranks), and every port of a Mac that somebody listens on."""
         processes: list[str] = []
         listening: set[tuple[str, int]] = set()
         for name in self.line.macs:
@@ -327,7 +337,7 @@ def install(cluster: Cluster) -> None:
     cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
     cluster.helm(
         *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
-        *("--set", f"agent.modelFolders={{{cluster.models}}}"),
+        *("--set", f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"),
         seconds=INSTALL_SECONDS + 30,
     )
 
@@ -353,7 +363,7 @@ def line() -> Iterator[Line]:
             stack.callback(cluster.stop)
             install(cluster)
         found = Line(cluster)
-        found.until("the agents know their Macs", lambda: discovered(found), told=lambda: found.kubectl("get", "np,tbl", "-o", "yaml"))
+        found.until("the agents know their Macs", lambda: discovered(found), told=lambda: found.kubectl("get", "np,tbl"))
         yield found
         for deployment in list(found.deployments):
             found.forget(deployment)

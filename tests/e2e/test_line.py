@@ -1,0 +1,170 @@
+"""From ``kubectl apply`` to tokens: the line as a user walks it, on the default fleet."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+import yaml
+from thunderfleet_localcluster import tinymodel
+
+Json = dict[str, Any]
+Alone = Callable[[str, int], list[int]]
+
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
+SYSTEM = "thunderfleet-system"
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """Rows of a table that kubectl prints, by column. A cell may be empty: columns begin where their heads do."""
+    head, *rows = text.splitlines()
+    names = head.split()
+    starts, at = [], 0
+    for name in names:
+        starts.append(at := head.index(name, at))
+        at += len(name)
+    ends: list[int | None] = [*starts[1:], None]
+    return [{n: row[a:b].strip() for n, a, b in zip(names, starts, ends, strict=True)} for row in rows]
+
+
+@pytest.mark.parametrize("parallelism", ["Pipeline", "Tensor"])
+def test_two_macs_say_what_one_process_says(pair: Any, deploy: Callable[..., Any], alone: Alone, parallelism: str) -> None:
+    served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism).until_ready()
+    group = served.group()
+    assert (group["parallelism"], group["transport"]) == (parallelism, "Ring")
+    assert {rank["node"] for rank in group["ranks"]} in ({"studio-1", "studio-2"}, {"studio-1", "mini-1"})
+    expected = alone(PROMPT, TOKENS)
+    assert len(expected) == TOKENS
+    assert served.tokens(PROMPT, TOKENS) == expected
+    text, ids = served.stream(PROMPT, TOKENS)
+    assert ids == expected
+    assert text == served.ask(PROMPT, TOKENS).json["choices"][0]["message"]["content"]
+    if parallelism == "Pipeline":
+        assert sum(rank["layers"]["count"] for rank in group["ranks"]) == tinymodel.LAYERS
+    else:
+        assert [rank["shard"] for rank in group["ranks"]] == ["1/2", "2/2"]
+
+
+def test_the_api_lists_its_model_and_refuses_another(pair: Any, line: Any) -> None:
+    listed = line.request(f"{pair.endpoint}/models")
+    assert [model["id"] for model in listed.json["data"]] == ["thunderfleet/tiny-qwen2"]
+    refused = line.request(
+        f"{pair.endpoint}/chat/completions", {"model": "another", "messages": [{"role": "user", "content": "?"}]}
+    )
+    assert refused.status == 404
+    assert "thunderfleet/tiny-qwen2" in refused.json["error"]["message"]
+    base = pair.endpoint.removesuffix("/v1")
+    assert [line.request(f"{base}/{path}").status for path in ("healthz", "readyz")] == [200, 200]
+    other = yaml.safe_load(pair.kubectl("get", "configmap", "-l", "thunderfleet.io/group=0", "-o", "yaml"))
+    assert other["items"], "the plan is a ConfigMap"
+
+
+def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Any, line: Any) -> None:
+    measured = pair.until("a benchmark", lambda: pair.status.get("benchmark"))
+    assert float(measured["decodeTokensPerSecond"]) > 0
+    assert float(measured["prefillTokensPerSecond"]) > 0
+    assert measured["timeToFirstTokenMicroseconds"] > 0
+    assert (measured["worldSize"], measured["transport"]) == (2, "Ring")
+    assert datetime.fromisoformat(measured["measuredAt"]) <= datetime.now().astimezone()
+    pair.until_condition("Benchmarked", "True", "Measured")
+
+    (row,) = table(pair.kubectl("get", "md", pair.name))
+    shown = {name: row[name] for name in ("NAME", "MODEL", "READY", "NODES", "TRANSPORT", "TOK/S", "STATUS")}
+    assert shown == {
+        "NAME": pair.name,
+        "MODEL": "thunderfleet/tiny-qwen2",
+        "READY": "1/1",
+        "NODES": ",".join(rank["node"] for rank in pair.ranks()),
+        "TRANSPORT": "Ring",
+        "TOK/S": pair.status["benchmark"]["decodeTokensPerSecond"],
+        "STATUS": "Ready",
+    }
+
+
+def test_profiles_and_links_tell_the_fleet(line: Any) -> None:
+    profiles = {row["NAME"]: row for row in table(line.kubectl("get", "np"))}
+    assert {name: (row["CHIP"], row["MEMORY"], row["RDMA"], row["LINKS"]) for name, row in profiles.items()} == {
+        "mini-1": ("Apple M4", "32Gi", "RDMADisabled", "1"),
+        "studio-1": ("Apple M3 Ultra", "96Gi", "Ready", "2"),
+        "studio-2": ("Apple M3 Ultra", "96Gi", "Ready", "1"),
+    }
+    links = {row["NAME"]: (row["SPEED"], row["GENERATION"], row["RDMA"]) for row in table(line.kubectl("get", "tbl"))}
+    assert links == {
+        "mini-1.tb1--studio-1.tb2": ("40G", "TB4", "BelowThunderbolt5"),
+        "studio-1.tb1--studio-2.tb1": ("80G", "TB5", "Usable"),
+    }
+    category = line.kubectl("get", "thunderfleet", "-A", "-o", "name")
+    assert "nodeprofile.thunderfleet.io/mini-1" in category and "thunderboltlink.thunderfleet.io/" in category
+    assert "Longest sequence (prompt and answer)" in line.kubectl("explain", "md.spec.memory.contextTokens")
+
+
+def test_logs_and_exec_of_a_runner(pair: Any) -> None:
+    leader, follower = (rank["pod"] for rank in pair.ranks())
+    assert "supervisor of rank 0" in pair.kubectl("logs", leader)
+    assert "supervisor of rank 1" in pair.kubectl("logs", follower)
+    said = pair.kubectl("exec", leader, "--", "thunderfleet-runner", "capabilities", "-o", "json")
+    assert "ring" in yaml.safe_load(said)["backends"]
+    assert pair.kubectl("exec", follower, "--", "sh", "-c", "echo $POD_NAME; sw_vers -productVersion").split() == [
+        follower,
+        "26.3",
+    ]
+
+
+def test_operator_and_runner_have_metrics(pair: Any, line: Any) -> None:
+    pair.tokens("How many?", 2)
+    runner = line.request(f"{pair.endpoint.removesuffix('/v1')}/metrics").body
+    assert 'thunderfleet_runner_requests_total{code="200",endpoint="/v1/chat/completions"}' in runner
+    assert "thunderfleet_runner_time_to_first_token_seconds_count" in runner
+    texts = []
+    for pod in line.items("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator"):
+        port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+        texts.append(line.request(f"http://{pod['status']['podIP']}:{port}/metrics").body)
+    leading = [text for text in texts if "thunderfleet_operator_leading 1.0" in text]
+    assert (len(texts), len(leading)) == (2, 1)
+    for name in (
+        'reconciles_total{kind="modeldeployments",result="ok"}',
+        "reconcile_duration_seconds_count",
+        "reconcile_errors",
+        "queue_depth",
+        'groups{state="Ready"} 1.0',
+        "api_writes_total",
+    ):
+        assert f"thunderfleet_operator_{name}" in leading[0]
+
+
+def test_scaled_out_and_changed_it_rolls(line: Any, deploy: Callable[..., Any], alone: Alone) -> None:
+    solo = deploy("solo", nodes={"min": 1, "max": 1}).until_ready()
+    assert solo.group()["transport"] == "None"
+    solo.kubectl("scale", "md", solo.name, "--replicas=2")
+    solo.until_ready()
+    groups = solo.status["groups"]
+    assert len({group["endpoint"] for group in groups}) == 2
+    assert solo.status["readyReplicas"] == 2
+    assert solo.kubectl("get", "md", solo.name, "-o", "jsonpath={.status.replicas}") == "2"
+    expected = alone(PROMPT, TOKENS)
+    for group in groups:
+        answer = line.request(
+            f"{group['endpoint']}/completions", {"model": "thunderfleet/tiny-qwen2", "prompt": "a", "max_tokens": 2}
+        )
+        assert answer.status == 200, answer.body
+    assert solo.tokens(PROMPT, TOKENS) == expected
+
+    solo.patch({"replicas": 1, "memory": {"contextTokens": 2048}})
+    solo.until_ready()
+    solo.until(
+        "only one group is left",
+        lambda: len({p["metadata"]["labels"]["thunderfleet.io/group"] for p in solo.children() if p["kind"] == "Pod"}) == 1,
+    )
+    group = solo.group()
+    assert group["epoch"] == 2, "a changed spec is a new placement"
+    assert solo.tokens(PROMPT, TOKENS) == expected
+    long = solo.ask("x " * 3000, 1)
+    assert long.status == 400, "the new limit of the context holds"
+    assert "2048" in long.json["error"]["message"]
+
+
+def test_a_second_group_that_finds_no_place_says_what_it_lacks(pair: Any, deploy: Callable[..., Any], alone: Alone) -> None:
+    both = deploy("both", replicas=2, nodes={"min": 3})
+    told = both.until_condition("Placed", "False")["message"]
+    assert "studio-1" in told and "studio-2" in told and "mini-1" in told
+    assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
