@@ -124,9 +124,10 @@ class PodFolder:
         """All containers' attempts that are still on disk, oldest first."""
         return {name: tuple(self.read(name, number) for number in self.numbers(name)) for name in self.names()}
 
-    def make_sandbox(self, container: str, number: int, owner: Identity) -> Path:
+    def make_sandbox(self, container: str, number: int) -> Path:
         """The attempt's own folder: its HOME and TMPDIR, and what its mounts are shown under. Always a new one, as a container
-        that is restarted gets a new file system: the kubelet (often root) must not work in what a program could prepare."""
+        that is restarted gets a new file system: the kubelet (often root) must not work in what a program could prepare. It is
+        closed to everybody else until ``start`` hands it over: other containers of the same user run already."""
         sandbox = self.sandbox(container, number)
         sandbox.parent.mkdir(parents=True, exist_ok=True)
         for folder in (sandbox.parent.parent, sandbox.parent):
@@ -135,8 +136,6 @@ class PodFolder:
             shutil.rmtree(old, ignore_errors=True)
         for folder in (sandbox, sandbox / "tmp", sandbox / "dev"):
             folder.mkdir(mode=0o700)
-            if (os.geteuid(), os.getegid()) != (owner.uid, owner.gid):
-                os.chown(folder, owner.uid, owner.gid)
         return sandbox
 
     async def start(self, container: str, launch: Launch) -> None:
@@ -150,8 +149,6 @@ class PodFolder:
         message = _termination_file(sandbox, launch.message_path)
         if message is not None:
             message.touch(mode=0o600)
-            if os.geteuid() != launch.identity.uid:
-                os.chown(message, launch.identity.uid, launch.identity.gid)
         spec = {
             "argv": launch.argv,
             "env": dict(launch.env),
@@ -170,6 +167,7 @@ class PodFolder:
             "message": str(message.relative_to(sandbox)) if message is not None else "",
             "messageFromLog": launch.message_from_log,
         }
+        hand_over(sandbox, launch.identity)
         os.mkfifo(folder / "alive", 0o600)
         shim.write_file(str(folder / "spec.json"), json.dumps(spec))
         os.chmod(folder / "spec.json", 0o600)
@@ -291,6 +289,14 @@ class PodFolder:
                 os.killpg(int(running["pid"]), signal.SIGKILL)
         shim.signal_all(shim.marked(str(self.sandbox(container, number))), signal.SIGKILL)
 
+    def end_everything(self) -> None:
+        """Ends, without grace, whatever still runs of a pod that cannot be known any more."""
+        for name in self.names():
+            for number in self.numbers(name):
+                with contextlib.suppress(OSError):
+                    self.stop(name, number, 0.0)
+                self._end_orphans(name, number, _json(self.attempt(name, number) / "running.json"))
+
     def stop(self, container: str, number: int, grace: float) -> None:
         """Asks the attempt's shim to end it: SIGTERM now, SIGKILL after ``grace`` seconds. May be repeated with less grace."""
         folder = self.attempt(container, number)
@@ -335,9 +341,22 @@ def open_inside(root: Path, path: str, flags: int) -> int:
         os.close(here)
 
 
+def hand_over(sandbox: Path, owner: Identity) -> None:
+    """Gives a sandbox that is whole to its container's user, itself last; links stay links, and what they lead to as it is."""
+    if (os.geteuid(), os.getegid()) == (owner.uid, owner.gid):
+        return
+    for folder, _, files in os.walk(sandbox, topdown=False):
+        for name in files:
+            os.chown(os.path.join(folder, name), owner.uid, owner.gid, follow_symlinks=False)
+        os.chown(folder, owner.uid, owner.gid, follow_symlinks=False)
+
+
 def _termination_file(sandbox: Path, path: str) -> Path | None:
+    """Where the program's last words go; None where that is not the sandbox's own folder (a volume is shown there, and what
+    lies in it is the programs')."""
     target = sandbox / path.lstrip("/")
-    return target if ".." not in target.parts and target.parent in (sandbox, sandbox / "dev", sandbox / "tmp") else None
+    inside = ".." not in target.parts and target.parent in (sandbox, sandbox / "dev", sandbox / "tmp")
+    return target if inside and not target.parent.is_symlink() and not target.is_symlink() else None
 
 
 def container_id(uid: str, container: str, number: int) -> str:

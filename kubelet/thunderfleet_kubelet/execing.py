@@ -22,6 +22,14 @@ Json = dict[str, Any]
 
 OUTPUT_LIMIT = 10 * 1024
 
+DRAIN_SECONDS = 0.5
+"""How long more output is waited for when the program has ended and something that it left behind holds its streams."""
+
+LATE_BYTES = 2 * 1024 * 1024
+"""The most that is still taken then: more than pipes hold, so nothing that the program itself said is lost."""
+
+KILL_SECONDS = 5.0
+
 
 class Input:
     """The program's standard input. Writing to a program that reads no more is no error."""
@@ -100,12 +108,40 @@ class Terminal:
             self.fd = -1
 
 
-async def _chunks(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while True:
-        data = await stream.read(65536)
-        if not data:
-            return
-        yield data
+class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when the program itself has ended: asyncio's own ``wait`` waits for whoever holds its streams, too."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=2**16, loop=asyncio.get_running_loop())
+        self.ended = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.ended.set()
+
+
+async def _chunks(stream: asyncio.StreamReader, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """The stream to its end, or until the program has ended and nothing more comes for a moment."""
+    end, left = asyncio.ensure_future(ended.wait()), LATE_BYTES
+    try:
+        while left > 0:
+            read = asyncio.ensure_future(stream.read(65536))
+            try:
+                await asyncio.wait({read, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not read.done():
+                    await asyncio.wait({read}, timeout=DRAIN_SECONDS)
+                if not read.done():
+                    return
+            finally:
+                read.cancel()
+            data = read.result()
+            if not data:
+                return
+            if ended.is_set():
+                left -= len(data)
+            yield data
+    finally:
+        end.cancel()
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -116,11 +152,12 @@ async def _nothing() -> AsyncIterator[bytes]:
 class Session:
     """One program; see ``podmanager.ExecSession``."""
 
-    def __init__(self, process: asyncio.subprocess.Process, terminal: Terminal | None) -> None:
-        self._process, self._terminal = process, terminal
-        self._input = Input(process.stdin, terminal)
-        self._output = terminal.read() if terminal else _chunks(_stream(process.stdout))
-        self._errors = _nothing() if terminal else _chunks(_stream(process.stderr))
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: _Protocol, terminal: Terminal | None) -> None:
+        self._transport, self._ended, self._terminal = transport, protocol.ended, terminal
+        self._killed = False
+        self._input = Input(protocol.stdin, terminal)
+        self._output = terminal.read() if terminal else _chunks(_stream(protocol.stdout), self._ended)
+        self._errors = _nothing() if terminal else _chunks(_stream(protocol.stderr), self._ended)
 
     @property
     def stdin(self) -> Input:
@@ -139,17 +176,22 @@ class Session:
             self._terminal.resize(columns, rows)
 
     async def wait(self) -> int:
-        code = await self._process.wait()
+        await self._ended.wait()
+        code = self._transport.get_returncode() or 0
         if self._terminal is not None:
             self._terminal.finish()
         return 128 - code if code < 0 else code
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+        if not self._killed:
+            self._killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._ended.wait()
+        # Our ends of the streams: whoever still holds the others finds them closed.
+        self._transport.close()
         if self._terminal is not None:
             self._terminal.close()
 
@@ -184,7 +226,8 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
                 os.fchown(inner, spec["uid"], spec["gid"])
             terminal = Terminal(outer)
             identity["preexec_fn"] = _take_terminal
-        process = await asyncio.create_subprocess_exec(
+        transport, protocol = await asyncio.get_running_loop().subprocess_exec(
+            _Protocol,
             *command,
             executable=program,
             stdin=inner if tty else asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
@@ -193,6 +236,7 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
             cwd=spec["cwd"],
             env=env,
             start_new_session=True,
+            umask=0o022,
             **identity,
         )
     except (FileNotFoundError, PermissionError) as error:
@@ -202,7 +246,7 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
     finally:
         if inner >= 0:
             os.close(inner)
-    return Session(process, terminal)
+    return Session(transport, protocol, terminal)
 
 
 def _find(name: str, path: str, cwd: str) -> str:

@@ -24,6 +24,12 @@ START_ERROR = "StartError"
 STATUS_UNKNOWN = "ContainerStatusUnknown"
 LOST_EXIT_CODE = 137
 
+CLOCK_SECONDS = 1.0
+"""How far in the future a time on disk may lie before the clock must have been set back since."""
+
+PROBLEM_LIMIT_SECONDS = 60.0
+"""The longest wait between two tries of what could not be started."""
+
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
 
@@ -230,12 +236,13 @@ class _Plan:
             if self.seen.blocked is not None and self.seen.blocked.retry_at:
                 self.times.append(self.seen.blocked.retry_at)
             return
-        if last is not None and self.seen.now < last.retry_at:
+        # A clock that was set back must not make a container wait for days: its end cannot lie in the future.
+        if last is not None and (last.finished_at or 0.0) <= self.seen.now + CLOCK_SECONDS and self.seen.now < last.retry_at:
             self.times.append(last.retry_at)
             self.backing_off.append(name)
             return
         problem = self.seen.problems.get(name)
-        if problem is not None and self.seen.now < problem.retry_at:
+        if problem is not None and self.seen.now < problem.retry_at <= self.seen.now + PROBLEM_LIMIT_SECONDS:
             self.times.append(problem.retry_at)
             return
         number = 0 if last is None else last.number + 1

@@ -174,6 +174,8 @@ class PodManager:
             folder = PodFolder(path)
             pod = folder.load()
             if pod is None:
+                # Unreadable, or half removed: nothing of it may go on without an owner.
+                folder.end_everything()
                 folder.remove()
                 continue
             self._add(pod, folder, accepted=True)
@@ -302,9 +304,11 @@ class PodManager:
         timestamps: bool = False,
         previous: bool = False,
         limit_bytes: int | None = None,
+        stream: str | None = None,
     ) -> AsyncIterator[bytes]:
-        """The container's log in chunks of whole lines. Raises a PodLookupError at once (before the first chunk). With
-        ``follow`` it ends when the container has ended. ``container`` None is the pod's only container."""
+        """The container's log in chunks of whole lines, of both streams or of ``stdout`` or ``stderr`` alone. Raises a
+        PodLookupError at once (before the first chunk). With ``follow`` it ends when the container has ended. ``container``
+        None is the pod's only container."""
         worker, name, last = self._find(namespace, pod, container)
         if last is None:
             raise ContainerNotRunning(f"container {name} in pod {pod} is waiting to start")
@@ -317,7 +321,7 @@ class PodManager:
         if since_seconds is not None:
             since = datetime.now(UTC) - timedelta(seconds=since_seconds)
         options = logs.LogOptions(
-            follow=follow, tail=tail, since=since, timestamps=timestamps, limit_bytes=limit_bytes
+            follow=follow, tail=tail, since=since, timestamps=timestamps, limit_bytes=limit_bytes, stream=stream
         )
         return logs.read(worker.folder.log(name, number), options, lambda: worker.folder.read(name, number).live)
 

@@ -8,7 +8,6 @@ A kubelet that ends drops its workers in the middle of anything; the next one's 
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -33,7 +32,7 @@ MANAGER = "thunderfleet-kubelet"
 RETRY_SECONDS = 10.0
 """How long a container that could not be created, or a volume that could not be mounted, waits for another try."""
 
-RETRY_LIMIT_SECONDS = 60.0
+RETRY_LIMIT_SECONDS = lifecycle.PROBLEM_LIMIT_SECONDS
 API_RETRY_SECONDS = 1.0
 API_RETRY_LIMIT_SECONDS = 15.0
 REFRESH_SECONDS = 60.0
@@ -334,12 +333,12 @@ class PodWorker:
             image = self._image(container)
             owner = self._identity(container, image)
             sources = await self._sources(*environment.references([container]))
-            sandbox = self.folder.make_sandbox(name, start.number, owner)
+            sandbox = self.folder.make_sandbox(name, start.number)
             variables = environment.build(self.pod, container, image, sandbox, sources)
             argv = environment.command_line(container, image, variables)
             volumes.link_mounts(container, sandbox, self._places(owner), variables, owner)
             cwd = environment.working_folder(container, image, sandbox)
-            _make_folder(cwd, sandbox, owner)
+            _make_folder(cwd, sandbox)
             launch = containers.Launch(
                 start=start,
                 argv=argv,
@@ -467,7 +466,8 @@ class PodWorker:
         count = probes.Count(settings.success_threshold, settings.failure_threshold)
         if kind == "startup" and self._started.get(name):
             return
-        await asyncio.sleep(max(0.0, (attempt.started_at or 0.0) + settings.delay - self._around.now()))
+        wait = (attempt.started_at or 0.0) + settings.delay - self._around.now()
+        await asyncio.sleep(min(max(0.0, wait), settings.delay))
         while True:
             if kind != "startup" and "startupProbe" in container and not self._started.get(name):
                 await asyncio.sleep(min(1.0, settings.period))
@@ -519,7 +519,9 @@ class PodWorker:
     async def _mount(self) -> None:
         """Sets up the pod's volumes, and from time to time brings them up to date."""
         now = self._around.now()
-        if now < (self._refresh_at if self._volumes_ready else self._volumes_retry_at):
+        due = self._refresh_at if self._volumes_ready else self._volumes_retry_at
+        # Further away than it was ever set: the clock was set back.
+        if now < due <= now + 2 * REFRESH_SECONDS:
             return
         try:
             await self._write_volumes()
@@ -641,7 +643,7 @@ class PodWorker:
             self._around.ended(self.uid)
 
 
-def _make_folder(folder: Path, sandbox: Path, owner: identity.Identity) -> None:
+def _make_folder(folder: Path, sandbox: Path) -> None:
     """Makes a working folder under the new sandbox that is not there, as container runtimes do; never inside of a volume."""
     if folder.exists() or not folder.is_relative_to(sandbox):
         return
@@ -650,8 +652,6 @@ def _make_folder(folder: Path, sandbox: Path, owner: identity.Identity) -> None:
             return
         if not (sandbox / parent).exists():
             (sandbox / parent).mkdir()
-            if os.geteuid() != owner.uid:
-                os.chown(sandbox / parent, owner.uid, owner.gid)
 
 
 def _as_patch(status: Json) -> Json:

@@ -219,11 +219,14 @@ def _give(path: Path, owner: Identity, mode: int) -> None:
 def make_empty(folder: Path, owners: set[Identity]) -> None:
     """An ``emptyDir``: of its only user, or for all users of the pod when there are several."""
     if not folder.exists():
-        folder.mkdir(parents=True, mode=0o711)
+        # Under another name first: a kubelet killed in between must not leave a folder that nobody may write to.
+        fresh = folder.with_name(f".{folder.name}.new")
+        fresh.mkdir(parents=True, mode=0o711, exist_ok=True)
         if len(owners) == 1:
-            _give(folder, next(iter(owners)), 0o700)
+            _give(fresh, next(iter(owners)), 0o700)
         else:
-            os.chmod(folder, 0o777)
+            os.chmod(fresh, 0o777)
+        fresh.rename(folder)
 
 
 def check_host_path(volume: Json) -> Path:
@@ -281,7 +284,7 @@ def link_mounts(
         for parent in reversed(link.relative_to(sandbox).parents[:-1]):
             if not (sandbox / parent).exists():
                 (sandbox / parent).mkdir()
-                _give(sandbox / parent, owner, 0o755)
+                os.chmod(sandbox / parent, 0o755)
         if link.is_dir():
             # The sandbox's own tmp or dev, empty still.
             link.rmdir()
@@ -298,11 +301,15 @@ def _make_inside(place: Path, target: Path, owner: Identity) -> None:
     here = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in target.relative_to(place).parts:
+            made = False
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=here)
-                os.chown(name, owner.uid, owner.gid, dir_fd=here, follow_symlinks=False)
+                made = True
             below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
             os.close(here)
             here = below
+            if made and (os.geteuid(), os.getegid()) != (owner.uid, owner.gid):
+                # By what was opened, never by name: a name may stand for another file by now.
+                os.fchown(here, owner.uid, owner.gid)
     finally:
         os.close(here)

@@ -151,6 +151,16 @@ def test_first_restart_is_at_once_and_later_ones_back_off() -> None:
     assert decide(pod("a"), seen(now=NOW + 9, a=second)).starts == (Start("a", 2, 20.0),)
 
 
+def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
+    day = 86_400.0
+    ended = exited(1, number=3, finished=NOW, backoff=40)
+    assert starts(decide(pod("a"), seen(NOW + 5, a=ended))) == []
+    assert starts(decide(pod("a"), seen(NOW - day, a=ended))) == ["a"]
+    problem = {"problems": {"a": Problem("CreateContainerConfigError", "no", retry_at=NOW + 10)}}
+    assert starts(decide(pod("a"), seen(NOW, more=problem))) == []
+    assert starts(decide(pod("a"), seen(NOW - day, more=problem))) == ["a"]
+
+
 def test_back_off_starts_anew_after_ten_minutes() -> None:
     long = exited(1, number=6, backoff=300.0, ran=601)
     assert decide(pod("a"), seen(a=long)).starts == (Start("a", 7, 10.0),)

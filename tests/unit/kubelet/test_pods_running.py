@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from thunderfleet_crds.kube import ApiError
-from thunderfleet_kubelet import identity, podworker, shim
+from thunderfleet_kubelet import containers, execing, identity, podworker, shim, volumes
 from thunderfleet_kubelet.podmanager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
 
 Json = dict[str, Any]
@@ -674,3 +674,103 @@ async def test_a_container_cannot_lead_the_kubelet_elsewhere(world: World, tmp_p
     assert "only for root" not in json.dumps(status)
     about = treasure.stat()
     assert (about.st_uid, about.st_mode & 0o777) == (0, 0o700)
+
+
+@pytest.mark.skipif(DEFAULT is None, reason="only root can be led to do what its containers may not")
+@pytest.mark.parametrize("where", ["/tmp", "/dev"])
+async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: World, tmp_path: Path, where: str) -> None:
+    await world.boot()
+    treasure = tmp_path / "treasure"
+    treasure.write_text("only for root")
+    treasure.chmod(0o600)
+    spec = {
+        "restartPolicy": "OnFailure",
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "containers": [
+            sh(
+                f'cd "$HOME{where}"; test -L words || {{ ln -s {treasure} words; exit 1; }}',
+                volumeMounts=[{"name": "e", "mountPath": where}],
+                terminationMessagePath=f"{where}/words",
+            ),
+        ],
+    }
+    world.api.add_pod("sly", spec)
+    status = await world.phase("sly", "Succeeded")
+    assert status["containerStatuses"][0]["restartCount"] == 1
+    assert "only for root" not in json.dumps(status)
+    assert (treasure.stat().st_uid, treasure.stat().st_mode & 0o777) == (0, 0o600)
+
+
+@pytest.mark.skipif(DEFAULT is None, reason="only root gives folders away")
+def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    folder = containers.PodFolder(tmp_path / "pod")
+    sandbox = folder.make_sandbox("main", 0)
+    owner = identity.Identity(2001, 2002)
+    mounts = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/a/b"}]}
+    volumes.link_mounts(mounts, sandbox, {"v": outside}, {}, owner)
+    # A program of the same user runs already: it must find no way in while the kubelet works there.
+    assert (sandbox.stat().st_uid, sandbox.stat().st_mode & 0o777) == (0, 0o700)
+    containers.hand_over(sandbox, owner)
+    assert {(path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox, *sandbox.rglob("*")]} == {(2001, 2002)} | {
+        (path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox / "a/b"]
+    }
+    assert (outside.stat().st_uid, outside.stat().st_mode & 0o777) == (0, 0o700)
+
+
+def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "empty" / "e"
+    # What a kubelet killed in the middle leaves behind.
+    (tmp_path / "empty" / ".e.new").mkdir(parents=True)
+    volumes.make_empty(folder, {identity.Identity(USER, USER)})
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (USER, 0o700)
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["e"]
+
+
+async def test_a_pod_whose_file_is_broken_is_ended(world: World) -> None:
+    first = await world.boot()
+    world.api.add_pod("broken", {"containers": [sh("trap '' TERM; while :; do sleep 0.1; done")]}, uid="broken-uid")
+    await world.phase("broken", "Running")
+    assert world.processes()
+    markers = [str(folder) for folder in world.root.glob("pods/broken-uid/containers/*/sandbox/*")]
+    await first.stop(end_pods=False)
+    (world.root / "pods/broken-uid/pod.json").write_text('{"metadata": {"na')
+    del world.api.objects["/api/v1/namespaces/default/pods/broken"]
+    await world.boot()
+    await world.until(lambda: not any(shim.marked(marker) for marker in markers))
+    await world.until(lambda: not (world.root / "pods/broken-uid").exists())
+
+
+LEAVER = "(trap '' TERM HUP; exec setsid sleep 600) & echo said"
+
+
+async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("shell", {"containers": [sh("sleep 600")]})
+    await world.phase("shell", "Running")
+    async with asyncio.timeout(20):
+        session = await manager.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; exit 4"], stdin=False, tty=False)
+        assert b"".join([data async for data in session.stdout]) == b"said\n"
+        assert await session.wait() == 4
+        await session.kill()
+        await session.kill()
+        # One that is broken off while its streams are held.
+        session = await manager.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; sleep 600"], stdin=False, tty=False)
+        assert await anext(aiter(session.stdout)) == b"said\n"
+        await session.kill()
+        folder = world.managers[-1]._workers[world.api.pod("shell")["metadata"]["uid"]].folder
+        assert await execing.run(folder, "main", 0, ["sh", "-c", LEAVER], 10) == (0, "said")
+
+
+async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("shell", {"containers": [sh("sleep 600")]})
+    await world.phase("shell", "Running")
+    session = await manager.exec("default", "shell", "main", ["sh", "-c", "head -c 150000 /dev/zero"], stdin=False, tty=False)
+    taken = await anext(aiter(session.stdout))
+    # It has ended long before the rest is asked for.
+    assert await session.wait() == 0
+    taken += b"".join([data async for data in session.stdout])
+    assert len(taken) == 150_000
+    await session.kill()
