@@ -18,13 +18,15 @@ CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What part of a log, and how. ``tail`` lines (None: all); ``since``: nothing older."""
+    """What part of a log, and how. ``tail`` lines (None: all); ``since``: nothing older; ``stream``: ``stdout`` or ``stderr``
+    alone (None: both)."""
 
     follow: bool = False
     tail: int | None = None
     since: datetime | None = None
     timestamps: bool = False
     limit_bytes: int | None = None
+    stream: str | None = None
 
 
 def format_stamp(at: datetime) -> str:
@@ -79,9 +81,9 @@ def _first(files: list[Path], tail: int | None) -> list[tuple[Path, int]]:
 
 def _render(line: bytes, options: LogOptions, since: bytes) -> bytes:
     stamp, _, rest = line.partition(b" ")
-    _, _, rest = rest.partition(b" ")
+    stream, _, rest = rest.partition(b" ")
     tag, _, text = rest.partition(b" ")
-    if stamp < since:
+    if stamp < since or (options.stream is not None and stream != options.stream.encode()):
         return b""
     end = b"\n" if tag == b"F" else b""
     return (stamp + b" " if options.timestamps else b"") + text + end

@@ -33,6 +33,7 @@ MESSAGE_BYTES = 4 * 1024**2
 PING_SECONDS = 30.0
 SHUTDOWN_SECONDS = 2.0
 TEXT = "text/plain; charset=utf-8"
+STREAMS = {"All": None, "Stdout": "stdout", "Stderr": "stderr"}
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
@@ -67,6 +68,7 @@ class LogOptions:
     timestamps: bool = False
     previous: bool = False
     limit_bytes: int | None = None
+    stream: str | None = None
 
 
 def log_options(query: Any) -> LogOptions:
@@ -83,16 +85,20 @@ def log_options(query: Any) -> LogOptions:
             raise BadRequest(f"sinceTime={text}: there is no such time") from None
     if seconds is not None and since is not None:
         raise BadRequest("sinceSeconds and sinceTime: at most one of them")
-    if query.get("stream", "All") not in ("All", ""):
-        raise BadRequest("stream: both streams are kept as one here; only All can be had")
+    stream, tail = query.get("stream") or "All", _count(query, "tailLines", 0)
+    if stream not in STREAMS:
+        raise BadRequest(f"stream={stream}: must be one of {', '.join(STREAMS)}")
+    if STREAMS[stream] is not None and tail is not None:
+        raise BadRequest("tailLines and stream: the last lines can only be had of All")
     return LogOptions(
         follow=_flag(query, "follow"),
-        tail=_count(query, "tailLines", 0),
+        tail=tail,
         since_seconds=seconds,
         since_time=since,
         timestamps=_flag(query, "timestamps"),
         previous=_flag(query, "previous"),
         limit_bytes=_count(query, "limitBytes", 1),
+        stream=STREAMS[stream],
     )
 
 
@@ -238,7 +244,10 @@ class Server:
             kind = "other"
         try:
             peer = request.transport.get_extra_info("peercert") if request.transport else None
-            await self.guard.check(request.method, request.path, peer, request.headers.get("Authorization"))
+            # Asked is about what will be done, so about the route, not about what the path looks like.
+            resource = request.match_info.route.resource
+            path = resource.canonical if resource is not None else "/"
+            await self.guard.check(request.method, path, peer, request.headers.get("Authorization"))
             answer = await handler(request)
         except Refused as refused:
             headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}

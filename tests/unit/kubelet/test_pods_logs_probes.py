@@ -56,6 +56,13 @@ async def test_tail_counts_whole_lines_over_files(log: Path, tail: int, expected
     assert await read(log, tail=tail) == expected
 
 
+async def test_one_stream_alone(log: Path) -> None:
+    with log.open("a") as file:
+        file.write(line(5, "to stderr").replace("stdout", "stderr"))
+    assert await read(log, stream="stderr") == "to stderr\n"
+    assert await read(log, stream="stdout") == "zero\none\ntwo, all of it\nthree\nfour\n"
+
+
 async def test_since_timestamps_and_limit(log: Path) -> None:
     assert await read(log, since=START + timedelta(seconds=3)) == "three\nfour\n"
     assert await read(log, tail=1, timestamps=True) == "2026-01-02T03:04:09.000000000Z four\n"

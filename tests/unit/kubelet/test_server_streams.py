@@ -289,8 +289,14 @@ async def test_logs_with_every_option(served: Served) -> None:
             "timestamps": True,
             "previous": True,
             "limit_bytes": 100,
+            "stream": None,
         }
     ]
+
+
+async def test_logs_of_one_stream(served: Served) -> None:
+    assert (await served.get("/containerLogs/default/p/c?stream=Stderr"))[0] == 200
+    assert served.pods.asked[0]["stream"] == "stderr"
 
 
 async def test_followed_logs_come_as_they_are_written_and_end_with_the_container(served: Served) -> None:
@@ -324,7 +330,8 @@ async def test_a_pod_that_is_not_here(served: Served) -> None:
         ("sinceTime=2026-13-31T12:00:00Z", "no such time"),
         ("sinceSeconds=1&sinceTime=2026-01-31T12:00:00Z", "at most one"),
         ("follow=perhaps", "true or false"),
-        ("stream=Stdout", "only All"),
+        ("stream=Stdin", "one of All, Stdout, Stderr"),
+        ("stream=Stdout&tailLines=3", "only be had of All"),
     ],
 )
 async def test_a_wrong_query_is_told(served: Served, query: str, words: str) -> None:
