@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from thunderfleet_crds.kube import ApiError, Kube
-from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_crds.nodeprofile import Agent, Reachability
 
 from thunderfleet_agent import identity
 from thunderfleet_agent.collect import Collector
-from thunderfleet_agent.derive import PeerPort, Profile, cables, find_peer, profile, wanted_uuids
+from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, find_peer, profile, wanted_uuids
+from thunderfleet_agent.explore import Explorer
 from thunderfleet_agent.facts import Facts
 from thunderfleet_agent.host import Host
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.publish import Publisher
+from thunderfleet_agent.reach import listen_addresses
 from thunderfleet_agent.server import Server
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class Settings:
     fast_seconds: float = 10.0
     slow_seconds: float = 30.0
     models_seconds: float = 60.0
+    reach_seconds: float = 20.0
+    state: Path | None = None
     kubeconfig: Path | None = None
 
 
@@ -68,7 +72,20 @@ def jittered(seconds: float) -> float:
 class Loop:
     """The agent's rounds over one collector and one publisher."""
 
-    def __init__(self, settings: Settings, collector: Collector, publisher: Publisher, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        collector: Collector,
+        publisher: Publisher,
+        metrics: Metrics,
+        explorer: Explorer | None = None,
+    ) -> None:
+        self._explorer = explorer
+        self._found: Profile | None = None
+        self._ends: tuple[Cable, ...] = ()
+        self._explore = asyncio.Event()
+        self.listen: Callable[[frozenset[str]], Awaitable[None]] | None = None
+        """Told of this Mac's addresses that agents may dial, whenever something was published."""
         self._settings = settings
         self._collector = collector
         self._publisher = publisher
@@ -96,6 +113,8 @@ class Loop:
             rounds.create_task(self._every("slow", self._settings.slow_seconds, self._slow, self._look_around))
             rounds.create_task(self._every("models", self._settings.models_seconds, self._models))
             rounds.create_task(self._publish_for_ever())
+            if self._explorer is not None:
+                rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._explore))
 
     async def _every(
         self, name: str, seconds: float, turn: Callable[[], Awaitable[None]], sooner: asyncio.Event | None = None
@@ -132,6 +151,12 @@ class Loop:
         await self._observe(self._collector.runtime)
         while await self._observe(self._collector.size_model):
             pass
+
+    async def _reach(self) -> None:
+        if self._explorer is None or self._found is None:
+            return
+        if await self._explorer.round(self._found.status, [end.spec for end in self._ends]):
+            self._changed.set()
 
     async def _observe(self, turn: Callable[[], Awaitable[Answer]]) -> Answer:
         before = self._collector.facts
@@ -177,7 +202,13 @@ class Loop:
         looking = self._looked is None or time.monotonic() >= self._due()
         if looking:
             await self._publisher.look()
-        found = profile(facts, datetime.now(UTC), agent=self.agent, before=self._publisher.conditions)
+        reachability: tuple[Reachability, ...] = ()
+        if self._explorer is not None:
+            self._explorer.begin(self._publisher.reachability)
+            reachability = self._explorer.facts
+        found = profile(
+            facts, datetime.now(UTC), agent=self.agent, before=self._publisher.conditions, reachability=reachability
+        )
         wrote = await self._publisher.profile(found)
         wanted = wanted_uuids(found.status)
         if wanted != self._wanted:
@@ -189,6 +220,11 @@ class Loop:
             self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
         ends = cables(self._settings.node, found.status, self._peers, self._publisher.links)
         written = await self._publisher.cables(ends)
+        if self.listen is not None:
+            await self.listen(listen_addresses(found.status))
+        if self._found is None or [end.spec for end in ends] != [end.spec for end in self._ends]:
+            self._explore.set()
+        self._found, self._ends = found, ends
         self._metrics.links.set(len(ends))
         self._metrics.models.set(len(found.status.models))
         if wrote or written:
@@ -197,9 +233,12 @@ class Loop:
     async def _find_peers(self, found: Profile) -> None:
         peers: dict[str, PeerPort] = {}
         for uuid in sorted(self._wanted):
-            peer = find_peer(uuid, await self._publisher.profiles_with(uuid), self._settings.node, found.status)
+            profiles = await self._publisher.profiles_with(uuid)
+            peer = find_peer(uuid, profiles, self._settings.node, found.status)
             if peer is not None:
                 peers[uuid] = peer
+                if self._explorer is not None:
+                    self._explorer.neighbours(one for one in profiles if one.metadata.name == peer.node)
         self._peers = peers
 
 
@@ -220,19 +259,22 @@ async def run(settings: Settings) -> int:
     collector = Collector(host, settings.model_folders, metrics.observed)
     try:
         kube = await Kube.connect(settings.kubeconfig)
-        certificate = await identity.make(host)
+        certificate = await identity.make(host, settings.state)
     except Exception as error:
         log.error("cannot start: %s", error)
         return 1
     async with kube:
-        rounds = Loop(settings, collector, Publisher(kube, settings.node, metrics.wrote), metrics)
-        server = Server(settings.host_ip, settings.node, metrics, rounds.trouble)
+        publisher = Publisher(kube, settings.node, metrics.wrote)
+        explorer = Explorer(publisher, settings.host_ip, certificate.client, metrics.dialled)
+        rounds = Loop(settings, collector, publisher, metrics, explorer)
+        server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, explorer.known)
         try:
-            port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.context)
+            port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)
         except OSError as error:
             log.error("cannot listen on %s: %s (--host-ip, --listen-port, --metrics-port)", settings.host_ip, error)
             await server.close()
             return 1
+        rounds.listen = server.listen_on
         rounds.agent = Agent(address=settings.host_ip, port=port, certificate_sha256=certificate.sha256)
         log.info("the agent of %s listens on %s, ports %d and %d", settings.node, settings.host_ip, port, metrics_port)
         working = asyncio.create_task(rounds.run())

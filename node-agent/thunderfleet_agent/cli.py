@@ -86,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         help="time between looks at the Thunderbolt tree",
     )
     run.add_argument("--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="time between looks at the disk")
+    run.add_argument(
+        "--reach-interval", type=_seconds, default=20.0, metavar="SECONDS", help="time between dials of other agents"
+    )
+    run.add_argument(
+        "--state-folder", metavar="PATH", help="where the certificate is kept; without, every start makes a new one"
+    )
     run.add_argument("--kubeconfig", type=Path, metavar="FILE", help="instead of the pod's service account")
     run.set_defaults(log_level="info")
     return parser
@@ -144,6 +150,8 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
+    from thunderfleet_crds.sandbox import mounted
+
     from thunderfleet_agent.agent import Settings, run
 
     if not arguments.node_name or not arguments.host_ip:
@@ -159,6 +167,8 @@ async def _run(arguments: argparse.Namespace) -> int:
             fast_seconds=arguments.interval,
             slow_seconds=arguments.thunderbolt_interval,
             models_seconds=arguments.models_interval,
+            reach_seconds=arguments.reach_interval,
+            state=mounted(arguments.state_folder) if arguments.state_folder else None,
             kubeconfig=arguments.kubeconfig,
         )
     )

@@ -76,9 +76,7 @@ def _partial(failure: Failure) -> str | None:
 # Limits are far above what these commands take, because "it hangs" has consequences and a busy machine is no reason for them.
 INTERFACES = Question(Source.INTERFACES, "interfaces", network.IFCONFIG_COMMAND, 10, network.parse_ifconfig)
 RDMA_SWITCH = Question(Source.RDMA_SWITCH, "rdma_switch", rdma.STATUS_COMMAND, 10, rdma.parse_status)
-RDMA_DEVICES = Question(
-    Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 10, rdma.parse_devices, salvage=_no_devices
-)
+RDMA_DEVICES = Question(Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 10, rdma.parse_devices, salvage=_no_devices)
 RDMA_INFO = Question(Source.RDMA_INFO, "rdma_info", rdma.DEVINFO_COMMAND, 10, rdma.parse_devinfo, salvage=_no_devices)
 THUNDERBOLT = Question(Source.THUNDERBOLT, "thunderbolt", thunderbolt.COMMAND, 20, thunderbolt.parse)
 HARDWARE_PORTS = Question(

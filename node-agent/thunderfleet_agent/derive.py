@@ -32,6 +32,7 @@ from thunderfleet_crds.nodeprofile import (
     OperatingSystem,
     RDMADevice,
     RDMADeviceState,
+    Reachability,
     Thunderbolt,
     ThunderboltPeer,
     ThunderboltPort,
@@ -60,7 +61,7 @@ MAX_INTERFACES = 64
 MAX_ADDRESSES = 32
 MAX_PORTS = 16
 MAX_DEVICES = 16
-MAX_MODELS = 128
+MAX_MODELS = 64
 # What macOS lets the GPU wire by default: two thirds of a small Mac's memory, three quarters of a large one's.
 LARGE_MAC_BYTES = 36 * 2**30
 
@@ -97,7 +98,14 @@ class Cable:
         return link_name(self.spec)
 
 
-def profile(facts: Facts, now: datetime, *, agent: Agent | None = None, before: Iterable[Condition] = ()) -> Profile:
+def profile(
+    facts: Facts,
+    now: datetime,
+    *,
+    agent: Agent | None = None,
+    before: Iterable[Condition] = (),
+    reachability: tuple[Reachability, ...] = (),
+) -> Profile:
     """``before`` are the conditions published last, whose times stay while they do; ``now`` is the time of what changes."""
     interfaces = _interfaces(facts)
     bridged = {interface.name: interface.bridge for interface in interfaces if interface.bridge}
@@ -120,6 +128,7 @@ def profile(facts: Facts, now: datetime, *, agent: Agent | None = None, before: 
         network=Network(interfaces=interfaces) if facts.interfaces is not None else None,
         thunderbolt=Thunderbolt(ports=ports, links=sum(len(port.peers) for port in ports)) if facts.thunderbolt else None,
         rdma=RDMA(enabled=facts.rdma_switch, state=rdma_verdict.reason, devices=devices),
+        reachability=reachability,
         models=(facts.models or ())[:MAX_MODELS],
         conditions=conditions,
     )
@@ -202,9 +211,7 @@ def _interfaces(facts: Facts) -> tuple[Interface, ...]:
     return tuple(known[:MAX_INTERFACES])
 
 
-def _kind(
-    interface: network_parser.Interface, port: str | None, addresses: Sequence[InterfaceAddress]
-) -> InterfaceKind:
+def _kind(interface: network_parser.Interface, port: str | None, addresses: Sequence[InterfaceAddress]) -> InterfaceKind:
     if port is not None:
         if _THUNDERBOLT_PORT.match(port):
             return InterfaceKind.THUNDERBOLT

@@ -30,7 +30,7 @@ SIZE_SECONDS = 300.0
 # A model that could not be sized is tried again after this time, or as soon as its folder changes.
 RETRY_SECONDS = 300.0
 MAX_DEPTH = 4
-MAX_MODELS = 128
+MAX_MODELS = 64
 MAX_FILES = 4096
 # The limit of the safetensors format itself.
 MAX_HEADER_BYTES = 100_000_000

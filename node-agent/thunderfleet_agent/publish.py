@@ -28,10 +28,11 @@ from thunderfleet_crds.common import (
     OwnerReference,
 )
 from thunderfleet_crds.kube import ApiError, Json, Kube
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.nodeprofile import NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 from thunderfleet_agent.derive import Cable, Profile
+from thunderfleet_agent.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Publisher:
     wrote: Callable[[str, str], None] = lambda kind, result: None
     conditions: tuple[Condition, ...] = ()
     """The conditions of the profile as published last: their times stay while they do."""
+    reachability: tuple[Reachability, ...] = ()
+    """What an earlier agent of this Mac found, as the first look shows it."""
     links: tuple[ThunderboltLink, ...] = ()
     """The links of which this Mac is an end, as they were at the last look."""
     _owner: OwnerReference | None = None
@@ -112,6 +115,7 @@ class Publisher:
         profile = _read(NodeProfile, actual)
         if profile is not None and not self.conditions:
             self.conditions = profile.status.conditions
+            self.reachability = profile.status.reachability
         items, _ = await self.kube.list(LINKS, labelSelector=LABEL_END_PREFIX + short_hash(self.node))
         found = {str(item["metadata"]["name"]): item for item in items}
         for name, applied in self._links.items():
@@ -125,11 +129,27 @@ class Publisher:
         profiles = (_read(NodeProfile, item) for item in items)
         return [profile for profile in profiles if profile is not None]
 
+    async def profile_of(self, node: str) -> NodeProfile | None:
+        """Another Mac's profile. Raises ApiError."""
+        return _read(NodeProfile, await self.kube.get_or_none(f"{PROFILES}/{node}"))
+
+    async def some_profiles(self) -> list[NodeProfile]:
+        """All profiles of a small fleet; of a large one about as many, the same ones every time. Raises ApiError."""
+        page = await self.kube.get(PROFILES, limit=MAX_OTHERS + 1)
+        metadata = page.get("metadata") or {}
+        items = page.get("items") or []
+        if metadata.get("continue"):
+            count = len(items) + int(metadata.get("remainingItemCount") or 0)
+            items, _ = await self.kube.list(PROFILES, labelSelector=f"{LABEL_BUCKET} in ({','.join(window(self.node, count))})")
+        profiles = (_read(NodeProfile, item) for item in items)
+        return [profile for profile in profiles if profile is not None]
+
     async def profile(self, profile: Profile) -> bool:
         """Applies the profile where it differs from what was applied last; whether anything was written. Raises ApiError."""
         if self._owner is None:
             raise RuntimeError("look() comes before profile(): the profile is owned by its Node")
-        metadata = ObjectMeta(name=self.node, labels=profile.labels, owner_references=(self._owner,))
+        labels = {**profile.labels, LABEL_BUCKET: bucket_label(bucket(self.node))}
+        metadata = ObjectMeta(name=self.node, labels=labels, owner_references=(self._owner,))
         main = NodeProfile(metadata=metadata).dump()
         wrote = await self._apply(
             f"{PROFILES}/{self.node}", NODEPROFILE_KIND, self.node, self._profile, main, profile.status.dump()

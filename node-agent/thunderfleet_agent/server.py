@@ -1,15 +1,21 @@
-"""What the agent answers: other agents over TLS with the certificate that the NodeProfile pins, the kubelet and Prometheus over
-plain HTTP on a port of its own (they know nothing of pins). Both on this Mac's own address and nowhere else.
+"""What the agent answers: other agents over mutual TLS with the certificates that the NodeProfiles pin, the kubelet and
+Prometheus over plain HTTP on a port of its own (they know nothing of pins). On this Mac's own addresses, each by itself, as
+they come and go; never on 0.0.0.0.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import web
 
+from thunderfleet_agent.dial import NODE_HEADER, PATH
 from thunderfleet_agent.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0
 
@@ -19,22 +25,56 @@ Page = Callable[[web.Request], Awaitable[web.Response]]
 class Server:
     """Listens between ``start`` and ``close``."""
 
-    def __init__(self, address: str, node: str, metrics: Metrics, trouble: Callable[[], str | None]) -> None:
-        """``trouble`` says why this agent should be restarted, None while it need not be."""
+    def __init__(
+        self,
+        address: str,
+        node: str,
+        metrics: Metrics,
+        trouble: Callable[[], str | None],
+        known: Callable[[str, str], Awaitable[bool]],
+    ) -> None:
+        """``trouble`` says why this agent should be restarted, None while it need not be; ``known`` whether the NodeProfile of
+        a node shows a certificate with that SHA-256."""
         self._address = address
         self._node = node
         self._metrics = metrics
         self._trouble = trouble
+        self._known = known
         self._runners: list[web.AppRunner] = []
+        self._agents: tuple[web.AppRunner, int, ssl.SSLContext] | None = None
+        self._sites: dict[str, web.TCPSite] = {}
+        self._refused: set[str] = set()
 
     async def start(self, port: int, metrics_port: int, context: ssl.SSLContext) -> tuple[int, int]:
         """Listens, and gives the two ports (0 picks a free one). Raises OSError when address or port cannot be had."""
-        return (
-            await self._listen(port, context, {"/healthz": self._healthz}),
-            await self._listen(metrics_port, None, {"/healthz": self._healthz, "/metrics": self._text}),
-        )
+        agents, chosen = await self._listen(port, context, {PATH: self._hello})
+        self._agents = (agents, chosen, context)
+        _, metrics = await self._listen(metrics_port, None, {"/healthz": self._healthz, "/metrics": self._text})
+        return chosen, metrics
 
-    async def _listen(self, port: int, context: ssl.SSLContext | None, pages: Mapping[str, Page]) -> int:
+    async def listen_on(self, addresses: Iterable[str]) -> None:
+        """Listens for agents on these addresses too, and no longer on others. An address that cannot be had (it has just gone,
+        or something else has the port there) is tried again with the next call."""
+        if self._agents is None:
+            return
+        runner, port, context = self._agents
+        wanted = set(addresses) - {self._address}
+        for address in set(self._sites) - wanted:
+            await self._sites.pop(address).stop()
+        for address in sorted(wanted - set(self._sites)):
+            site = web.TCPSite(runner, address, port, ssl_context=context)
+            try:
+                await site.start()
+            except OSError as error:
+                if address not in self._refused:
+                    log.warning("cannot listen on %s port %d: %s", address, port, error.strerror or error)
+                self._refused.add(address)
+                continue
+            self._refused.discard(address)
+            self._sites[address] = site
+        self._refused &= wanted
+
+    async def _listen(self, port: int, context: ssl.SSLContext | None, pages: Mapping[str, Page]) -> tuple[web.AppRunner, int]:
         application = web.Application()
         for path, page in pages.items():
             application.router.add_get(path, page)
@@ -42,12 +82,24 @@ class Server:
         self._runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, self._address, port, ssl_context=context).start()
-        return int(runner.addresses[0][1])
+        return runner, int(runner.addresses[0][1])
 
     async def close(self) -> None:
         """Also right when ``start`` has failed."""
         for runner in self._runners:
             await runner.cleanup()
+
+    async def _hello(self, request: web.Request) -> web.Response:
+        """Tells an agent of the fleet who answers."""
+        node = request.headers.get(NODE_HEADER, "")
+        transport = request.transport
+        tls = transport.get_extra_info("ssl_object") if transport else None
+        shown = hashlib.sha256((tls.getpeercert(binary_form=True) if tls else None) or b"").hexdigest()
+        if not node or not await self._known(node, shown):
+            self._metrics.refused.inc()
+            text = f"the NodeProfile of {node[:253]!r} does not show the certificate that you came with"
+            return web.json_response({"error": text}, status=403)
+        return web.json_response({"node": self._node})
 
     async def _healthz(self, request: web.Request) -> web.Response:
         trouble = self._trouble()

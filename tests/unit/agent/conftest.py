@@ -82,9 +82,7 @@ HARDWARE = json.dumps(
         ]
     }
 )
-SYSCTL = (
-    "machdep.cpu.brand_string: Apple M3 Ultra\nhw.memsize: 103079215104\nhw.ncpu: 28\niogpu.wired_limit_mb: 0\n"
-)
+SYSCTL = "machdep.cpu.brand_string: Apple M3 Ultra\nhw.memsize: 103079215104\nhw.ncpu: 28\niogpu.wired_limit_mb: 0\n"
 SW_VERS = "ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D125\n"
 PORTS = """
 Hardware Port: Ethernet
@@ -315,7 +313,14 @@ class FakeKube(Kube):
         if path.rpartition("/")[2] in ("nodeprofiles", "thunderboltlinks"):
             items = [item for key, item in sorted(self.objects.items()) if key.startswith(path + "/")]
             label = query.get("labelSelector")
-            return {"items": [i for i in items if not label or label in i["metadata"].get("labels", {})], "metadata": {}}
+            if label and " in (" in label:
+                key, _, values = label.rstrip(")").partition(" in (")
+                items = [i for i in items if i["metadata"].get("labels", {}).get(key) in values.split(",")]
+            elif label:
+                items = [i for i in items if label in i["metadata"].get("labels", {})]
+            most = int(query.get("limit") or len(items))
+            more = {"continue": "more", "remainingItemCount": len(items) - most} if len(items) > most and not label else {}
+            return {"items": items[:most] if more else items, "metadata": more}
         return self._existing(path)
 
     def _existing(self, path: str) -> dict[str, Any]:

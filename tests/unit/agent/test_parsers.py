@@ -59,8 +59,15 @@ def test_a_truncated_or_mixed_up_output_is_a_parse_error_at_most(name: str, data
 
 
 json_values = st.deferred(
-    lambda: st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(json_values, max_size=3)
-    | st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+    lambda: (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=5)
+        | st.lists(json_values, max_size=3)
+        | st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+    )
 )
 keys = st.sampled_from(
     (

@@ -1,0 +1,308 @@
+"""Who is dialled and what it comes to: decisions on values, and agents that dial each other for real over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_agent import dial as dial_module
+from thunderfleet_agent import identity, reach
+from thunderfleet_agent.dial import DialError, dial
+from thunderfleet_agent.explore import Explorer
+from thunderfleet_agent.host import Host
+from thunderfleet_agent.identity import Identity
+from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.publish import PROFILES, Publisher
+from thunderfleet_agent.reach import Ledger, Outcome, Target
+from thunderfleet_agent.server import Server
+from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.nodeprofile import (
+    AddressClass,
+    Agent,
+    Interface,
+    InterfaceAddress,
+    InterfaceKind,
+    Network,
+    NodeProfile,
+    NodeProfileStatus,
+    Thunderbolt,
+    ThunderboltPort,
+)
+from thunderfleet_crds.thunderboltlink import LinkEnd, ordered
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+CABLE = ordered(LinkEnd(node="studio-1", port=1), LinkEnd(node="studio-2", port=3))
+
+
+def interface(name: str, kind: InterfaceKind, *addresses: tuple[str, AddressClass]) -> Interface:
+    found = tuple(InterfaceAddress(address=a, prefix_length=24, class_=c) for a, c in addresses)
+    return Interface(name=name, kind=kind, up=True, addresses=found)
+
+
+def profile(node: str, *interfaces: Interface, ports: dict[int, str] | None = None, agent: Agent | None = None) -> NodeProfile:
+    known = tuple(ThunderboltPort(receptacle=number, interface=name, connected=True) for number, name in (ports or {}).items())
+    status = NodeProfileStatus(agent=agent, network=Network(interfaces=interfaces), thunderbolt=Thunderbolt(ports=known))
+    return NodeProfile(metadata=ObjectMeta(name=node, labels={reach.LABEL_BUCKET: "b00"}), status=status)
+
+
+def agent(address: str, port: int = 9440, sha256: str = "0" * 64) -> Agent:
+    return Agent(address=address, port=port, certificate_sha256=sha256)
+
+
+LAN, TB, LOCAL = AddressClass.PRIVATE, InterfaceKind.THUNDERBOLT, AddressClass.LINK_LOCAL
+OWN = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("192.168.64.11", LAN)), ports={1: "en2", 2: "en3"}).status
+
+
+def test_a_neighbours_addresses_are_dialled_where_they_lead_here() -> None:
+    neighbour = profile(
+        "studio-2",
+        interface("en0", InterfaceKind.ETHERNET, ("192.168.64.12", LAN), ("fe80::1", LOCAL)),
+        interface("en4", TB, ("10.0.1.2", LAN), ("169.254.7.7", LOCAL)),
+        interface("en5", TB, ("10.0.9.2", LAN)),
+        interface("utun1", InterfaceKind.VPN, ("100.64.0.9", AddressClass.SHARED)),
+        interface("en8", InterfaceKind.ETHERNET, ("8.8.8.8", AddressClass.PUBLIC), ("169.254.1.1", LOCAL)),
+        ports={3: "en4", 4: "en5"},
+        agent=agent("192.168.64.12"),
+    )
+    dialled = reach.targets("studio-1", OWN, [CABLE], {"studio-2": neighbour}, [])
+    found = {target.address: target.interface for target in dialled}
+    # en5 leads to another Mac, 8.8.8.8 is the world's, link-local addresses are known by their cable only.
+    assert found == {"192.168.64.12": None, "10.0.1.2": "en2", "169.254.7.7": "en2", "100.64.0.9": None}
+
+
+def test_others_are_dialled_at_one_address_and_not_too_many() -> None:
+    crowd = [profile(f"mac-{n:03}", agent=agent(f"10.1.0.{n}")) for n in range(1, 200)]
+    found = reach.targets("studio-1", OWN, [], {}, [*crowd, profile("studio-1", agent=agent("10.1.1.1")), profile("mute")])
+    assert len(found) == reach.MAX_OTHERS
+    assert all(target.interface is None and target.node.startswith("mac-") for target in found)
+
+
+@given(st.integers(1, 5000), st.text("abcdefgh-0123456789", min_size=1, max_size=20))
+def test_the_window_of_a_fleet_holds_about_as_many_as_are_dialled(profiles: int, node: str) -> None:
+    window = reach.window(node, profiles)
+    assert len(set(window)) == len(window) <= reach.BUCKETS
+    assert window[0] == reach.bucket_label(reach.bucket(node))
+    if profiles <= reach.MAX_OTHERS:
+        assert len(window) == reach.BUCKETS
+    else:
+        assert len(window) * profiles / reach.BUCKETS <= 2 * reach.MAX_OTHERS
+
+
+def outcome(rtt: int | None, by: str = "en2") -> Outcome:
+    target = Target("studio-2", "10.0.1.2", 9440, "0" * 64, "en2")
+    return Outcome(target, rtt, by) if rtt else Outcome(target, problem="silence")
+
+
+def test_one_failure_marks_suspect_three_remove_and_time_is_of_the_change() -> None:
+    ledger = Ledger()
+    ledger.record(outcome(None), START)
+    assert ledger.facts == ()
+    ledger.record(outcome(400), START)
+    states = []
+    for second in (1, 2, 3):
+        ledger.record(outcome(None), START + timedelta(seconds=second))
+        states.append([(fact.state.value, (fact.since - START).seconds) for fact in ledger.facts])
+    assert states == [[("Suspect", 1)], [("Suspect", 1)], []]
+    ledger.record(outcome(400), START + timedelta(seconds=4))
+    ledger.record(outcome(None), START + timedelta(seconds=5))
+    ledger.record(outcome(400), START + timedelta(seconds=6))
+    ledger.record(outcome(None), START + timedelta(seconds=7))
+    ledger.record(outcome(None), START + timedelta(seconds=8))
+    assert [fact.state.value for fact in ledger.facts] == ["Suspect"], "strikes are those in a row"
+
+
+def test_a_round_trip_is_written_anew_when_it_has_moved_by_half_for_good() -> None:
+    ledger = Ledger()
+    ledger.record(outcome(400), START)
+    later = START + timedelta(seconds=reach.RTT_SECONDS)
+    for trip in (400, 500, 5000, 450, 580):
+        ledger.record(outcome(trip), later)
+    assert ledger.facts[0].rtt_microseconds == 400
+    for _ in range(reach.ROUNDS):
+        ledger.record(outcome(700), later)
+    assert ledger.facts[0].rtt_microseconds == 700 and ledger.facts[0].since == START
+    for _ in range(reach.ROUNDS):
+        ledger.record(outcome(100), later)
+    assert ledger.facts[0].rtt_microseconds == 700, "not twice within the time"
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(1, 100)), max_size=40))
+def test_facts_follow_the_last_answers(rounds: list[int | None]) -> None:
+    ledger = Ledger()
+    for number, trip in enumerate(rounds):
+        ledger.record(outcome(trip), START + timedelta(seconds=number))
+    silent = next((i for i, trip in enumerate(reversed(rounds)) if trip), len(rounds))
+    expected = [] if silent >= min(reach.STRIKES, len(rounds)) and (silent == len(rounds) or silent >= 3) else [silent]
+    assert [fact.state.value for fact in ledger.facts] == ["Suspect" if count else "Reachable" for count in expected]
+
+
+def test_what_is_no_longer_dialled_is_forgotten() -> None:
+    ledger = Ledger()
+    ledger.record(outcome(400), START)
+    ledger.keep([outcome(1).target])
+    assert ledger.facts
+    ledger.keep([])
+    assert not ledger.facts
+
+
+# For real
+
+
+@pytest.fixture
+async def make_identity(tmp_path: Path) -> Callable[[str], Any]:
+    async def make(name: str) -> Identity:
+        return await identity.make(Host(), tmp_path / name)
+
+    return make
+
+
+async def test_the_certificate_survives_a_restart(make_identity: Any, tmp_path: Path) -> None:
+    one, again, other = await make_identity("a"), await make_identity("a"), await make_identity("b")
+    assert one.sha256 == again.sha256 != other.sha256
+    assert (tmp_path / "a" / "tls.key").stat().st_mode & 0o077 == 0
+    (tmp_path / "a" / "tls.key").write_text("damaged")
+    assert (await make_identity("a")).sha256 != one.sha256
+
+
+Listening = tuple[Target, Identity, dict[str, str]]
+
+
+@pytest.fixture
+async def listening(make_identity: Any) -> AsyncIterator[Listening]:
+    """studio-2 listens on 127.0.0.1 and 127.0.0.2 and knows whom the dict names."""
+    made, known = await make_identity("studio-2"), dict[str, str]()
+
+    async def knows(node: str, sha256: str) -> bool:
+        return known.get(node) == sha256
+
+    server = Server("127.0.0.1", "studio-2", Metrics(), lambda: None, knows)
+    port, _ = await server.start(0, 0, made.server)
+    await server.listen_on({"127.0.0.1", "127.0.0.2", "203.0.113.1"})
+    yield Target("studio-2", "127.0.0.2", port, made.sha256), made, known
+    await server.close()
+
+
+async def test_agents_that_know_each_other_get_an_answer(listening: Listening, make_identity: Any) -> None:
+    target, _, known = listening
+    mine = await make_identity("studio-1")
+    known["studio-1"] = mine.sha256
+    answer = await dial(target, "studio-1", mine.client, "127.0.0.3")
+    assert answer.rtt_microseconds > 0 and answer.local == "127.0.0.3"
+
+
+async def test_a_stranger_is_refused_and_so_is_whoever_says_another_name(listening: Listening, make_identity: Any) -> None:
+    target, _, known = listening
+    mine, thief = await make_identity("studio-1"), await make_identity("thief")
+    known["studio-1"] = mine.sha256
+    for node, context in (("studio-9", mine.client), ("studio-1", thief.client)):
+        with pytest.raises(DialError, match="does not show the certificate"):
+            await dial(target, node, context)
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    with pytest.raises(DialError):
+        await dial(target, "studio-1", bare)
+
+
+async def test_another_machine_on_the_address_is_not_reachable(listening: Listening, make_identity: Any) -> None:
+    target, _, known = listening
+    mine = await make_identity("studio-1")
+    known["studio-1"] = mine.sha256
+    with pytest.raises(DialError, match="another certificate answers"):
+        await dial(Target("studio-3", target.address, target.port, "f" * 64), "studio-1", mine.client)
+
+
+async def test_silence_and_garbage_have_an_end(make_identity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_module, "SECONDS", 0.2)
+    mine = await make_identity("studio-1")
+
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail\r\n" * 1000)
+        writer.close()
+
+    for what, says in ((silence, "did not answer within"), (garbage, "studio-2 at 127.0.0.1")):
+        server = await asyncio.start_server(what, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(DialError, match=says):
+            await dial(Target("studio-2", "127.0.0.1", port, "0" * 64), "studio-1", mine.client)
+        server.close()
+
+
+async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
+    listening: Listening, make_identity: Any, kube: Any
+) -> None:
+    """studio-1 reaches studio-2 over LAN and cable; the cable's dial that leaves by another interface does not count."""
+    target, _, known = listening
+    mine = await make_identity("studio-1")
+    known["studio-1"] = mine.sha256
+    theirs = profile(
+        "studio-2",
+        interface("en4", TB, ("127.0.0.2", LAN)),
+        ports={3: "en4"},
+        agent=agent("127.0.0.1", target.port, target.sha256),
+    )
+    kube.objects[f"{PROFILES}/studio-2"] = theirs.dump()
+    own = profile(
+        "studio-1",
+        interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)),
+        interface("en2", TB, ("127.0.0.5", LAN)),
+        ports={1: "en2"},
+    ).status
+    explorer = Explorer(Publisher(kube, "studio-1"), "127.0.0.4", mine.client)
+    assert not await explorer.round(own, [CABLE]), "not before it is known what was published"
+    explorer.begin(())
+    assert await explorer.round(own, [CABLE])
+    facts = {(fact.node, fact.address): fact.interface for fact in explorer.facts}
+    assert facts == {("studio-2", "127.0.0.1"): "en0", ("studio-2", "127.0.0.2"): "en2"}
+    assert not await explorer.round(own, [CABLE]), "nothing changed"
+    # The cable's interface has lost its address: connections would leave by another one.
+    lost = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)), ports={1: "en2"}).status
+    assert await explorer.round(lost, [CABLE])
+    assert {fact.address: fact.state.value for fact in explorer.facts} == {"127.0.0.1": "Reachable", "127.0.0.2": "Suspect"}
+    # studio-2 no longer knows us: all that was reachable is suspect, and gone after three rounds.
+    known.clear()
+    for _ in range(3):
+        await explorer.round(lost, [CABLE])
+    assert explorer.facts == ()
+
+
+async def test_a_large_fleet_costs_two_lists_and_few_dials(make_identity: Any, kube: Any) -> None:
+    for number in range(400):
+        name = f"mac-{number:03}"
+        found = profile(name, agent=agent("192.0.2.1"))
+        whole = found.dump()
+        whole["metadata"]["labels"][reach.LABEL_BUCKET] = reach.bucket_label(reach.bucket(name))
+        kube.objects[f"{PROFILES}/{name}"] = whole
+    some = await Publisher(kube, "mac-007").some_profiles()
+    assert 10 <= len(some) <= 2 * reach.MAX_OTHERS
+    assert {one.metadata.labels[reach.LABEL_BUCKET] for one in some} <= set(reach.window("mac-007", 400))
+
+
+async def test_certificates_are_looked_up_within_limits(make_identity: Any, kube: Any) -> None:
+    mine = await make_identity("studio-1")
+    asked: list[str] = []
+    publisher = Publisher(kube, "studio-1")
+    profile_of = publisher.profile_of
+
+    async def counted(node: str) -> NodeProfile | None:
+        asked.append(node)
+        return await profile_of(node)
+
+    publisher.profile_of = counted  # type: ignore[method-assign]
+    explorer = Explorer(publisher, "127.0.0.1", mine.client)
+    kube.objects[f"{PROFILES}/studio-2"] = profile("studio-2", agent=agent("127.0.0.1", sha256="a" * 64)).dump()
+    assert await explorer.known("studio-2", "a" * 64)
+    assert not await explorer.known("studio-2", "b" * 64)
+    assert not await explorer.known("../nodes/x", "b" * 64)
+    assert await explorer.known("studio-2", "a" * 64)
+    assert asked == ["studio-2"]
