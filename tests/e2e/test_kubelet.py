@@ -1,0 +1,795 @@
+"""The kubelet on the real control plane, seen as its users see it: through kubectl, and through the door of its server.
+
+All pods are made at once, when the cluster is up, and each test waits for what it is about: what takes long (crash-loop
+back-off, a ConfigMap's way into a volume) passes while the others run. Tests that take the kubelet away come last.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
+
+Json = dict[str, Any]
+
+FLEET = """
+machines:
+- {name: kube-mac, model: Mac Studio (M3 Ultra), memory: 96 GB}
+- {name: kube-linux, kind: linux}
+"""
+LONE_FLEET = "machines: [{name: kube-one, kind: linux}]\n"
+MAC, LINUX = "kube-mac", "kube-linux"
+SECONDS = 90.0
+TOLERATION = {"key": "thunderfleet.io/macos", "operator": "Exists", "effect": "NoSchedule"}
+ROOT = os.geteuid() == 0
+HTTP_PORT = 18080
+
+
+def until(what: str, condition: Callable[[], object], seconds: float = SECONDS) -> Any:
+    """Waits for a condition and returns what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
+    return {"name": name, "image": image, "command": ["/bin/sh", "-c", script], **more}
+
+
+def pod(name: str, containers: list[Json], *, node: str = MAC, **spec: Any) -> Json:
+    """A pod that the scheduler puts on ``node``."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {
+            "hostNetwork": True,
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "tolerations": [TOLERATION],
+            "terminationGracePeriodSeconds": 2,
+            "containers": containers,
+            **spec,
+        },
+    }
+
+
+def alive_with(uid: str) -> list[int]:
+    """Processes of this machine that belong to the pod ``uid``."""
+    found, needle = [], f"/pods/{uid}/containers/".encode()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and needle in (entry / "environ").read_bytes()
+                and b") Z " not in (entry / "stat").read_bytes()
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def own_number(pid: int) -> int:
+    """A process's number as it sees it itself: a machine of the fleet has numbers of its own."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:"))
+    return int(line.split()[-1])
+
+
+@dataclass
+class Fleet:
+    """A running cluster and what the tests ask of it."""
+
+    cluster: Cluster
+    scratch: Path
+
+    def kubectl(self, *words: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.cluster.kubectl(*words, text=text, check=check)
+
+    def get(self, *words: str) -> Json:
+        found: Json = json.loads(self.kubectl("get", *words, "-o", "json").stdout)
+        return found
+
+    def apply(self, *items: Json) -> None:
+        self.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)}))
+
+    def pod(self, name: str) -> Json:
+        return self.get("pod", name)
+
+    def await_pod(self, name: str, condition: Callable[[Json], object], what: str, seconds: float = SECONDS) -> Json:
+        """The pod, once ``condition`` holds for it."""
+        seen: list[Json] = []
+
+        def holds() -> object:
+            seen[:] = [self.pod(name)]
+            return condition(seen[0])
+
+        try:
+            until(f"{name}: {what}", holds, seconds)
+        except AssertionError:
+            print(json.dumps(seen[0].get("status"), indent=1), self.kubectl("get", "events").stdout, sep="\n")
+            raise
+        return seen[0]
+
+    def running(self, name: str) -> Json:
+        return self.await_pod(name, lambda item: item["status"].get("phase") == "Running", "runs")
+
+    def exec(self, name: str, *words: str, text: str | None = None, check: bool = True) -> str:
+        """What a command in the pod's only container prints."""
+        flags = ["-i"] if text is not None else []
+        return self.kubectl("exec", *flags, name, "--", *words, text=text, check=check).stdout
+
+    def log(self, name: str, *words: str) -> str:
+        return self.kubectl("logs", name, *words).stdout
+
+    def events(self, name: str) -> dict[str, str]:
+        """Reason to message of a pod's Events."""
+        found = self.get("events", "--field-selector", f"involvedObject.name={name}")["items"]
+        return {item["reason"]: item["message"] for item in found}
+
+    def ask_kubelet(self, path: str, token: str | None = None, node: str = MAC) -> tuple[int, str]:
+        """HTTP status and text that a kubelet's own server answers with."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({"https": self.cluster.proxy}), urllib.request.HTTPSHandler(context=context)
+        )
+        request = urllib.request.Request(f"https://{self.cluster.machines[node].address}:10250{path}")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with opener.open(request, timeout=20) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def node_ready(self, name: str) -> bool:
+        done = self.kubectl("get", "node", name, "-o", "json", check=False)
+        if done.returncode:
+            return False
+        conditions = json.loads(done.stdout)["status"].get("conditions") or []
+        return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def first(item: Json) -> Json:
+    """The status of a pod's first container."""
+    statuses: list[Json] = item["status"].get("containerStatuses") or [{}]
+    return statuses[0]
+
+
+# Shows its environment in one line, then waits.
+SHOW = "python3 -c 'import json, os; print(json.dumps(dict(os.environ)), flush=True)'; sleep 3600"
+# Answers HTTP with the files of its folder until a file ``deaf`` is there; then it lives on, but its port is closed.
+SERVE = f"""exec python3 -c '
+import http.server, os, threading, time
+os.chdir(os.environ["HOME"])
+server = http.server.ThreadingHTTPServer(("", {HTTP_PORT}), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while not os.path.exists("deaf"):
+    time.sleep(0.05)
+server.shutdown()
+server.server_close()
+time.sleep(3600)
+'"""
+# Reads a mounted file all the time: says each new content once, and everything that is neither old nor new.
+READ = """exec python3 -u -c '
+import os, time
+file, seen = os.environ["CONTAINER_SANDBOX_MOUNT_POINT"] + "/config/greeting", None
+while True:
+    try:
+        text = open(file).read()
+    except OSError as error:
+        text = repr(error)
+    if text != seen:
+        print("saw", text)
+        seen = text
+    time.sleep(0.001)
+'"""
+# Neither the shell nor its child, in a session of its own, ends for a SIGTERM.
+STUBBORN = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; while :; do sleep 0.2; done' &) ; echo up; while :; do sleep 0.2; done"
+
+
+def objects(image: str, scratch: Path) -> list[Json]:
+    """Everything that the tests look at, made in one go."""
+    meta = {"namespace": "default"}
+    encoded = {"password": base64.b64encode(b"s3cret").decode()}
+    mount = "$CONTAINER_SANDBOX_MOUNT_POINT"
+    whole = container(
+        image,
+        SHOW,
+        env=[
+            {"name": "PLAIN", "value": "plain"},
+            {"name": "EXPANDED", "value": "$(PLAIN)-$(NODE)-$$(PLAIN)"},
+            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "LATE", "value": "$(NODE)"},
+            {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+            {"name": "LABEL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+            {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "requests.memory", "divisor": "1Mi"}}},
+            {"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "words", "key": "greeting"}}},
+            {"name": "NO_KEY", "valueFrom": {"configMapKeyRef": {"name": "words", "key": "none", "optional": True}}},
+            {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "password"}}},
+        ],
+        envFrom=[{"prefix": "CM_", "configMapRef": {"name": "words"}}, {"secretRef": {"name": "keys"}}],
+        resources={"requests": {"memory": "64Mi", "cpu": "10m"}},
+        volumeMounts=[
+            {"name": "empty", "mountPath": "/empty"},
+            {"name": "host", "mountPath": "/host"},
+            {"name": "config", "mountPath": "/config"},
+            {"name": "config", "mountPath": "/one", "subPath": "greeting"},
+            {"name": "secret", "mountPath": "/secret"},
+            {"name": "all", "mountPath": "/all"},
+            {"name": "downward", "mountPath": "/downward"},
+        ],
+    )
+    to_empty = [{"name": "empty", "mountPath": "/empty"}]
+    inits = [
+        container(image, f"sleep 0.5; echo one >> {mount}/empty/order", "one", volumeMounts=to_empty),
+        container(image, f"echo two >> {mount}/empty/order", "two", volumeMounts=to_empty),
+    ]
+    volumes = [
+        {"name": "empty", "emptyDir": {}},
+        {"name": "host", "hostPath": {"path": str(scratch), "type": "Directory"}},
+        {"name": "config", "configMap": {"name": "words"}},
+        {"name": "secret", "secret": {"secretName": "keys", "defaultMode": 0o400}},
+        {
+            "name": "all",
+            "projected": {
+                "sources": [
+                    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+                    {"configMap": {"name": "words", "items": [{"key": "greeting", "path": "deep/greeting"}]}},
+                    {"secret": {"name": "keys"}},
+                    {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                ]
+            },
+        },
+        {"name": "downward", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+    ]
+    second = 'n=$(cat n 2>/dev/null); echo "try ${n:-0}"; echo $((n+1)) > n; [ "${n:-0}" -ge 1 ]'
+    quick = {"periodSeconds": 1, "timeoutSeconds": 5}
+    talk = "i=0; while :; do echo line $i; echo warn $i >&2; i=$((i+1)); sleep 0.2; done"
+    items = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, "name": "words"}, "data": {"greeting": "old"}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {**meta, "name": "keys"}, "data": encoded},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {**meta, "name": "stranger"}},
+        pod("whole", [whole], initContainers=inits, volumes=volumes),
+        pod(
+            "reader",
+            [container(image, READ, volumeMounts=[{"name": "config", "mountPath": "/config"}])],
+            volumes=[volumes[2]],
+        ),
+        pod(
+            "probed",
+            [
+                container(
+                    image,
+                    SERVE,
+                    startupProbe={"exec": {"command": ["test", "-f", "begun"]}, "failureThreshold": 300, **quick},
+                    readinessProbe={"httpGet": {"path": "/ready", "port": HTTP_PORT}, "failureThreshold": 1, **quick},
+                    livenessProbe={"tcpSocket": {"port": HTTP_PORT}, "failureThreshold": 2, **quick},
+                )
+            ],
+        ),
+        pod("fails", [container(image, "echo sorry >&2; exit 3")], restartPolicy="Never"),
+        pod("succeeds", [container(image, "true")], restartPolicy="Never"),
+        pod(
+            "again",
+            [container(image, f"cd {mount}/empty; {second}", volumeMounts=to_empty)],
+            restartPolicy="OnFailure",
+            volumes=[volumes[0]],
+        ),
+        pod("crashes", [container(image, "echo here I crash; exit 5")]),
+        pod("talks", [container(image, talk)]),
+        pod("stays", [container(image, "echo \"I am $$$$\"; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.2; done")]),
+        pod("who", [container(image, "id -u; id -g; sleep 3600")]),
+        pod(
+            "stubborn",
+            [
+                container(
+                    image,
+                    STUBBORN,
+                    lifecycle={"preStop": {"exec": {"command": ["/bin/sh", "-c", f"echo stopping > {mount}/host/prestop"]}}},
+                    volumeMounts=[{"name": "host", "mountPath": "/host"}],
+                )
+            ],
+            volumes=[volumes[1]],
+        ),
+        # Bound past the scheduler, as a DaemonSet's pod that tolerates everything is.
+        pod("foreign", [{"name": "main", "image": "docker.io/library/nginx:1"}], nodeName=MAC, nodeSelector={}),
+        pod("own-network", [container(image, "sleep 3600")], hostNetwork=False),
+        pod("plain", [container(image, "echo up; sleep 3600")], node=LINUX),
+    ]
+    if ROOT:
+        other: Json = {"securityContext": {"runAsUser": 2001, "runAsGroup": 3000}}
+        items += [
+            pod("somebody", [container(image, "id -u; id -g; sleep 3600", **other)]),
+            pod("root", [container(image, "id -u; sleep 3600", securityContext={"runAsUser": 0})]),
+        ]
+    return items
+
+
+def _new_scratch(folder: Path) -> Path:
+    """A folder that containers of every user may write to."""
+    for part in (folder, *folder.parents):
+        if part.stat().st_uid == os.geteuid() and part != Path("/") and not part.stat().st_mode & 0o1:
+            part.chmod(part.stat().st_mode | 0o011)
+    folder.chmod(0o777)
+    return folder
+
+
+def test_loopback_network_runs_pods_too() -> None:
+    """Machines without network namespaces. Its cluster is its own, so it comes before the other one is started."""
+    cluster = Cluster.start(LONE_FLEET, name=f"kube-lo-{os.getpid()}", network="loopback")
+    try:
+        fleet = Fleet(cluster, Path())
+        fleet.apply(pod("here", [container(cluster.image, "echo hello; sleep 3600")], node="kube-one"))
+        fleet.running("here")
+        until("its log", lambda: fleet.log("here") == "hello\n")
+        assert fleet.exec("here", "cat", text="through") == "through"
+    finally:
+        cluster.stop()
+        remove(cluster.folder, everything=True)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    cluster = Cluster.start(FLEET, name=f"kube-{os.getpid()}")
+    try:
+        scratch = _new_scratch(tmp_path_factory.mktemp("host"))
+        found = Fleet(cluster, scratch)
+        found.apply(*objects(cluster.image, scratch))
+        # From here on the new content makes its way into the volume; the last of the quiet tests looks for it.
+        found.running("reader")
+        until("the old content was seen", lambda: "saw old" in found.log("reader"))
+        found.kubectl("patch", "configmap", "words", "-p", '{"data":{"greeting":"new"}}')
+        yield found
+    finally:
+        cluster.stop()
+        remove(cluster.folder, everything=True)
+
+
+# Joining
+
+
+def test_joined_node_says_what_it_is(fleet: Fleet) -> None:
+    node = fleet.get("node", MAC)
+    labels = node["metadata"]["labels"]
+    assert labels["kubernetes.io/os"] == "darwin"
+    assert labels["kubernetes.io/arch"] == "arm64"
+    assert labels["kubernetes.io/hostname"] == MAC
+    assert labels["thunderfleet.io/chip"] == "Apple-M3-Ultra"
+    assert {"key": "thunderfleet.io/macos", "effect": "NoSchedule"} in [
+        {key: taint[key] for key in ("key", "effect")} for taint in node["spec"]["taints"]
+    ]
+    status = node["status"]
+    # What macOS lets the GPU wire of 96 GB, where nobody set a limit: three quarters.
+    assert status["capacity"]["memory"] == "72Gi"
+    assert int(status["capacity"]["cpu"]) > 1
+    assert status["capacity"]["pods"] == "110"
+    assert status["addresses"] == [{"type": "InternalIP", "address": fleet.cluster.machines[MAC].address}]
+    assert {item["type"]: item["status"] for item in status["conditions"]} == {
+        "Ready": "True",
+        "MemoryPressure": "False",
+        "DiskPressure": "False",
+        "PIDPressure": "False",
+    }
+    linux = fleet.get("node", LINUX)
+    assert linux["metadata"]["labels"]["kubernetes.io/os"] == "linux"
+    assert not linux["spec"].get("taints")
+
+
+def test_joined_node_has_certificates_and_renews_its_lease(fleet: Fleet) -> None:
+    folder = fleet.cluster.machines[MAC].folder / "kubelet" / "identity"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    pem = (folder / "client.pem").read_bytes()
+    leaf = x509.load_pem_x509_certificate(pem[pem.find(b"-----BEGIN CERT") :])
+    assert leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == f"system:node:{MAC}"
+    assert leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value == "system:nodes"
+    assert {(folder / name).stat().st_mode & 0o777 for name in ("client.pem", "serving.pem")} == {0o600}
+    requests = fleet.get("csr")["items"]
+    signers = {item["spec"]["signerName"] for item in requests if item["spec"]["username"].startswith("system:bootstrap:")}
+    assert signers == {"kubernetes.io/kube-apiserver-client-kubelet"}
+    assert any(
+        item["spec"]["username"] == f"system:node:{MAC}" and item["spec"]["signerName"] == "kubernetes.io/kubelet-serving"
+        for item in requests
+    )
+
+    def renewed() -> str:
+        lease = fleet.get("lease", MAC, "-n", "kube-node-lease")
+        assert lease["spec"]["holderIdentity"] == MAC
+        return str(lease["spec"]["renewTime"])
+
+    before = renewed()
+    until("the Lease is renewed", lambda: renewed() > before, 40)
+
+
+def joining(fleet: Fleet, folder: Path, name: str, *more: str, **given: str) -> subprocess.CompletedProcess[str]:
+    """``thunderfleet-kubelet join --no-run`` on the Linux machine, into ``folder``."""
+    machine = fleet.cluster.machines[LINUX]
+    known = json.loads((machine.folder / "kubelet/identity/cluster.json").read_text())
+    fresh = fleet.cluster.order(do="token")
+    config = folder.parent / f"{folder.name}.yaml"
+    config.write_text(json.dumps({"nodeName": name, "addresses": [machine.address]}))
+    words = {"server": known["server"], "token": fresh["token"], "ca-hash": fresh["caHash"]} | given
+    flags = [word for key, value in words.items() for word in (f"--{key}", value)]
+    return machine.run(
+        [*kubelet_command(), "join", *flags, "--root", str(folder), "--config", str(config), "--no-run", *more], seconds=60
+    )
+
+
+def test_join_with_a_wrong_hash_sends_no_token(fleet: Fleet, tmp_path: Path) -> None:
+    done = joining(fleet, tmp_path / "node", "late-1", **{"ca-hash": "sha256:" + "0" * 64})
+    assert done.returncode == 1
+    assert "the token was not sent" in done.stderr
+    assert not (tmp_path / "node/identity/client.pem").exists()
+
+
+def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None:
+    unknown = joining(fleet, tmp_path / "node", "late-1", token="abcdef.0123456789abcdef")
+    assert unknown.returncode == 1
+    assert "does not know the token" in unknown.stderr
+    assert "thunderfleet token" in unknown.stderr
+    mistyped = joining(fleet, tmp_path / "node", "late-1", token="nonsense")
+    assert mistyped.returncode == 2
+    assert "nonsense" not in mistyped.stderr
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": "bootstrap-token-expird", "namespace": "kube-system"},
+        "stringData": {
+            "token-id": "expird",
+            "token-secret": "0123456789abcdef",
+            "usage-bootstrap-authentication": "true",
+            "usage-bootstrap-signing": "true",
+            "auth-extra-groups": "system:bootstrappers:thunderfleet",
+            "expiration": "2026-01-01T00:00:00Z",
+        },
+    }
+    fleet.apply(secret)
+    expired = joining(fleet, tmp_path / "node", "late-1", token="expird.0123456789abcdef")
+    assert expired.returncode == 1
+    assert "expired" in expired.stderr
+    assert not (tmp_path / "node/identity/client.pem").exists()
+
+
+def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
+    refused = joining(fleet, tmp_path / "node", LINUX)
+    assert refused.returncode == 1
+    assert f"a Node named {LINUX} exists already (last heard of at " in refused.stderr
+    assert "--replace" in refused.stderr
+    assert not (tmp_path / "node/identity/cluster.json").exists()
+    taken = joining(fleet, tmp_path / "node", LINUX, "--replace")
+    assert taken.returncode == 0, taken.stderr
+    assert (tmp_path / "node/identity/client.pem").exists()
+
+
+# What a container gets
+
+
+def test_init_containers_come_first_and_in_order(fleet: Fleet) -> None:
+    item = fleet.running("whole")
+    assert fleet.exec("whole", "cat", "empty/order") == "one\ntwo\n"
+    for status in item["status"]["initContainerStatuses"]:
+        assert status["state"]["terminated"]["reason"] == "Completed"
+    conditions = {entry["type"]: entry["status"] for entry in item["status"]["conditions"]}
+    assert conditions["Initialized"] == "True"
+
+
+def test_environment_comes_from_every_source_and_nowhere_else(fleet: Fleet) -> None:
+    fleet.running("whole")
+    seen: dict[str, str] = json.loads(until("its environment is printed", lambda: fleet.log("whole")))
+    address = fleet.cluster.machines[MAC].address
+    wanted = {
+        "PLAIN": "plain",
+        "EXPANDED": "plain-$(NODE)-$(PLAIN)",
+        "NODE": MAC,
+        "LATE": MAC,
+        "HOST_IP": address,
+        "LABEL": "whole",
+        "MEMORY": "64",
+        "PASSWORD": "s3cret",
+        "password": "s3cret",
+        "HOSTNAME": MAC,
+    }
+    assert {name: seen.get(name) for name in wanted} == wanted
+    assert seen["GREETING"] == seen["CM_greeting"] in ("old", "new")
+    assert seen["HOME"] == seen["CONTAINER_SANDBOX_MOUNT_POINT"]
+    assert seen["TMPDIR"] == seen["HOME"] + "/tmp"
+    machine = fleet.cluster.machines[MAC]
+    assert seen["PATH"].split(":")[:2] == [str(machine.folder / "bin"), str(fleet.cluster.image_folder / "bin")]
+    ours = {"GREETING", "CM_greeting", "HOME", "TMPDIR", "PATH", "CONTAINER_SANDBOX_MOUNT_POINT", "PYTHONPATH"}
+    service = {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS"}
+    shell = {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
+    image = dict(
+        entry.split("=", 1) for entry in json.loads((fleet.cluster.image_folder / "config.json").read_text()).get("Env") or []
+    )
+    assert {name: seen.get(name) for name in image.keys() - ours} == {name: image[name] for name in image.keys() - ours}
+    assert seen.keys() - wanted.keys() - ours - service - shell - image.keys() == set()
+
+
+def test_volumes_of_every_kind(fleet: Fleet) -> None:
+    fleet.running("whole")
+    (fleet.scratch / "from-host").write_text("of the host")
+    words = ["host/from-host", "secret/password", "all/password", "all/name", "downward/labels"]
+    assert [fleet.exec("whole", "cat", word) for word in words] == [
+        "of the host",
+        "s3cret",
+        "s3cret",
+        "whole",
+        'app="whole"',
+    ]
+    assert {fleet.exec("whole", "cat", word) for word in ("config/greeting", "one", "all/deep/greeting")} <= {"old", "new"}
+    assert fleet.exec("whole", "stat", "-L", "-c", "%a", "secret/password").strip() == "400"
+    assert fleet.exec("whole", "readlink", "config/greeting").strip() == "..data/greeting"
+    fleet.exec("whole", "sh", "-c", "echo mine > host/from-pod; echo kept > empty/file")
+    assert (fleet.scratch / "from-pod").read_text() == "mine\n"
+
+
+ASK_WHO = """
+import json, os, ssl, urllib.request
+folder = os.environ["CONTAINER_SANDBOX_MOUNT_POINT"] + "/{folder}"
+usual = os.environ["CONTAINER_SANDBOX_MOUNT_POINT"] + "/var/run/secrets/kubernetes.io/serviceaccount"
+host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+body = {{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}}
+request = urllib.request.Request(
+    f"https://{{host}}:{{port}}/apis/authentication.k8s.io/v1/selfsubjectreviews", json.dumps(body).encode(),
+    {{"Authorization": "Bearer " + open(folder + "/token").read(), "Content-Type": "application/json"}})
+context = ssl.create_default_context(cafile=usual + "/ca.crt")
+print(urllib.request.urlopen(request, context=context, timeout=20).read().decode())
+"""
+
+
+@pytest.mark.parametrize("folder", ["all", "var/run/secrets/kubernetes.io/serviceaccount"])
+def test_token_of_the_service_account_authenticates(fleet: Fleet, folder: str) -> None:
+    fleet.running("whole")
+    answer = json.loads(fleet.exec("whole", "python3", "-c", ASK_WHO.format(folder=folder)))
+    user = answer["status"]["userInfo"]
+    assert user["username"] == "system:serviceaccount:default:default"
+    assert user["extra"]["authentication.kubernetes.io/pod-name"] == ["whole"]
+    assert user["extra"]["authentication.kubernetes.io/node-name"] == [MAC]
+
+
+def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None:
+    fleet.running("who")
+    uid, gid = until("who it is", lambda: len(found := fleet.log("who").split()) == 2 and found)
+    if not ROOT:
+        assert (int(uid), int(gid)) == (os.geteuid(), os.getegid())
+        return
+    assert (uid, gid) == ("65534", "65534")
+    fleet.running("somebody")
+    until("who it is", lambda: fleet.log("somebody").split() == ["2001", "3000"])
+    # Programs that exec starts are the container's, too.
+    assert fleet.exec("somebody", "id", "-u").strip() == "2001"
+    assert fleet.exec("who", "id", "-u").strip() == "65534"
+    # Root only for who says so.
+    until("root", lambda: fleet.log("root").split() == ["0"])
+
+
+# How long it lives
+
+
+def test_startup_readiness_and_liveness_probes(fleet: Fleet) -> None:
+    fleet.running("probed")
+    fleet.await_pod("probed", lambda item: first(item).get("started") is False, "is not started")
+    until("the startup probe fails", lambda: "Unhealthy" in fleet.events("probed"))
+    fleet.exec("probed", "touch", "begun")
+    item = fleet.await_pod("probed", lambda item: first(item).get("started") is True, "is started")
+    assert first(item)["ready"] is False
+    fleet.exec("probed", "touch", "ready")
+    fleet.await_pod("probed", lambda item: first(item).get("ready") is True, "is ready")
+    fleet.exec("probed", "rm", "ready")
+    item = fleet.await_pod("probed", lambda item: first(item).get("ready") is False, "is ready no more")
+    assert first(item)["restartCount"] == 0
+    fleet.exec("probed", "touch", "deaf")
+    item = fleet.await_pod("probed", lambda item: first(item).get("restartCount") == 1, "is restarted")
+    assert first(item)["lastState"]["terminated"]["exitCode"] == 143
+    assert "liveness probe failed" in fleet.events("probed")["Killing"]
+
+
+def test_restart_policies_and_crash_loop_back_off(fleet: Fleet) -> None:
+    failed = fleet.await_pod("fails", lambda item: item["status"].get("phase") == "Failed", "fails")
+    assert first(failed)["state"]["terminated"]["exitCode"] == 3
+    assert first(failed)["state"]["terminated"]["reason"] == "Error"
+    assert first(failed)["restartCount"] == 0
+    done = fleet.await_pod("succeeds", lambda item: item["status"].get("phase") == "Succeeded", "succeeds")
+    assert first(done)["state"]["terminated"]["reason"] == "Completed"
+    again = fleet.await_pod("again", lambda item: item["status"].get("phase") == "Succeeded", "succeeds at the second try")
+    assert first(again)["restartCount"] == 1
+    assert fleet.log("again") == "try 1\n"
+    crashes = fleet.await_pod(
+        "crashes",
+        lambda item: first(item).get("restartCount", 0) >= 1 and "waiting" in first(item).get("state", {}),
+        "waits for another restart",
+    )
+    assert first(crashes)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    assert re.match(r"back-off (10|20|40)s restarting failed container", first(crashes)["state"]["waiting"]["message"])
+    assert first(crashes)["lastState"]["terminated"]["exitCode"] == 5
+    assert fleet.log("crashes", "--previous") == "here I crash\n"
+
+
+def test_deleted_pod_is_asked_first_and_ended_as_a_whole(fleet: Fleet) -> None:
+    item = fleet.running("stubborn")
+    uid = item["metadata"]["uid"]
+    until("it says that it is up", lambda: "up" in fleet.log("stubborn"))
+    until("its child runs", lambda: len(alive_with(uid)) >= 3)
+    fleet.kubectl("delete", "pod", "stubborn", "--wait=true", "--timeout=60s")
+    assert (fleet.scratch / "prestop").read_text() == "stopping\n"
+    assert alive_with(uid) == []
+    # A process that was killed may have left GPU memory wired: somebody must be able to learn of it.
+    until("the Event", lambda: "ExceededGracePeriod" in fleet.events("stubborn"))
+
+
+def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
+    foreign = fleet.await_pod("foreign", lambda item: "waiting" in first(item).get("state", {}), "waits")
+    waiting = first(foreign)["state"]["waiting"]
+    assert waiting["reason"] == "NotRunnableOnMac"
+    assert "kubernetes.io/os: linux" in waiting["message"]
+    assert foreign["status"]["phase"] == "Pending"
+    own = fleet.await_pod("own-network", lambda item: "waiting" in first(item).get("state", {}), "waits")
+    waiting = first(own)["state"]["waiting"]
+    assert waiting["reason"] == "HostNetworkRequired"
+    assert "hostNetwork: true" in waiting["message"]
+
+
+# Looking in
+
+
+def test_logs(fleet: Fleet) -> None:
+    fleet.running("talks")
+    until("a few lines", lambda: fleet.log("talks").count("\n") > 12)
+    assert fleet.log("talks").splitlines()[0] in ("line 0", "warn 0")
+    assert len(fleet.log("talks", "--tail=3").splitlines()) == 3
+    assert len(fleet.log("talks", "--limit-bytes=10")) == 10
+    stamped = fleet.log("talks", "--timestamps", "--tail=4").splitlines()
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (line|warn) \d+", line) for line in stamped)
+    since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    late = until("newer lines", lambda: fleet.log("talks", f"--since-time={since}"))
+    assert not re.search(r"^line 0$", late, re.MULTILINE)
+    assert fleet.log("talks", "--since=1h").startswith(("line 0\n", "warn 0\n"))
+    refused = fleet.kubectl("logs", "talks", "--previous", check=False)
+    assert refused.returncode == 1
+    assert "previous terminated container main in pod talks not found" in refused.stderr
+
+
+def following(fleet: Fleet, name: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(fleet.cluster.tool("kubectl")), "logs", "-f", "--tail=1", name],
+        env=fleet.cluster.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def test_followed_log_brings_what_is_written_meanwhile(fleet: Fleet) -> None:
+    fleet.running("stays")
+    until("it ticks", lambda: "tick" in fleet.log("stays"))
+    with following(fleet, "stays") as follower:
+        assert follower.stdout is not None
+        numbers = [int(follower.stdout.readline().removeprefix("tick ")) for _ in range(6)]
+        follower.kill()
+    assert numbers == list(range(numbers[0], numbers[0] + 6))
+
+
+def test_exec(fleet: Fleet) -> None:
+    fleet.running("talks")
+    assert fleet.exec("talks", "cat", text="in and out\n" * 20_000) == "in and out\n" * 20_000
+    done = fleet.kubectl("exec", "talks", "--", "sh", "-c", "echo out; echo err >&2; exit 7", check=False)
+    assert (done.returncode, done.stdout) == (7, "out\n")
+    assert "err\n" in done.stderr
+    missing = fleet.kubectl("exec", "talks", "--", "no-such-command", check=False)
+    assert missing.returncode != 0
+    assert "command 'no-such-command' was not found on PATH=" in missing.stderr
+    nowhere = fleet.kubectl("exec", "talks", "-c", "none", "--", "true", check=False)
+    assert nowhere.returncode != 0
+
+
+def test_exec_ends_with_its_command_though_a_child_holds_its_output(fleet: Fleet) -> None:
+    fleet.running("talks")
+    # The child would hold the streams for an hour.
+    assert fleet.exec("talks", "sh", "-c", "(setsid sleep 3600 &); echo done") == "done\n"
+
+
+def test_strangers_are_refused(fleet: Fleet) -> None:
+    fleet.running("talks")
+    log, run = "/containerLogs/default/talks/main", "/exec/default/talks/main?command=id&output=1"
+    for path in (log, run, "/pods", "/metrics", "/metrics/resource", "/healthz", "/nothing", "/portForward/default/talks"):
+        assert fleet.ask_kubelet(path)[0] == 401, path
+        assert fleet.ask_kubelet(path, "nonsense")[0] == 401, path
+    token = fleet.kubectl("create", "token", "stranger").stdout.strip()
+    for path in (log, run, "/pods", "/metrics", "/healthz"):
+        code, said = fleet.ask_kubelet(path, token)
+        assert code == 403, path
+        assert "system:serviceaccount:default:stranger may not" in said
+    as_stranger = ("--as=system:serviceaccount:default:stranger",)
+    for words in (("logs", "talks"), ("exec", "talks", "--", "id")):
+        done = fleet.kubectl(*as_stranger, *words, check=False)
+        assert done.returncode != 0
+        assert "orbidden" in done.stderr
+    # A right to figures is one to figures alone, however the path is written.
+    fleet.kubectl("create", "clusterrole", "figures", "--verb=get", "--resource=nodes/metrics")
+    fleet.kubectl("create", "clusterrolebinding", "figures", "--clusterrole=figures", "--serviceaccount=default:stranger")
+    until("figures may be read", lambda: fleet.ask_kubelet("/metrics/resource", token)[0] == 200)
+    for path in (log, run, "/pods", "/metrics/..%2fpods", "/metrics/../pods", f"/metrics/..{run}", f"/metrics%2f..{run}"):
+        assert fleet.ask_kubelet(path, token)[0] in (403, 404), path
+
+
+# While the cluster changes
+
+
+def test_new_content_of_a_config_map_arrives_whole(fleet: Fleet) -> None:
+    until("the new content", lambda: "saw new" in fleet.log("reader"), 150)
+    assert fleet.log("reader").splitlines() == ["saw old", "saw new"]
+
+
+def numbers_of(fleet: Fleet, name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^tick (\d+)$", fleet.log(name), re.MULTILINE)]
+
+
+@pytest.mark.parametrize("how", ["killed", "upgraded"])
+def test_containers_outlive_their_kubelet(fleet: Fleet, how: str) -> None:
+    machine = fleet.cluster.machines[MAC]
+    before = fleet.running("stays")
+    told = until("it says who it is", lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE))
+    main = next(pid for pid in alive_with(before["metadata"]["uid"]) if own_number(pid) == int(told[0]))
+    last = until("it ticks", lambda: numbers_of(fleet, "stays"))[-1]
+    if how == "killed":
+        machine.kill_kubelet()
+    else:
+        machine.stop_kubelet()
+    log = next(machine.folder.glob(f"kubelet/pods/{before['metadata']['uid']}/logs/main/0.log"))
+    size = log.stat().st_size
+    until("the container writes on by itself", lambda: log.stat().st_size > size)
+    machine.start_kubelet()
+    until("its log is served again", lambda: fleet.kubectl("logs", "stays", "--tail=1", check=False).returncode == 0)
+    until("the log goes on", lambda: numbers_of(fleet, "stays")[-1] > last)
+    numbers = numbers_of(fleet, "stays")
+    assert numbers == list(range(numbers[-1] + 1))
+    after = fleet.pod("stays")
+    assert first(after)["restartCount"] == 0
+    assert first(after)["containerID"] == first(before)["containerID"]
+    assert first(after)["state"] == first(before)["state"]
+    assert main in alive_with(after["metadata"]["uid"])
+    assert fleet.exec("stays", "echo", "still here") == "still here\n"
+
+
+def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet) -> None:
+    item = fleet.running("who")
+    uid = item["metadata"]["uid"]
+    machine = fleet.cluster.machines[MAC]
+    machine.kill_kubelet()
+    # As if the API server had forgotten it: nothing is left of it but what runs.
+    fleet.kubectl("delete", "pod", "who", "--force", "--grace-period=0", "--wait=true")
+    assert alive_with(uid)
+    machine.start_kubelet()
+    until("its processes end", lambda: not alive_with(uid))
+    until("its folder goes", lambda: not (machine.folder / "kubelet/pods" / uid).exists())
+
+
+def test_pods_of_a_deleted_node_end_and_it_registers_anew(fleet: Fleet) -> None:
+    old = fleet.get("node", LINUX)["metadata"]["uid"]
+    uid = fleet.running("plain")["metadata"]["uid"]
+    assert alive_with(uid)
+    fleet.kubectl("delete", "node", LINUX)
+    until("its pods end", lambda: not alive_with(uid))
+    until("the Node is there again", lambda: fleet.node_ready(LINUX))
+    assert fleet.get("node", LINUX)["metadata"]["uid"] != old
+    until("its pod is gone", lambda: fleet.kubectl("get", "pod", "plain", check=False).returncode != 0)
+    fleet.apply(pod("plain", [container(fleet.cluster.image, "echo anew; sleep 3600")], node=LINUX))
+    fleet.running("plain")
+    until("its log", lambda: fleet.log("plain") == "anew\n")
