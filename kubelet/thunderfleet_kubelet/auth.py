@@ -5,11 +5,12 @@ server reviews. What a known caller may do is asked of the API server too: this 
 translation of a request into the question.
 """
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from thunderfleet_crds.kube import ApiError, Kube
@@ -20,6 +21,8 @@ GOOD_SECONDS = 30.0
 BAD_SECONDS = 5.0
 REVIEW_SECONDS = 10.0
 CACHE_SIZE = 512
+# Strangers with made-up tokens must not become a flood of requests to the API server.
+REVIEWS_AT_ONCE = 8
 # Something that runs or carries bytes both ways is a `create`, whatever method the WebSocket's handshake has.
 CREATING = ("exec", "attach", "portForward", "run")
 VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -40,7 +43,7 @@ class Caller:
     name: str
     groups: tuple[str, ...] = ()
     uid: str = ""
-    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False, compare=False)
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Guard:
         self.node_name = node_name
         self.kube = kube
         self._callers: Remembered[bytes, Caller | str] = Remembered(clock)
+        self._reviews = asyncio.Semaphore(REVIEWS_AT_ONCE)
         self._verdicts: Remembered[tuple[Caller, Question], tuple[bool, str]] = Remembered(clock)
 
     async def check(self, method: str, path: str, peer: Mapping[str, Any] | None, authorization: str | None) -> Caller:
@@ -123,7 +127,8 @@ class Guard:
         key = hashlib.sha256(token.encode()).digest()
         known = self._callers.get(key)
         if known is None:
-            known = await self._review(token)
+            async with self._reviews:
+                known = self._callers.get(key) or await self._review(token)
             self._callers.put(key, known, GOOD_SECONDS if isinstance(known, Caller) else BAD_SECONDS)
         if isinstance(known, str):
             raise Refused(401, known)
@@ -139,7 +144,7 @@ class Guard:
             str(user.get("username") or ""),
             tuple(user.get("groups") or ()),
             str(user.get("uid") or ""),
-            {key: tuple(values) for key, values in (user.get("extra") or {}).items()},
+            tuple(sorted((str(key), tuple(values)) for key, values in (user.get("extra") or {}).items())),
         )
 
     async def _may(self, caller: Caller, asked: Question) -> None:
@@ -164,7 +169,7 @@ class Guard:
                 "user": caller.name,
                 "groups": list(caller.groups),
                 "uid": caller.uid,
-                "extra": {key: list(values) for key, values in caller.extra.items()},
+                "extra": {key: list(values) for key, values in caller.extra},
                 "resourceAttributes": {
                     "verb": asked.verb,
                     "version": "v1",

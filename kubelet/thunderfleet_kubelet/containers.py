@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -30,6 +31,8 @@ from thunderfleet_kubelet.identity import Identity
 from thunderfleet_kubelet.lifecycle import LOST_EXIT_CODE, START_ERROR, STATUS_UNKNOWN, Attempt, Start
 
 Json = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 START_SECONDS = 30.0
 LOG_BYTES = 10 * 1024 * 1024
@@ -142,9 +145,21 @@ class PodFolder:
         """Starts one attempt and returns when it runs, or has failed to (an attempt that has ended, of reason StartError).
         Raises StartFailed when not even its shim could be started."""
         number = launch.start.number
-        folder, log = self.attempt(container, number), self.log(container, number)
+        folder, output = self.attempt(container, number), self.log(container, number)
         folder.mkdir(parents=True, mode=0o700)
-        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._prepare(container, launch, folder, output)
+        except OSError:
+            # A full disk, mostly. Nothing has been started, so this was no attempt.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._drop_old(container, number)
+        await self._launch(container, number, folder)
+
+    def _prepare(self, container: str, launch: Launch, folder: Path, output: Path) -> None:
+        """Everything that the shim needs to find. Raises OSError."""
+        number = launch.start.number
+        output.parent.mkdir(parents=True, exist_ok=True)
         sandbox = self.sandbox(container, number)
         message = _termination_file(sandbox, launch.message_path)
         if message is not None:
@@ -156,7 +171,7 @@ class PodFolder:
             "uid": launch.identity.uid,
             "gid": launch.identity.gid,
             "groups": list(launch.identity.groups),
-            "log": str(log),
+            "log": str(output),
             "logBytes": LOG_BYTES,
             "logFiles": LOG_FILES,
             "marker": str(sandbox),
@@ -171,7 +186,8 @@ class PodFolder:
         os.mkfifo(folder / "alive", 0o600)
         shim.write_file(str(folder / "spec.json"), json.dumps(spec))
         os.chmod(folder / "spec.json", 0o600)
-        self._drop_old(container, number)
+
+    async def _launch(self, container: str, number: int, folder: Path) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -203,8 +219,8 @@ class PodFolder:
             if old <= number - KEPT_ATTEMPTS:
                 shutil.rmtree(self.attempt(container, old), ignore_errors=True)
                 self._ended.pop((container, old), None)
-                log = self.log(container, old)
-                for file in log.parent.glob(f"{log.name}*"):
+                output = self.log(container, old)
+                for file in output.parent.glob(f"{output.name}*"):
                     file.unlink(missing_ok=True)
 
     def read(self, container: str, number: int) -> Attempt:
@@ -279,7 +295,11 @@ class PodFolder:
             "message": message,
             "graceExceeded": False,
         }
-        shim.write_file(str(folder / "exit.json"), json.dumps(record))
+        try:
+            shim.write_file(str(folder / "exit.json"), json.dumps(record))
+        except OSError as error:
+            # It is known here at least: a full disk must not keep the pod's other containers from being looked after.
+            log.warning("%s: not written: %s", folder / "exit.json", error)
         return record
 
     def _end_orphans(self, container: str, number: int, running: Json | None) -> None:
@@ -303,7 +323,11 @@ class PodFolder:
         before = stop_grace(folder)
         if before is None or grace < before:
             # A shim that is just starting reads it when it is ready.
-            shim.write_file(str(folder / "stop"), f"{grace:.3f}")
+            try:
+                shim.write_file(str(folder / "stop"), f"{grace:.3f}")
+            except OSError as error:
+                # Asked without a word it gives the grace of the pod's spec.
+                log.warning("%s: not written: %s", folder / "stop", error)
         running = _json(folder / "running.json")
         if running is None or not alive(folder):
             return

@@ -141,7 +141,11 @@ class PodWorker:
             for name, live in self._live.items():
                 self._recall(name, containers.container_id(self.uid, name, live.number))
         if self.accepted:
-            self.folder.save(pod)
+            try:
+                self.folder.save(pod)
+            except OSError as error:
+                # What stands there is older, and good enough for the next kubelet until it has the API server's word.
+                log.warning("%s: pod.json not written: %s", self.key, error)
         self.wake()
 
     def remove(self) -> None:
@@ -259,7 +263,12 @@ class PodWorker:
             return False
         verdict = await self._around.admit(self.pod)
         if verdict is None:
-            self.folder.save(self.pod)
+            try:
+                self.folder.save(self.pod)
+            except OSError:
+                # Not taken before it stands on disk: the next kubelet must know of it.
+                self.accepted = False
+                raise
             self.accepted = True
             return True
         reason, message = verdict

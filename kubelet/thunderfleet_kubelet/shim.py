@@ -36,6 +36,11 @@ LEFTOVER_SECONDS = 5.0
 DRAIN_SECONDS = 2.0
 """How long output is still read when no process is left that we know of."""
 
+EXIT_SECONDS = 600.0
+"""How long a full disk may keep the exit code from being written."""
+
+PS_SECONDS = 10.0
+
 
 def write_file(path: str, text: str) -> None:
     """Writes ``text`` to ``path`` so that a reader sees all of it or the old content."""
@@ -77,13 +82,24 @@ def marked_in(output: bytes, wanted: bytes) -> list[int]:
 
 
 def ask_ps(arguments: list[str]) -> bytes:
-    """What ``ps`` says."""
+    """What ``ps`` says; nothing when it takes too long."""
     reader, writer = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
     child = os.posix_spawn("/bin/ps", ["ps", *arguments], {"LC_ALL": "C"}, file_actions=actions)
     os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        output = stream.read()
+    output, limit = b"", time.monotonic() + PS_SECONDS
+    try:
+        while True:
+            if not select.select([reader], [], [], max(0.0, limit - time.monotonic()))[0]:
+                os.kill(child, signal.SIGKILL)
+                output = b""
+                break
+            data = os.read(reader, 65536)
+            if not data:
+                break
+            output += data
+    finally:
+        os.close(reader)
     # Not an error if whoever collects all children of this process was faster (contextlib would cost a shim memory).
     try:
         os.waitpid(child, 0)
@@ -97,7 +113,10 @@ def birth(pid: int) -> str:
     if os.path.exists("/proc/self/stat"):
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[19].decode()
+                ticks = file.read().rpartition(b")")[2].split()[19].decode()
+            # Ticks count from the machine's start.
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return f"{file.read().strip()} {ticks}"
         except (OSError, IndexError):
             return ""
     return ask_ps(["-o", "lstart=", "-p", str(pid)]).decode("utf-8", "replace").strip()
@@ -330,7 +349,12 @@ class Shim:
             self.write_exit(128, 0, "StartError", problem)
         else:
             record = {"shim": os.getpid(), "pid": self.pid, "birth": birth(self.pid), "startedAt": self.started}
-            write_file(self.path("running.json"), json.dumps(record))
+            try:
+                write_file(self.path("running.json"), json.dumps(record))
+            except OSError:
+                # A program that no kubelet could ever find must not run.
+                self.kill_everything()
+                raise
         return problem
 
     def write_exit(self, code: int, number: int, reason: str, message: str) -> None:
@@ -343,7 +367,15 @@ class Shim:
             "message": message,
             "graceExceeded": self.grace_exceeded,
         }
-        write_file(self.path("exit.json"), json.dumps(record))
+        limit = time.monotonic() + EXIT_SECONDS
+        while True:
+            try:
+                write_file(self.path("exit.json"), json.dumps(record))
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() >= limit:
+                    raise
+                time.sleep(1.0)
 
     def reap(self) -> None:
         """Notes the end of the main process; collects whatever else is a child of ours."""

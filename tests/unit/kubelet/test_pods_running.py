@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import json
 import os
 import sys
@@ -774,3 +775,100 @@ async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:
     taken += b"".join([data async for data in session.stdout])
     assert len(taken) == 150_000
     await session.kill()
+
+
+def _full_disk(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
+    """Files of these names cannot be written; empty the set to make room."""
+    full, write = set(names), shim.write_file
+
+    def refuse(path: str, text: str) -> None:
+        if Path(path).name in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write(path, text)
+
+    monkeypatch.setattr(shim, "write_file", refuse)
+    return full
+
+
+async def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = _full_disk(monkeypatch, "spec.json")
+    manager = await world.boot()
+    world.api.add_pod("late", {"containers": [sh("sleep 600")]})
+    await world.until(lambda: state(world.api.pod("late")["status"])["waiting"]["reason"] == "RunContainerError")
+    assert "No space left" in state(world.api.pod("late")["status"])["waiting"]["message"]
+    full.clear()
+    manager.runtime = world.runtime
+    status = await world.phase("late", "Running")
+    assert status["containerStatuses"][0]["restartCount"] == 0
+
+
+async def test_a_pod_is_not_taken_before_it_stands_on_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = _full_disk(monkeypatch, "pod.json")
+    manager = await world.boot()
+    uid = world.api.add_pod("late", {"containers": [sh("sleep 600")]})["metadata"]["uid"]
+    worker = manager._workers[uid]
+    with pytest.raises(OSError, match="No space left"):
+        await worker._step()
+    assert not worker.accepted
+    assert world.processes() == []
+    full.clear()
+    worker.wake()
+    await world.phase("late", "Running")
+    full.add("pod.json")
+    # News about a pod that runs must not end the kubelet.
+    pod = world.api.pod("late")
+    world.api.put("/api/v1/namespaces/default/pods/late", {**pod, "metadata": {**pod["metadata"], "labels": {"new": "one"}}})
+    assert manager._workers[uid].pod["metadata"]["labels"] == {"new": "one"}
+
+
+async def test_a_pod_ends_on_a_full_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.boot()
+    spec = {"terminationGracePeriodSeconds": 1, "containers": [sh("trap '' TERM; echo up; while :; do sleep 0.1; done")]}
+    world.api.add_pod("ends", spec)
+    await world.phase("ends", "Running")
+    _full_disk(monkeypatch, "stop", "pod.json")
+    world.api.delete_pod("ends", grace=1)
+    await world.until(lambda: "default/ends" not in world.api.pods())
+    assert world.processes() == []
+
+
+def test_exit_code_is_written_when_there_is_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = object.__new__(shim.Shim)
+    one.folder, one.started, one.grace_exceeded = str(tmp_path), 1.0, False
+    full = _full_disk(monkeypatch, "exit.json")
+    slept: list[float] = []
+
+    def room_after_three(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            full.clear()
+
+    monkeypatch.setattr(shim.time, "sleep", room_after_three)
+    one.write_exit(7, 0, "Error", "")
+    assert json.loads((tmp_path / "exit.json").read_text())["exitCode"] == 7
+    assert len(slept) == 3
+    full.add("exit.json")
+    monkeypatch.setattr(shim, "EXIT_SECONDS", 0.0)
+    with pytest.raises(OSError, match="No space left"):
+        one.write_exit(7, 0, "Error", "")
+
+
+def test_a_ps_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn, children = os.posix_spawn, []
+
+    def hang(path: str, argv: list[str], env: dict[str, str], **more: Any) -> int:
+        children.append(spawn("/bin/sleep", ["sleep", "600"], env, **more))
+        return children[-1]
+
+    monkeypatch.setattr(os, "posix_spawn", hang)
+    monkeypatch.setattr(shim, "PS_SECONDS", 0.05)
+    assert shim.ask_ps(["-ax"]) == b""
+    with pytest.raises(ProcessLookupError):
+        os.kill(children[0], 0)
+
+
+def test_a_process_is_named_by_boot_and_start() -> None:
+    mine = shim.birth(os.getpid())
+    assert mine and mine == shim.birth(os.getpid())
+    assert mine != shim.birth(1)
+    assert shim.birth(2**22 + 1) == ""

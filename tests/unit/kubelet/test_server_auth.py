@@ -1,5 +1,6 @@
 """Who is known, what is asked of the API server about them, and that nobody slips by."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ from thunderfleet_kubelet.auth import (
     BAD_SECONDS,
     CACHE_SIZE,
     GOOD_SECONDS,
+    REVIEWS_AT_ONCE,
     TOKEN_REVIEWS,
     Caller,
     Guard,
@@ -181,3 +183,41 @@ def test_what_strangers_choose_is_bounded() -> None:
         known.put(number, number, 1.0)
     assert known.get(9) is None
     assert known.get(10) == 10
+
+
+async def test_verdicts_are_of_the_whole_caller() -> None:
+    """A token bound to another pod or scope is another caller, though user and groups are the same."""
+    world = World()
+    user = world.reviewer.tokens["good"]
+    world.reviewer.tokens["narrow"] = {**user, "extra": {"scopes": ["none"]}}
+    world.reviewer.allowed.add((user["username"], "get", "proxy"))
+    await world.check(header="Bearer good")
+    world.reviewer.denied = True
+    await world.check(header="Bearer good")
+    with pytest.raises(Refused, match="may not get nodes/proxy"):
+        await world.check(header="Bearer narrow")
+    assert world.reviewer.asked[-1][1]["extra"] == {"scopes": ["none"]}
+
+
+async def test_a_flood_of_made_up_tokens_reaches_the_api_server_in_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, under_way, most = World(), 0, 0
+    request = world.reviewer.request
+
+    async def slow(method: str, path: str, *, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return await request(method, path, body=body, seconds=seconds)
+
+    monkeypatch.setattr(world.reviewer, "request", slow)
+    refusals = await asyncio.gather(
+        *(world.check(header=f"Bearer made-up-{number}") for number in range(100)), return_exceptions=True
+    )
+    assert {refusal.status for refusal in refusals if isinstance(refusal, Refused)} == {401}
+    assert most <= REVIEWS_AT_ONCE
+    # The same token from many connections at once is not asked about for each.
+    before = len(world.reviewer.asked)
+    await asyncio.gather(*(world.check(header="Bearer always-this") for _ in range(20)), return_exceptions=True)
+    assert len(world.reviewer.asked) - before <= REVIEWS_AT_ONCE
