@@ -154,7 +154,6 @@ class Session:
 
     def __init__(self, transport: asyncio.SubprocessTransport, protocol: _Protocol, terminal: Terminal | None) -> None:
         self._transport, self._ended, self._terminal = transport, protocol.ended, terminal
-        self._killed = False
         self._input = Input(protocol.stdin, terminal)
         self._output = terminal.read() if terminal else _chunks(_stream(protocol.stdout), self._ended)
         self._errors = _nothing() if terminal else _chunks(_stream(protocol.stderr), self._ended)
@@ -183,8 +182,8 @@ class Session:
         return 128 - code if code < 0 else code
 
     async def kill(self) -> None:
-        if not self._killed:
-            self._killed = True
+        # Once it has ended, its number may be another's; what it left in the background ends with the container.
+        if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
         with contextlib.suppress(TimeoutError):

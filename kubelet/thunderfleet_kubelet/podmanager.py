@@ -110,7 +110,8 @@ class ExecSession(Protocol):
         """The exit code, 128 + signal when a signal ended it."""
 
     async def kill(self) -> None:
-        """Ends the program's whole process group. Safe to call twice, and after its end."""
+        """Ends the program's whole process group unless the program has ended by itself: what it left behind then is the
+        container's. Safe to call twice."""
 
 
 class PodManager:

@@ -7,11 +7,14 @@ address, unless it names another.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Kind = Literal["startup", "readiness", "liveness"]
@@ -86,12 +89,17 @@ async def ask(action: Json, container: Json, host: str, run: Exec, seconds: floa
         if action.get("grpc"):
             return False, "gRPC probes are not supported by this kubelet: use httpGet, tcpSocket or exec"
         if action.get("sleep"):
-            await asyncio.sleep(float(action["sleep"]["seconds"]))
+            # A deletion may give less grace than the pod's spec, by which the API server checked this.
+            await asyncio.sleep(min(seconds, float(action["sleep"]["seconds"])))
             return True, ""
     except TimeoutError:
         return False, f"no result within {seconds:g} s"
     except (OSError, ValueError) as error:
         return False, str(error)
+    except Exception as error:
+        # A probe that breaks down is a failed one, and is asked again: its task must not end unseen.
+        log.exception("container %s: probe or hook broke down", container["name"])
+        return False, f"broke down: {error!r}"
     return False, "the probe has no handler: give exec, httpGet or tcpSocket"
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import ssl
 import subprocess
 import time
@@ -766,6 +767,25 @@ def test_containers_outlive_their_kubelet(fleet: Fleet, how: str) -> None:
     assert first(after)["state"] == first(before)["state"]
     assert main in alive_with(after["metadata"]["uid"])
     assert fleet.exec("stays", "echo", "still here") == "still here\n"
+
+
+def test_pods_are_looked_after_while_the_api_server_is_away(fleet: Fleet) -> None:
+    before = fleet.running("talks")
+    uid = before["metadata"]["uid"]
+    fleet.cluster.component("kube-apiserver", "off")
+    try:
+        old = set(alive_with(uid))
+        for pid in old:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until("the container is started again", lambda: set(alive_with(uid)) - old)
+    finally:
+        fleet.cluster.component("kube-apiserver", "on")
+    until("the API server is back", lambda: fleet.kubectl("get", "pod", "talks", check=False).returncode == 0)
+    after = fleet.await_pod("talks", lambda item: first(item).get("restartCount") == 1, "the restart is told")
+    assert first(after)["lastState"]["terminated"]["exitCode"] == 137
+    assert after["metadata"]["uid"] == uid
+    assert fleet.exec("talks", "echo", "here") == "here\n"
 
 
 def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet) -> None:

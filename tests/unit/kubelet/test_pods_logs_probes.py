@@ -200,3 +200,18 @@ async def test_tcp_and_exec_probes(port: int) -> None:
     assert "127.0.0.1:1" in said
     assert await ask({"exec": {"command": ["x"]}}) == (False, "command 'x' was not found")
     assert "gRPC probes are not supported" in (await ask({"grpc": {"port": 1}}))[1]
+
+
+async def _no_exec(command: list[str], seconds: float) -> tuple[int, str]:
+    raise RuntimeError("something nobody thought of")
+
+
+async def test_a_probe_that_breaks_down_has_failed() -> None:
+    good, said = await probes.ask({"exec": {"command": ["true"]}}, {"name": "main"}, "127.0.0.1", _no_exec, 1.0)
+    assert not good
+    assert "something nobody thought of" in said
+
+
+async def test_a_hook_that_sleeps_takes_no_more_than_the_grace() -> None:
+    async with asyncio.timeout(20):
+        assert await probes.ask({"sleep": {"seconds": 3600}}, {"name": "main"}, "127.0.0.1", _no_exec, 0.01) == (True, "")

@@ -760,6 +760,7 @@ async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: 
         session = await manager.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; sleep 600"], stdin=False, tty=False)
         assert await anext(aiter(session.stdout)) == b"said\n"
         await session.kill()
+        assert len(world.processes()) >= 2, "what it left in the background goes on, as in any container"
         folder = world.managers[-1]._workers[world.api.pod("shell")["metadata"]["uid"]].folder
         assert await execing.run(folder, "main", 0, ["sh", "-c", LEAVER], 10) == (0, "said")
 
