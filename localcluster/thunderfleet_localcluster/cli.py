@@ -16,6 +16,8 @@ from thunderfleet_localcluster.assets import find_assets
 from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet import load_fleet
+from thunderfleet_localcluster.live import CABLE_ACTIONS, DAMAGES, RDMA_ACTIONS, SPEEDS
+from thunderfleet_localcluster.live import COMMANDS as COMMAND_NAMES
 from thunderfleet_localcluster.paths import DEFAULT_NAME, ClusterFolder, checked_name
 from thunderfleet_localcluster.progress import Progress
 
@@ -70,6 +72,21 @@ def parser() -> argparse.ArgumentParser:
     machine.add_argument("action", choices=(*MACHINE_ACTIONS, "exec"), help="what to do")
     machine.add_argument("machine", metavar="MACHINE", help="name of the machine")
     machine.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="for exec: the command")
+    mac = command("mac", "switch a Mac off as if its plug were pulled, or on again")
+    mac.add_argument("action", choices=("off", "on"), help="what to do")
+    mac.add_argument("machine", metavar="MAC", help="name of the Mac")
+    cable = command("cable", "pull, plug or slow a Thunderbolt cable, at both of its ends")
+    cable.add_argument("action", choices=CABLE_ACTIONS, help="plug: as it was when the cluster started")
+    cable.add_argument("end", metavar="END", help="one end, as machine:port")
+    cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: the kernel lets no more Mbit/s through")
+    cable.add_argument("--speed", choices=SPEEDS, help="slow: what both ends say was negotiated, in Gb/s")
+    rdma = command("rdma", "switch a Mac's RDMA, or let its stack hang (until the Mac is switched off and on)")
+    rdma.add_argument("action", choices=RDMA_ACTIONS, help="what to do")
+    rdma.add_argument("machine", metavar="MAC", help="name of the Mac")
+    damage = command("command", "damage one command of a Mac, or mend it")
+    damage.add_argument("action", choices=tuple(DAMAGES), help="; ".join(f"{name}: {what}" for name, what in DAMAGES.items()))
+    damage.add_argument("machine", metavar="MAC", help="name of the Mac")
+    damage.add_argument("program", metavar="COMMAND", help=", ".join(COMMAND_NAMES))
     component = command("component", "kill or start a program of the control plane")
     component.add_argument("action", choices=("off", "on"), help="off: SIGKILL")
     component.add_argument(
@@ -212,6 +229,26 @@ def _machine(arguments: argparse.Namespace) -> int:
     return done.returncode
 
 
+def _mac(arguments: argparse.Namespace) -> int:
+    arguments.argv = []
+    return _machine(arguments)
+
+
+def _cable(arguments: argparse.Namespace) -> int:
+    Cluster.attach(arguments.name, arguments.dir).cable(arguments.action, arguments.end, arguments.rate, arguments.speed)
+    return 0
+
+
+def _rdma(arguments: argparse.Namespace) -> int:
+    Cluster.attach(arguments.name, arguments.dir).rdma(arguments.action, arguments.machine)
+    return 0
+
+
+def _damage(arguments: argparse.Namespace) -> int:
+    Cluster.attach(arguments.name, arguments.dir).damage(arguments.action, arguments.machine, arguments.program)
+    return 0
+
+
 def _component(arguments: argparse.Namespace) -> int:
     Cluster.attach(arguments.name, arguments.dir).component(arguments.component, arguments.action)
     return 0
@@ -226,6 +263,10 @@ COMMANDS = {
     "token": _token,
     "node": _node,
     "machine": _machine,
+    "mac": _mac,
+    "cable": _cable,
+    "rdma": _rdma,
+    "command": _damage,
     "component": _component,
 }
 

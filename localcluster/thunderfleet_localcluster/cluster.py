@@ -273,6 +273,18 @@ class Cluster:
         """Kills (SIGKILL) or starts a program of the control plane: etcd, kube-apiserver, …"""
         self.order(do="component", name=name, action=action)
 
+    def cable(self, action: str, end: str, rate_mbps: int | None = None, speed: str | None = None) -> None:
+        """Pulls, plugs or slows the cable at ``end`` (machine:port), at both of its ends."""
+        self.order(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed)
+
+    def rdma(self, action: str, machine: str) -> None:
+        """Switches a Mac's RDMA on or off, or lets its stack hang."""
+        self.order(do="change", what="rdma", action=action, name=machine)
+
+    def damage(self, action: str, machine: str, command: str) -> None:
+        """Damages one command of a Mac (``live.DAMAGES``), or mends it."""
+        self.order(do="change", what="command", action=action, name=machine, command=command)
+
     def tool(self, name: Literal["kubectl", "helm"]) -> Path:
         """Path of kubectl or helm of the cluster's version."""
         return Path(self.state["assets"]) / name

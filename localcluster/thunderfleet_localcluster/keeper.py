@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from thunderfleet_crds.kube import Kube
 
     from thunderfleet_localcluster.controlplane import Endpoints, Program
+    from thunderfleet_localcluster.layout import CableEnd
     from thunderfleet_localcluster.machines import Machine
     from thunderfleet_localcluster.pki import ClusterPki
     from thunderfleet_localcluster.processes import Child
@@ -124,6 +125,7 @@ class Keeper:
     def __init__(self, folder: ClusterFolder, spec: Spec, listeners: list[socket.socket], reporter: Reporter) -> None:
         from thunderfleet_localcluster.fleet import parse_fleet
         from thunderfleet_localcluster.layout import plan_layout
+        from thunderfleet_localcluster.live import Live
         from thunderfleet_localcluster.network import can_bind, missing_aliases
         from thunderfleet_localcluster.processes import Children
 
@@ -145,6 +147,8 @@ class Keeper:
         self.held: set[str] = set()
         """Components that were stopped by order: their end is no news."""
         self.machines: dict[str, Machine] = {}
+        self.live = Live()
+        """What has happened to cables, switches and commands since."""
         self.joined: set[str] = set()
         self.tokens: dict[str, str] = {}
         self.failure: asyncio.Future[str] | None = None
@@ -373,7 +377,8 @@ class Keeper:
                 "images": {self.spec.image_name: self.spec.image_folder} if self.spec.image_name else {},
             }
             if machine.machine.kind == "mac":
-                write_machine(self.layout, machine, home / "bin")
+                now = self.live.layout(self.layout)
+                write_machine(now, now.machine(machine.name), home / "bin", self.live.damaged(machine.name))
                 config["path"] = [str(home / "bin")]
             (home / "kubelet.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
@@ -406,8 +411,10 @@ class Keeper:
             commands += network.plug_cable({self.machines[name].pid: (name, end) for name, end in ends.items()})
             for name, end in ends.items():
                 inside[name] += network.end_commands(end)
-                if end.cable.rate_mbps:
-                    slow.append((name, end.interface, end.cable.rate_mbps))
+                if not self.live.carries(index):
+                    inside[name] += network.pull_commands(end, plugged=False)
+                if rate := self.live.rate(end):
+                    slow.append((name, end.interface, rate))
         network.ip_batch(commands)
         ip, tc = network.program("ip") or "ip", network.program("tc") or "tc"
 
@@ -418,8 +425,7 @@ class Keeper:
 
         await asyncio.gather(*(run(name, [ip, "-batch", "-"], text) for name, text in inside.items() if text))
         for name, interface, rate in slow:
-            rule = f"qdisc add dev {interface} root tbf rate {rate}mbit burst 256kb latency 50ms"
-            await run(name, [tc, *rule.split()])
+            await run(name, [tc, *network.rate_rule(interface, rate)])
 
     async def _join_all(self) -> None:
         await asyncio.gather(*(self._start_kubelet(machine) for machine in self.machines.values()))
@@ -561,6 +567,7 @@ class Keeper:
             "machine": self._machine,
             "component": self._component,
             "run": self._run,
+            "change": self._change,
         }
         if what not in orders:
             raise LocalClusterError(f"unknown order {what!r}")
@@ -631,9 +638,13 @@ class Keeper:
                 await self._start_kubelet(machine)
             case "off":
                 await machine.switch_off()
+                self.live = self.live.power(machine.name, False)
+                self._rewrite()
             case "on":
                 if machine.on:
                     raise LocalClusterError(f"{machine.name} is on already")
+                self.live = self.live.power(machine.name, True)
+                self._rewrite()
                 await machine.switch_on()
                 if self.layout.mode == "namespaces":
                     await self._plug({machine.name})
@@ -642,6 +653,57 @@ class Keeper:
             case _:
                 raise LocalClusterError(f"unknown action {action!r}: kill-kubelet, stop-kubelet, start-kubelet, off or on")
         return {}
+
+    def _rewrite(self) -> None:
+        """Commands of every Mac say what is now."""
+        from thunderfleet_localcluster.recorded import write_machine
+
+        now = self.live.layout(self.layout)
+        for machine in now.machines:
+            if machine.machine.kind == "mac":
+                write_machine(now, machine, self.folder.machine(machine.name) / "bin", self.live.damaged(machine.name))
+
+    async def _change(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Something happens to a cable, an RDMA stack or a command while the cluster runs."""
+        from thunderfleet_localcluster.live import ends_of, find_cable
+
+        what, action = str(order.get("what")), str(order.get("action"))
+        if what == "cable":
+            index = find_cable(self.layout, str(order.get("end")))
+            if order.get("rate") is not None and self.layout.mode != "namespaces":
+                raise LocalClusterError("without network namespaces a cable is slow in what commands print only: --speed")
+            self.live = self.live.cable(index, action, order.get("rate"), order.get("speed"))
+            self._rewrite()
+            if self.layout.mode == "namespaces":
+                await asyncio.gather(*(self._apply_end(name, end) for name, end in ends_of(self.layout, index)))
+            return {}
+        machine = self._known(order)
+        if machine.layout.machine.kind != "mac":
+            raise LocalClusterError(f"{machine.name} is no Mac", usage=True)
+        if what == "rdma":
+            self.live = self.live.switch(machine.name, action)
+        elif what == "command":
+            self.live = self.live.command(machine.name, str(order.get("command")), action)
+        else:
+            raise LocalClusterError(f"unknown change {what!r}: cable, rdma or command")
+        self._rewrite()
+        return {}
+
+    async def _apply_end(self, name: str, end: "CableEnd") -> None:
+        """One end of a cable in its machine's network as the live state has it. A machine that is off has none."""
+        from thunderfleet_localcluster import network
+
+        machine = self.machines[name]
+        if not machine.on or not self.machines[end.peer].on:
+            return
+        ip, tc = network.program("ip") or "ip", network.program("tc") or "tc"
+        rate, commands = self.live.rate(end), network.pull_commands(end, self.live.carries(end.index))
+        ran = await machine.run([ip, "-batch", "-"], commands)
+        if not ran.code:
+            ran = await machine.run([tc, *network.rate_rule(end.interface, rate)])
+        # There is nothing to take away where nothing was slowed.
+        if ran.code and rate is not None:
+            raise LocalClusterError(f"{name}: {ran.stderr.strip()}")
 
     async def _component(self, order: dict[str, Any]) -> dict[str, Any]:
         name, action = str(order.get("name")), str(order.get("action"))

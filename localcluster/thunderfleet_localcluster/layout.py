@@ -55,6 +55,8 @@ class MachineLayout:
     machine: Machine
     lan: Address
     ends: tuple[CableEnd, ...]
+    boots: int = 0
+    """How often it was started again: domain UUIDs and the boot session are other ones then."""
 
     @property
     def name(self) -> str:

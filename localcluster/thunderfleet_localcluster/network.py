@@ -157,6 +157,32 @@ def inside_commands(machine: MachineLayout) -> str:
     return f"link set lo up\naddr add {machine.lan.ip}/{machine.lan.prefix} broadcast + dev en0\nlink set en0 up\n"
 
 
+def pull_commands(end: CableEnd, plugged: bool) -> str:
+    """``ip`` commands inside a machine that pull its end of a cable, or plug it in again."""
+    return f"link set {end.interface} {'up' if plugged else 'down'}\n"
+
+
+def rate_rule(interface: str, rate_mbps: int | None) -> list[str]:
+    """Arguments of ``tc`` that slow an interface down, or let it run free again."""
+    if rate_mbps is None:
+        return ["qdisc", "del", "dev", interface, "root"]
+    burst = max(16, min(1024, rate_mbps // 4))
+    return [
+        "qdisc",
+        "replace",
+        "dev",
+        interface,
+        "root",
+        "tbf",
+        "rate",
+        f"{rate_mbps}mbit",
+        "burst",
+        f"{burst}kb",
+        "latency",
+        "50ms",
+    ]
+
+
 def end_commands(end: CableEnd) -> str:
     """``ip`` commands inside a machine for its end of a cable."""
     address = f"addr add {end.address.ip}/{end.address.prefix} broadcast + dev {end.interface}\n" if end.address else ""

@@ -5,6 +5,7 @@ addresses that the machine really has. Commands are shell scripts over prepared 
 what they do not know in macOS' words. Programs that run them cannot tell, and need not.
 """
 
+import contextlib
 import json
 import shlex
 from collections.abc import Mapping
@@ -12,23 +13,52 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster.layout import Layout, MachineLayout
-from thunderfleet_localcluster.recorded import hardware, network, rdma
+from thunderfleet_localcluster.recorded import hardware, jaccl, network, rdma
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
 
-def write_machine(layout: Layout, machine: MachineLayout, folder: Path) -> None:
+def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: Mapping[str, str] | None = None) -> None:
     """Writes the commands of one Mac into ``folder`` and their texts beside it. Each file is replaced in one step, so that
-    a command that runs at that moment prints either the old or the new text."""
+    a command that runs at that moment prints either the old or the new text. ``damage`` says which commands do not work, and
+    how (``live.DAMAGES``)."""
     texts_folder = folder.parent / "recorded"
     folder.mkdir(parents=True, exist_ok=True)
     texts_folder.mkdir(exist_ok=True)
+    if machine.machine.jaccl == "recorded":
+        jaccl.write(layout, machine, jaccl.python_folder(folder))
     for name, text in texts(layout, machine).items():
         _replace(texts_folder / name, text, 0o644)
     for name, script in commands(layout, machine, texts_folder).items():
-        _replace(folder / name, script, 0o755)
+        how = (damage or {}).get(name)
+        if how is None:
+            _replace(folder / name, script, 0o755)
+            continue
+        whole = texts_folder / f"whole-{name}"
+        _replace(whole, script, 0o755)
+        if how == "absent":
+            (folder / name).unlink(missing_ok=True)
+        else:
+            _replace(folder / name, damaged(name, whole, how), 0o755)
+
+
+def damaged(name: str, whole: Path, how: str) -> str:
+    """The script of a command that does not work; ``whole`` is where the one that does lies."""
+    true = shlex.quote(str(whole))
+    body = {
+        "hang": "exec sleep 2147483647",
+        "fail": f'echo "{name}: Input/output error" >&2; exit 5',
+        "garble": f"{true} \"$@\" 2>&1 | head -c 300; printf '\\377\\376]]}}{{ \\000 \\033[0m'",
+        "half": f'text=$({true} "$@" 2>&1); printf %s "$text" | head -c $((${{#text}} / 2))',
+        "empty": "exit 0",
+        "flood": "head -c 52428800 /dev/zero | tr '\\0' 'A'",
+    }[how]
+    return f"#!/bin/sh\n{body}\n"
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == text:
+            return
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
     fresh.chmod(mode)
@@ -83,7 +113,7 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict
         "ibv_devices": script('show "$here/ibv_devices"\n'),
         "ibv_devinfo": script(_ibv_devinfo(devices)),
         "rdma_ctl": script(_RDMA_CTL),
-        "sysctl": script(_sysctl(hardware.sysctl(machine.machine))),
+        "sysctl": script(_sysctl(hardware.sysctl(machine.machine, machine.boots))),
         "sw_vers": script(_sw_vers(hardware.sw_vers(machine.machine))),
     }
 

@@ -38,7 +38,7 @@ def hardware(machine: Machine) -> dict[str, Any]:
     }
 
 
-def sysctl(machine: Machine) -> dict[str, str]:
+def sysctl(machine: Machine, boots: int = 0) -> dict[str, str]:
     """Key → value, in the order of ``sysctl -a``."""
     mac = machine.mac
     return {
@@ -47,7 +47,9 @@ def sysctl(machine: Machine) -> dict[str, str]:
         "kern.osversion": machine.build,
         "kern.osproductversion": machine.os,
         "kern.hostname": f"{machine.name}.local",
-        "kern.bootsessionuuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"boot/{machine.name}")).upper(),
+        "kern.bootsessionuuid": str(
+            uuid.uuid5(uuid.NAMESPACE_DNS, f"boot/{machine.name}" + (f"/{boots}" if boots else ""))
+        ).upper(),
         "kern.maxproc": "4000",
         "kern.memorystatus_vm_pressure_level": "1",
         "kern.memorystatus_level": "92",

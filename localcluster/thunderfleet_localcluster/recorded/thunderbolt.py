@@ -16,9 +16,9 @@ OLD_KEYS_BEFORE = 15
 """macOS before this version also printed the width of an idle link."""
 
 
-def domain_uuid(machine: str, port: int) -> str:
-    """Domain UUID of a port of a machine."""
-    return port_uuid(machine, port, "domain")
+def domain_uuid(machine: MachineLayout, port: int) -> str:
+    """Domain UUID of a port of a machine; another one after a reboot."""
+    return port_uuid(machine.name, port, "domain" + (f"/{machine.boots}" if machine.boots else ""))
 
 
 def thunderbolt(layout: Layout, machine: MachineLayout) -> Json:
@@ -38,7 +38,7 @@ def _bus(layout: Layout, machine: MachineLayout, port: int) -> Json:
     bus: Json = {
         "_name": f"thunderboltusb4_bus_{port - 1}",
         "device_name_key": model.product,
-        "domain_uuid_key": domain_uuid(machine.name, port),
+        "domain_uuid_key": domain_uuid(machine, port),
         "receptacle_1_tag": receptacle,
         "route_string_key": "0",
         "switch_uid_key": switch_uid(machine.name, port),
@@ -93,7 +93,7 @@ def _peer(layout: Layout, end: CableEnd) -> Json:
         "_name": peer.mac.product,
         "device_id_key": "0xA",
         "device_name_key": peer.mac.identifier,
-        "domain_uuid_key": domain_uuid(end.peer, end.peer_port),
+        "domain_uuid_key": domain_uuid(layout.machine(end.peer), end.peer_port),
         "services_title": services,
         "vendor_id_key": "0x0A27",
         "vendor_name_key": "Apple Inc.",
