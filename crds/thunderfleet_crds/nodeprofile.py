@@ -307,7 +307,12 @@ class Model(ApiModel):
     )
     layers: Count | None = Field(default=None, description="Number of layers.")
     context_length_tokens: Int64 | None = Field(default=None, description="Longest sequence in tokens.")
-    prefill_workspace_bytes: Int64 | None = Field(default=None, description="Peak workspace of one prefill step.")
+    prefill_workspace_bytes: Int64 | None = Field(
+        default=None, description="Peak workspace of one full prefill step at the start of a sequence."
+    )
+    prefill_workspace_bytes_per_token: Int64 | None = Field(
+        default=None, description="What each token of context before a prefill step adds to its workspace."
+    )
     sizes: Annotated[tuple[TensorSize, ...], Field(max_length=MAX_WORLD_SIZE)] = Field(
         default=(),
         description="What tensor parallelism needs, by world size; world size 1 is the whole model.",

@@ -1,0 +1,343 @@
+"""From plain facts to sizes: all of sizing that needs neither MLX nor a file, so that it can be tested with numbers."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from thunderfleet_crds.nodeprofile import KVLayer, Model, PipelineSize, SizedBy, TensorSize
+
+from thunderfleet_runner.weightfiles import Tensor
+
+TEXT_LIMIT = 500
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_positions",
+    "seq_length",
+    "model_max_length",
+)
+_LAYER_NAMES = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+_HEAD_NAMES = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+_KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+_HIDDEN_NAMES = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
+_WIDE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """As much of MLX's group as splitting a model asks for."""
+
+    place: int
+    members: int
+
+    def rank(self) -> int:
+        return self.place
+
+    def size(self) -> int:
+        return self.members
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one layer's cache was seen to hold: bytes after fewer and after more tokens, of what a window bounds and the rest.
+
+    ``window_tokens`` is the window of the first two; None when nothing is bounded.
+    """
+
+    window_tokens: int | None
+    windowed: tuple[int, int]
+    rest: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Peak bytes of workspace of a step of ``tokens`` tokens that see ``seen`` tokens, themselves among them."""
+
+    tokens: int
+    seen: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Peak bytes of one full step of prefill at the start of a sequence, and what each token before it adds."""
+
+    nbytes: int
+    per_token: int
+
+
+@dataclass
+class Facts:
+    """What a dry run found. ``ended`` says why it found no more; what it did not come to is None or missing."""
+
+    total_bytes: int | None = None
+    layers: int | None = None
+    layer_bytes: tuple[int, ...] = ()
+    shared_bytes: int = 0
+    pipeline_refusal: str | None = None
+    pipeline_asked: bool = False
+    tensor: dict[int, tuple[int, ...] | str] = field(default_factory=dict)
+    """World size → bytes of each rank, or the refusal."""
+    kv: tuple[KVLayer, ...] | None = None
+    kv_problem: str | None = None
+    workspace: Workspace | None = None
+    workspace_problem: str | None = None
+    ended: str | None = None
+
+
+def text(error: object) -> str:
+    """A reason as one line that fits the API."""
+    return " ".join(str(error).split())[:TEXT_LIMIT] or type(error).__name__
+
+
+# --- configurations -------------------------------------------------------------------------------------------------
+
+
+def number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """The first positive integer under one of these names, in the configuration or its text model's."""
+    parts = [part for part in (config, config.get("text_config"), config.get("llm_config")) if isinstance(part, dict)]
+    found = [part[name] for part in parts for name in names if type(part.get(name)) is int]
+    return next((int(value) for value in found if 0 < value < 2**63), None)
+
+
+def quantization(config: Mapping[str, Any]) -> tuple[bool, int | None]:
+    """Whether weights are quantised, and the bits of most of them where the configuration says so."""
+    inner = config.get("text_config")
+    parts = [config, inner] if isinstance(inner, dict) else [config]
+    for section in (part.get(name) for part in parts for name in ("quantization", "quantization_config")):
+        if isinstance(section, dict):
+            bits = section.get("bits")
+            return True, bits if type(bits) is int and 1 <= bits <= 64 else _bits_of_a_mode(section)
+    return False, None
+
+
+def _bits_of_a_mode(section: Mapping[str, Any]) -> int | None:
+    names = f"{section.get('quant_method')} {section.get('mode')} {section.get('format')} {section.get('quant_algo')}".lower()
+    match = re.search(r"(?:fp|int)(4|8)", names)
+    return int(match[1]) if match else None
+
+
+def _common(path: str, config: Mapping[str, Any], nbytes: int) -> dict[str, Any]:
+    quantized, bits = quantization(config)
+    kind = config.get("model_type")
+    return {
+        "path": path,
+        "bytes": nbytes,
+        "complete": True,
+        "architecture": kind if isinstance(kind, str) else None,
+        "quantized": quantized,
+        "bits": bits,
+        "context_length_tokens": context_length(config),
+    }
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """Longest sequence in tokens, where the configuration says it."""
+    return number(config, _CONTEXT_NAMES)
+
+
+def caches_by_configuration(config: Mapping[str, Any]) -> tuple[KVLayer, ...]:
+    """An upper estimate for a model that could not be traced: every layer keeps 16-bit keys and values of all tokens."""
+    layers, heads, hidden = (number(config, names) for names in (_LAYER_NAMES, _HEAD_NAMES, _HIDDEN_NAMES))
+    if layers is None or heads is None or hidden is None or layers > 512:
+        return ()
+    width = number(config, ("head_dim",)) or -(-hidden // heads)
+    return (KVLayer(bytes_per_token=2 * 2 * (number(config, _KV_HEAD_NAMES) or heads) * width),) * layers
+
+
+def workspace_by_configuration(config: Mapping[str, Any], step: int) -> Workspace | None:
+    """An upper estimate for a model that could not be traced, of a step of so many tokens.
+
+    The widest activations of a layer (hidden, the MLP's three, queries and the rest of attention) in float32. None when the
+    configuration names no width.
+    """
+    hidden = number(config, _HIDDEN_NAMES)
+    if hidden is None:
+        return None
+    wide = number(config, _WIDE_NAMES) or 4 * hidden
+    return Workspace(4 * step * (6 * hidden + 3 * wide), 0)
+
+
+# --- the two ways to a model ----------------------------------------------------------------------------------------
+
+
+def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], why: str) -> Model:
+    """A model that mlx-lm cannot build: bytes as its files have them, on one Mac."""
+    layer_bytes: dict[int, int] = {}
+    for tensor in tensors:
+        match = _LAYER.search(tensor.name)
+        if match is not None and int(match[1]) < 512:
+            layer_bytes[int(match[1])] = layer_bytes.get(int(match[1]), 0) + tensor.nbytes
+    total = sum(tensor.nbytes for tensor in tensors)
+    layers = max(layer_bytes, default=-1) + 1
+    workspace = workspace_by_configuration(config, 2048)
+    return Model(
+        **_common(path, config, total),
+        layers=layers or None,
+        prefill_workspace_bytes=workspace.nbytes if workspace else None,
+        sizes=(TensorSize(world_size=1, tensor_bytes_per_rank=(total,)),),
+        pipeline=PipelineSize(
+            layer_bytes=tuple(layer_bytes.get(layer, 0) for layer in range(layers)),
+            shared_bytes=total - sum(layer_bytes.values()),
+            refusal=text(why),
+        ),
+        kv=caches_by_configuration(config),
+        sized_by=SizedBy.FILES,
+    )
+
+
+def by_mlx(path: str, config: Mapping[str, Any], facts: Facts, world_sizes: Sequence[int]) -> Model:
+    """A model as the dry run found it; what the run did not come to is refused, or estimated upwards."""
+    total = facts.total_bytes or 0
+    ended = text(facts.ended or "the dry run did not come to it")
+    workspace = facts.workspace or workspace_by_configuration(config, 2048)
+    return Model(
+        **_common(path, config, total),
+        layers=facts.layers,
+        prefill_workspace_bytes=workspace.nbytes if workspace else None,
+        prefill_workspace_bytes_per_token=workspace.per_token if workspace else None,
+        sizes=tuple(_tensor_size(world_size, facts.tensor.get(world_size, ended), total) for world_size in world_sizes),
+        pipeline=PipelineSize(
+            layer_bytes=facts.layer_bytes,
+            shared_bytes=facts.shared_bytes,
+            refusal=facts.pipeline_refusal if facts.pipeline_asked else ended,
+        ),
+        kv=facts.kv if facts.kv is not None else caches_by_configuration(config),
+        sized_by=SizedBy.MLX,
+    )
+
+
+def _tensor_size(world_size: int, found: tuple[int, ...] | str, total: int) -> TensorSize:
+    if world_size == 1:
+        return TensorSize(world_size=1, tensor_bytes_per_rank=(total,))
+    if isinstance(found, str):
+        return TensorSize(world_size=world_size, refusal=text(found))
+    return TensorSize(world_size=world_size, tensor_bytes_per_rank=found)
+
+
+def asked_ranks(world_size: int) -> tuple[int, ...]:
+    """The ranks that are asked first: those that a model could treat differently. When they differ, all are asked."""
+    return tuple(sorted({0, 1, world_size // 2, world_size - 1} & set(range(world_size))))
+
+
+# --- caches and workspace -------------------------------------------------------------------------------------------
+
+
+def cache_of(held: Held, few: int, many: int, tensor_split: bool) -> KVLayer:
+    """A layer's cache from what it held after ``few`` and after ``many`` tokens. Rounded up."""
+    fixed, per_token = growth(*held.rest, few, many)
+    window_fixed, window_per_token = growth(*held.windowed, few, many)
+    if held.window_tokens is None or not window_per_token:
+        return KVLayer(fixed_bytes=fixed + window_fixed, bytes_per_token=per_token, tensor_split=tensor_split)
+    if per_token:
+        # One layer with both: the bounded part counts as if it were full.
+        bounded = window_fixed + window_per_token * held.window_tokens
+        return KVLayer(fixed_bytes=fixed + bounded, bytes_per_token=per_token, tensor_split=tensor_split)
+    return KVLayer(
+        fixed_bytes=fixed + window_fixed,
+        bytes_per_token=window_per_token,
+        window_tokens=held.window_tokens,
+        tensor_split=tensor_split,
+    )
+
+
+def growth(small: int, large: int, few: int, many: int) -> tuple[int, int]:
+    """(fixed bytes, bytes a token) of what was ``small`` after ``few`` tokens and ``large`` after ``many``. Rounded up."""
+    per_token = -(-max(large - small, 0) // (many - few))
+    return max(small - per_token * few, 0), per_token
+
+
+def workspace_of_steps(near: Sample, far: Sample | None, kv: Sequence[KVLayer]) -> Workspace:
+    """The workspace from two full steps, at the start of a sequence and at its end. It bends upwards, so what is in between is
+    below the line."""
+    slope = max(far.nbytes - near.nbytes, 0) / (far.seen - near.seen) if far is not None else 0.0
+    return _workspace(near.nbytes, slope, near.tokens, kv)
+
+
+def workspace_of_samples(samples: Sequence[Sample], step: int, kv: Sequence[KVLayer]) -> Workspace:
+    """The workspace of a full step, from four short ones: it grows with the step's tokens, with the tokens they see, and (where
+    attention writes out its scores) with the product of both.
+
+    ``samples``: two steps, each with few and with more tokens before it.
+    """
+    (short_near, short_far), (long_near, long_far) = _pairs(samples)
+    slopes = [
+        (far.nbytes - near.nbytes) / (far.seen - near.seen) for near, far in ((short_near, short_far), (long_near, long_far))
+    ]
+    tokens = long_near.tokens - short_near.tokens
+    product = max((slopes[1] - slopes[0]) / tokens, 0.0)
+    seen = max(slopes[0] - product * short_near.tokens, 0.0)
+    bases = [near.nbytes - (product * near.tokens + seen) * near.seen for near in (short_near, long_near)]
+    linear = max((bases[1] - bases[0]) / tokens, 0.0)
+    constant = max(bases[0] - linear * short_near.tokens, 0.0)
+    per_token = product * step + seen
+    return _workspace(constant + linear * step + per_token * step, per_token, step, kv)
+
+
+def _workspace(nbytes: float, per_token: float, step: int, kv: Sequence[KVLayer]) -> Workspace:
+    """Adds the room for one layer's cache while it grows, and what windows keep until the step after."""
+    growing = max((layer.bytes_per_token for layer in kv if layer.window_tokens is None), default=0)
+    overhang = sum(layer.bytes_per_token for layer in kv if layer.window_tokens is not None) * (step - 1)
+    return Workspace(ceil(nbytes) + overhang + growing * step, ceil(per_token) + growing)
+
+
+def _pairs(samples: Sequence[Sample]) -> tuple[tuple[Sample, Sample], tuple[Sample, Sample]]:
+    by_tokens: dict[int, list[Sample]] = {}
+    for sample in samples:
+        by_tokens.setdefault(sample.tokens, []).append(sample)
+    short, long = (sorted(by_tokens[tokens], key=lambda sample: sample.seen) for tokens in sorted(by_tokens))
+    return (short[0], short[-1]), (long[0], long[-1])
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of a computation: its kind, the names of what it reads, and the names and bytes of what it writes."""
+
+    kind: str
+    reads: tuple[str, ...]
+    writes: tuple[tuple[str, int], ...]
+
+
+VIEWS = frozenset(
+    (
+        "Broadcast", "BroadcastAxes", "Depends", "ExpandDims", "Flatten", "Reshape", "Slice", "DynamicSlice", "Split",
+        "Squeeze", "StopGradient", "Transpose", "Unflatten", "AsStrided", "View", "Copy", "NumberOfElements",
+    )
+)  # fmt: skip
+"""Operations whose result is (nearly always) the memory of their first operand seen differently."""
+
+
+def peak_bytes(nodes: Sequence[Node], kept: frozenset[str]) -> int:
+    """The most bytes that are alive at once while ``nodes`` run in order, each result freed after its last use.
+
+    What a node reads that no node has written is there already and not counted; nor is what becomes ``kept``.
+    """
+    owner: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, node in enumerate(nodes):
+        owners = [owner[name] for name in node.reads if name in owner]
+        view = node.kind in VIEWS and bool(node.reads)
+        for name, nbytes in node.writes:
+            if view:
+                if node.reads[0] in owner:
+                    owner[name] = owner[node.reads[0]]
+            else:
+                owner[name], sizes[name] = name, nbytes
+                owners.append(name)
+        for name in owners:
+            last[name] = position
+    uncounted = {owner[name] for name in kept if name in owner}
+    freed: dict[int, list[str]] = {}
+    for name, position in last.items():
+        freed.setdefault(position, []).append(name)
+    alive = peak = 0
+    for position, node in enumerate(nodes):
+        alive += sum(nbytes for name, nbytes in node.writes if name in sizes and name not in uncounted)
+        peak = max(peak, alive)
+        alive -= sum(sizes[name] for name in freed.get(position, ()) if name not in uncounted)
+    return peak
