@@ -11,7 +11,12 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 STATE_PATH = "/v1/state"
-"""``GET``: a GroupState from rank 0, of any other rank 421 with rank 0's address."""
+"""``GET``: a GroupState from rank 0, of any other rank 421 with rank 0's address.
+
+With ``?wait=SECONDS&phase=PHASE&attempt=N`` the answer comes as soon as the group is in another phase or attempt than that, and
+after that many seconds (WAIT_LIMIT_SECONDS at most) in any case: a failure that is over within a poll's interval is seen too.
+"""
+WAIT_LIMIT_SECONDS = 30.0
 DRAIN_PATH = "/v1/drain"
 """``POST`` to rank 0: admit nothing new, let running requests end within their grace, then stop every rank."""
 

@@ -1,7 +1,8 @@
 """Listens to the groups: rank 0 of each is asked for its state, over mutual TLS with the group's own keys.
 
-Often while something is going on, seldom once it serves. What changes puts the deployment on the work queue; that rank 0
-has been silent for long does too.
+Often while something is going on, seldom once it serves; and rank 0 answers a question early when the group has come to
+another phase, so that no failure is missed and nothing waits for the next poll. What changes puts the deployment on the work
+queue; that rank 0 has been silent for long does too.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from thunderfleet_operator.lifecycle import Heard
 
 log = logging.getLogger(__name__)
 
+MOVED_SECONDS = 0.05
+"""After another phase: the next is asked for soon, but a group that changes without end does not keep us busy."""
 BUSY_SECONDS = 1.0
 QUIET_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
@@ -47,12 +50,16 @@ class _Listener:
     def heard(self) -> Heard:
         return Heard(self.state, time.monotonic() - self._heard)
 
-    async def _ask(self) -> GroupState | None:
+    async def _ask(self, seconds: float, known: GroupState | None) -> GroupState | None:
+        """The group's state; when it is still as ``known``, as it is when it has moved on, or ``seconds`` later."""
         leader = self.plan.ranks[0]
         url = f"https://{_host(leader.address)}:{leader.control_port}{STATE_PATH}"
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        wait = {} if known is None else {"wait": f"{seconds:g}", "phase": known.phase.value, "attempt": str(known.attempt)}
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS + (seconds if wait else 0))
         try:
-            async with self._session.get(url, ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout) as answer:
+            async with self._session.get(
+                url, params=wait, ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout
+            ) as answer:
                 if answer.status != 200:
                     log.debug("%s: %s answers %d", self.plan.group, url, answer.status)
                     return None
@@ -65,8 +72,11 @@ class _Listener:
 
     async def _run(self) -> None:
         reminded = 0.0
+        known: GroupState | None = None
         while True:
-            state = await self._ask()
+            seconds = QUIET_SECONDS if known is not None and known.phase is GroupPhase.READY else BUSY_SECONDS
+            began = time.monotonic()
+            state = await self._ask(seconds, known)
             now = time.monotonic()
             first = not self.asked.is_set()
             self.asked.set()
@@ -81,8 +91,10 @@ class _Listener:
                 self._changed()
             elif first:
                 self._changed()
-            quiet = state is not None and state.phase is GroupPhase.READY
-            await asyncio.sleep(QUIET_SECONDS if quiet else BUSY_SECONDS)
+            moved = state is not None and (known is None or (state.phase, state.attempt) != (known.phase, known.attempt))
+            known = state
+            # A supervisor that answers at once although nothing has moved is not asked more often for it.
+            await asyncio.sleep(MOVED_SECONDS if moved else max(0.0, seconds - (now - began)))
 
 
 class Groups:

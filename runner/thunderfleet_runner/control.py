@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 from pydantic import BaseModel
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupState
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 
 from thunderfleet_runner import peers
@@ -139,6 +139,31 @@ class Connection:
             on_tick()
 
 
+class Changes:
+    """Wakes whoever waits for the next change of something."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def tell(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._next.wait()
+
+
+def _asked_wait(query: Mapping[str, str]) -> tuple[float, str, str]:
+    """Seconds to wait, and the phase and the attempt that the asker knows. Raises ValueError for a wait that is none."""
+    try:
+        seconds = float(query.get("wait", "0"))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= WAIT_LIMIT_SECONDS:
+        raise ValueError(f"wait is a number of seconds from 0 to {WAIT_LIMIT_SECONDS:g}, not {query['wait']}")
+    return seconds, query.get("phase", ""), query.get("attempt", "")
+
+
 async def serve_control(
     plan: Plan,
     rank: int,
@@ -147,11 +172,12 @@ async def serve_control(
     state: Callable[[], GroupState],
     join: Callable[[peers.Hello, Connection], Awaitable[peers.Refusal | None]],
     drain: Callable[[], None],
+    changes: Changes,
 ) -> web.AppRunner:
     """Listens on the plan's address and control port of ``rank``; ``cleanup()`` of what it returns ends it.
 
-    ``join`` judges a claim; when it returns None it has run the member's connection to its end. Raises OSError when the
-    address or the port is not to be had.
+    ``join`` judges a claim; when it returns None it has run the member's connection to its end. ``changes`` tells of every
+    change of the state. Raises OSError when the address or the port is not to be had.
     """
     leader = plan.ranks[0]
     elsewhere = f"this is rank {rank}; ask rank 0 at https://{leader.address}:{leader.control_port}"
@@ -159,9 +185,19 @@ async def serve_control(
     def misdirected() -> web.Response:
         return web.json_response({"message": elsewhere, "state": state().model_dump(mode="json", by_alias=True)}, status=421)
 
-    async def get_state(_: web.Request) -> web.Response:
+    ending = False
+
+    async def get_state(request: web.Request) -> web.Response:
         if rank != 0:
             return misdirected()
+        try:
+            seconds, phase, attempt = _asked_wait(request.query)
+        except ValueError as error:
+            return web.json_response({"message": str(error)}, status=400)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not ending and ((now := state()).phase.value, str(now.attempt)) == (phase, attempt):
+                    await changes.wait()
         return web.Response(text=state().model_dump_json(by_alias=True), content_type="application/json")
 
     async def post_drain(_: web.Request) -> web.Response:
@@ -191,7 +227,13 @@ async def serve_control(
             await socket.close()
         return socket
 
+    async def end_waits(_: web.Application) -> None:
+        nonlocal ending
+        ending = True
+        changes.tell()
+
     app = web.Application()
+    app.on_shutdown.append(end_waits)
     app.add_routes([web.get(STATE_PATH, get_state), web.post(DRAIN_PATH, post_drain), web.get(JOIN_PATH, get_join)])
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()

@@ -80,6 +80,7 @@ class Supervisor:
         self._server_tls = control.server_tls(settings.keys_folder)
         self._client_tls = control.client_tls(settings.keys_folder)
         self._ending = asyncio.Event()
+        self._changes = control.Changes()
         self._tasks: list[asyncio.Task[None]] = []
         self.service = Service(self.plan, self.rank, lambda: self.role.state)
         self._metrics = GroupMetrics(self.service.registry, self._ages)
@@ -128,6 +129,7 @@ class Supervisor:
                 state=lambda: self.state,
                 join=leader.join if leader is not None else _nobody,
                 drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+                changes=self._changes,
             )
         )
         gateway: web.AppRunner | None = None
@@ -207,6 +209,7 @@ class Supervisor:
 
     def _changed(self, state: GroupState) -> None:
         self._metrics.observe(state)
+        self._changes.tell()
 
     def _ages(self) -> dict[int, float]:
         if isinstance(self.role, Leader):

@@ -33,10 +33,10 @@ def plan_at(port: int, epoch: int = 1) -> Plan:
 
 
 @pytest.fixture
-async def serve(tmp_path: Any) -> AsyncIterator[Callable[[KeyPair, dict[str, Any]], Any]]:
+async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
     runners: list[web.AppRunner] = []
 
-    async def start(pair: KeyPair, state: dict[str, Any]) -> int:
+    async def start(pair: KeyPair, state: dict[str, Any], asked: asyncio.Queue[dict[str, str]] | None = None) -> int:
         """A rank 0 that answers ``state``, to its own group only."""
         (tmp_path / "c").write_text(pair.certificate)
         (tmp_path / "k").write_text(pair.key)
@@ -45,7 +45,9 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[[KeyPair, dict[str, Any
         context.load_verify_locations(tmp_path / "c")
         context.verify_mode = ssl.CERT_REQUIRED
 
-        async def answer(_: web.Request) -> web.Response:
+        async def answer(request: web.Request) -> web.Response:
+            if asked is not None:
+                asked.put_nowait(dict(request.query))
             return web.json_response(state)
 
         app = web.Application()
@@ -82,6 +84,23 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
         assert groups.heard("ns/md", 0, 2).state is None
         groups.listen("ns/md", {})
         assert groups.heard("ns/md", 0, 1).state is None and not groups.keys()
+    finally:
+        await groups.close()
+
+
+async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "QUIET_SECONDS", 0.02)
+    asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    pair = group_keys(MASTER, "uid", 0, 1)
+    port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
+    groups = Groups(lambda key: None)
+    try:
+        groups.listen("ns/md", {0: (plan_at(port), pair)})
+        async with asyncio.timeout(20):
+            assert await asked.get() == {}, "the first answer is wanted at once"
+            assert await asked.get() == {"wait": "0.02", "phase": "Ready", "attempt": "2"}
     finally:
         await groups.close()
 
