@@ -209,7 +209,9 @@ class Deployment:
 
     @property
     def endpoint(self) -> str:
-        return str(self.status["endpoint"])
+        """The URL that clients use; while nothing is Ready, that of the first group."""
+        status = self.status
+        return str(status.get("endpoint") or status["groups"][0]["endpoint"])
 
     def told(self) -> str:
         """What its conditions say now."""

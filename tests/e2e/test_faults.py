@@ -1,0 +1,442 @@
+"""What breaks, and what must hold then: each fault on the real control plane, with real processes killed."""
+
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster import tinymodel
+
+Json = dict[str, Any]
+Deploy = Callable[..., Any]
+Alone = Callable[[str, int], list[int]]
+
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
+SYSTEM = "thunderfleet-system"
+OPERATORS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
+AWAY_SECONDS = 30.0
+GONE_SECONDS = 30.0
+"""In which nothing of a deleted ModelDeployment may be left."""
+MAC_LOST_SECONDS = 150.0
+"""The control plane's own 50 s until a silent Node is not Ready, then a placement and a start."""
+
+SUPERVISOR = "thunderfleet-runner serve"
+RANK = "thunderfleet_runner.rank"
+
+
+def containers(served: Any) -> dict[str, tuple[str, str, int]]:
+    """Of every runner pod: UID, container ID and restarts."""
+    return {
+        pod["metadata"]["name"]: (
+            pod["metadata"]["uid"],
+            pod["status"]["containerStatuses"][0]["containerID"],
+            pod["status"]["containerStatuses"][0]["restartCount"],
+        )
+        for pod in served.children()
+        if pod["kind"] == "Pod"
+    }
+
+
+def pids(served: Any) -> list[str]:
+    """Processes of its pods, by machine, process id and command."""
+    processes, _ = served.seen()
+    return sorted(process for process in processes if RANK in process or SUPERVISOR in process)
+
+
+def versions(served: Any) -> dict[str, str]:
+    """What must not change when nothing is to be done: UID and spec of pods (their status is their kubelet's), else all."""
+    found = {}
+    for child in served.children():
+        metadata = child["metadata"]
+        pod = child["kind"] == "Pod"
+        found[f"{child['kind']} {metadata['name']}"] = (
+            f"{metadata['uid']} {metadata.get('generation')}" if pod else f"{metadata['uid']} {metadata['resourceVersion']}"
+        )
+    return found
+
+
+def kill(line: Any, machine: str, pattern: str, signal: str = "KILL") -> None:
+    """A signal to the processes of a machine whose command matches; there must be one."""
+    done = line.run(machine, "pkill", f"-{signal}", "-f", pattern)
+    assert done.returncode == 0, f"nothing on {machine} matches {pattern}: {done.stderr}"
+
+
+def until_back(served: Any, before: Json) -> Json:
+    """Waits until a group that broke after ``before`` has been reported, and serves again; its state then."""
+
+    def broke() -> bool:
+        group = served.group()
+        return group.get("lastFailure") != before.get("lastFailure") or group.get("epoch") != before["epoch"]
+
+    served.until("the failure is in status", broke)
+    served.until_ready()
+    found: Json = served.group()
+    return found
+
+
+# --- programs that come and go ---
+
+
+def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -> None:
+    before, processes, node = containers(pair), pids(pair), [rank["node"] for rank in pair.ranks()]
+    logs = {pod: pair.kubectl("logs", pod) for pod in before}
+    epoch, expected = pair.group()["epoch"], alone(PROMPT, TOKENS)
+    killed = datetime.now().astimezone()
+    for name in node:
+        line.cluster.machines[name].kill_kubelet()
+    try:
+        assert pair.tokens(PROMPT, TOKENS) == expected, "the group serves while its kubelets are dead"
+        assert pids(pair) == processes
+        # What is written while nobody keeps the pod must be in its log afterwards.
+        kill(line, node[1], RANK)
+        pair.until("the group has formed anew", lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200)
+    finally:
+        for name in node:
+            line.cluster.machines[name].start_kubelet()
+
+    def told(pod: str) -> str:
+        return str(line.cluster.kubectl("logs", "-n", pair.namespace, pod, check=False).stdout)
+
+    line.until("kubectl logs answers, from the beginning on", lambda: all(told(pod).startswith(logs[pod]) for pod in before))
+    line.until("the nodes are Ready", line.ready_machines)
+    pair.until_ready()
+    assert containers(pair) == before, "no container was restarted or replaced"
+    since = pair.kubectl("logs", pair.ranks()[0]["pod"], f"--since-time={killed.isoformat()}")
+    assert "-> Ready" in since, "what was logged while the kubelet was dead is there"
+    assert pair.group()["epoch"] == epoch
+    assert pair.tokens(PROMPT, TOKENS) == expected
+
+
+@pytest.mark.parametrize("replicas", ["the leader", "both"])
+def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) -> None:
+    pair.until("a benchmark", lambda: pair.status.get("benchmark"))
+    lease = ("lease", "thunderfleet-operator", "-n", SYSTEM)
+    before, item = versions(pair), pair.get()
+    held = line.json("get", *lease)["spec"]
+    pods = {pod["metadata"]["name"]: pod for pod in line.items(*OPERATORS)}
+    hit = [pod for name, pod in pods.items() if replicas == "both" or held["holderIdentity"].startswith(name)]
+    assert len(hit) == (2 if replicas == "both" else 1)
+    for pod in hit:
+        kill(line, pod["spec"]["nodeName"], "thunderfleet-operator run")
+
+    def led() -> bool:
+        return bool(line.json("get", *lease)["spec"]["holderIdentity"] != held["holderIdentity"])
+
+    line.until("another process leads", led)
+
+    def reconciled() -> bool:
+        """A whole round for the deployment has been made by the process that leads now."""
+        holder = line.json("get", *lease)["spec"]["holderIdentity"]
+        for pod in line.items(*OPERATORS):
+            if not holder.startswith(pod["metadata"]["name"]):
+                continue
+            port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+            try:
+                text = line.request(f"http://{pod['status']['podIP']}:{port}/metrics").body
+            except OSError:
+                return False
+            return (
+                "thunderfleet_operator_leading 1.0" in text and 'reconciles_total{kind="modeldeployments",result="ok"}' in text
+            )
+        return False
+
+    line.until("it has made a round", reconciled)
+    assert versions(pair) == before
+    now = pair.get()
+    assert now["metadata"]["generation"] == item["metadata"]["generation"]
+    assert now["status"] == item["status"], "nothing has changed, so status says the same"
+
+    def restarted() -> bool:
+        statuses = {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0] for pod in line.items(*OPERATORS)}
+        return set(statuses) == set(pods) and all(status["ready"] for status in statuses.values())
+
+    line.until("both replicas are back", restarted)
+    assert versions(pair) == before
+
+
+def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
+    before, processes, group = versions(pair), pids(pair), pair.group()
+    endpoint, expected = pair.endpoint, alone(PROMPT, TOKENS)
+    body = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
+    body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
+    line.cluster.component("kube-apiserver", "off")
+    try:
+        until, answers = time.monotonic() + AWAY_SECONDS, 0
+        while time.monotonic() < until:
+            answer = line.request(f"{endpoint}/chat/completions", body)
+            assert answer.status == 200, answer.body
+            assert answer.json["choices"][0]["token_ids"] == expected
+            answers += 1
+        assert answers > 1
+        assert line.cluster.kubectl("get", "nodes", "--request-timeout=2s", check=False).returncode != 0, "it was away"
+    finally:
+        line.cluster.component("kube-apiserver", "on")
+    line.until("the API server answers", lambda: line.cluster.kubectl("get", "--raw=/readyz", check=False).returncode == 0)
+    back = datetime.now().astimezone()
+
+    def renewed() -> bool:
+        leases = {item["metadata"]["name"]: item["spec"]["renewTime"] for item in line.items("leases", "-n", "kube-node-lease")}
+        leases["operator"] = line.json("get", "lease", "thunderfleet-operator", "-n", SYSTEM)["spec"]["renewTime"]
+        return all(datetime.fromisoformat(renewed) > back for renewed in leases.values())
+
+    line.until("all kubelets and the operator renew their leases", renewed)
+    assert line.ready_machines()
+    assert versions(pair) == before
+    assert pids(pair) == processes
+    assert pair.group()["epoch"] == group["epoch"]
+    # Watches and status writes work again: what happens now is told.
+    kill(line, pair.ranks()[1]["node"], RANK)
+    until_back(pair, group)
+    assert pair.tokens(PROMPT, TOKENS) == expected
+
+
+# --- parts of a group ---
+
+
+def test_rank_killed(pair: Any, line: Any, alone: Alone) -> None:
+    before, pods = pair.group(), containers(pair)
+    kill(line, pair.ranks()[1]["node"], RANK)
+    after = until_back(pair, before)
+    failure = after["lastFailure"]
+    assert (failure["rank"], failure["node"]) == (1, before["ranks"][1]["node"])
+    assert containers(pair) == pods, "a rank's end needs no new pod"
+    assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_supervisor_killed(pair: Any, line: Any, alone: Alone, rank: int) -> None:
+    before, pods = pair.group(), containers(pair)
+    hit = before["ranks"][rank]
+    kill(line, hit["node"], SUPERVISOR)
+
+    def restarted() -> bool:
+        status = next(pod for pod in pair.children() if pod["metadata"]["name"] == hit["pod"])["status"]
+        return bool(status["containerStatuses"][0]["restartCount"] > pods[hit["pod"]][2])
+
+    pair.until("the supervisor's container was restarted", restarted)
+    pair.until("the group serves", lambda: pair.is_ready() and pair.ask(PROMPT, 1).status == 200)
+    assert {name: pod[0] for name, pod in containers(pair).items()} == {name: pod[0] for name, pod in pods.items()}
+    assert len([process for process in pids(pair) if RANK in process]) == 2, "no rank of the old supervisor is left"
+    assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alone) -> None:
+    before = pair.group()
+    lost = next(rank["node"] for rank in before["ranks"] if rank["node"] != "studio-1")
+    line.cluster.machines[lost].off()
+    try:
+
+        def moved() -> bool:
+            group = pair.group()
+            return group.get("epoch") != before["epoch"] and pair.is_ready()
+
+        pair.until("it serves on another pair", moved, MAC_LOST_SECONDS)
+        nodes = {rank["node"] for rank in pair.ranks()}
+        assert nodes == {"studio-1", *({"studio-2", "mini-1"} - {lost})}
+        assert pair.group()["lastFailure"]["node"] == lost
+        assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+        waiting = pair.status["terminatingPods"]
+        assert [(pod["node"]) for pod in waiting] == [lost], "the pod on the Mac that is off is told, not forced away"
+    finally:
+        line.cluster.machines[lost].on()
+    line.until("the Mac is back", line.ready_machines)
+    pair.until("its old pod has ended", lambda: not pair.status.get("terminatingPods"))
+    assert pair.is_ready()
+
+
+def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> None:
+    # On the two Studios or nowhere.
+    held = deploy("held", nodes={"min": 2, "selector": {"thunderfleet.io/chip": "Apple-M3-Ultra"}}).until_ready()
+    lost = held.ranks()[1]["node"]
+    line.cluster.machines[lost].off()
+    try:
+        told = held.until_condition("Ready", "False")["message"]
+        assert lost in told, "status names the Mac that is waited for"
+    finally:
+        line.cluster.machines[lost].on()
+    line.until("the Mac is back", line.ready_machines)
+    held.until_ready()
+    assert held.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+# --- strangers ---
+
+# Asks a control port for the state of its group, with no certificate or with a stranger's own; prints what came of it.
+KNOCK = """
+import socket, ssl, sys
+host, port, certificate = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+if certificate:
+    context.load_cert_chain(certificate)
+try:
+    with socket.create_connection((host, port), timeout=10) as plain, context.wrap_socket(plain) as secure:
+        secure.settimeout(10)
+        path = sys.argv[4]
+        secure.sendall(f"GET {path} HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+        print("answered", secure.recv(100))
+except ssl.SSLError as error:
+    print("refused", error.reason)
+except ConnectionError as error:
+    print("refused", type(error).__name__)
+"""
+
+
+def test_stranger_at_the_rendezvous(pair: Any, line: Any, tmp_path: Any, certificate: Any) -> None:
+    group = pair.group()
+    host, port = group["coordinator"].rsplit(":", 1)
+    for given in ("", str(certificate)):
+        for path in ("/v1/state", "/v1/join"):
+            knocked = line.run("mini-1", sys.executable, "-S", "-c", KNOCK, host, port, given, path)
+            assert knocked.stdout.startswith("refused"), knocked.stdout + knocked.stderr
+    plain = line.run("mini-1", "bash", "-c", f"exec 3<>/dev/tcp/{host}/{port}; echo GET / >&3; timeout 10 head -c 100 <&3")
+    assert "HTTP" not in plain.stdout
+    assert pair.is_ready()
+    assert pair.group() == group, "the group has not noticed"
+
+
+def test_stranger_at_the_gateway(line: Any, deploy: Deploy) -> None:
+    closed = deploy("closed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"})
+    closed.kubectl("create", "secret", "generic", "keys", "--from-literal=alice=open sesame", "--from-literal=bob=12345")
+    closed.until_ready()
+    for path in ("models", "chat/completions"):
+        refused = line.request(f"{closed.endpoint}/{path}")
+        assert refused.status == 401, refused.body
+        assert "Authorization: Bearer" in refused.json["error"]["message"]
+    assert closed.ask(PROMPT, 1, "wrong").status == 401
+    assert closed.ask(PROMPT, 1, "open sesame").status == 200
+    assert closed.ask(PROMPT, 1, "12345").status == 200
+
+
+def kubelet_answer(line: Any, path: str, token: str | None = None) -> int:
+    """HTTP status of a kubelet's own server, asked without the API server in between."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({"https": line.cluster.proxy}), urllib.request.HTTPSHandler(context=context)
+    )
+    url = f"https://{line.cluster.machines['studio-1'].address}:10250{path}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_stranger_at_a_kubelet(pair: Any, line: Any) -> None:
+    pod = next(rank["pod"] for rank in pair.ranks() if rank["node"] == "studio-1")
+    logs = f"/containerLogs/{pair.namespace}/{pod}/runner"
+    powerless = pair.kubectl("create", "token", "default").strip()
+    for path in (logs, "/metrics/resource", "/metrics"):
+        assert kubelet_answer(line, path) == 401
+        assert kubelet_answer(line, path, "not-a-token") == 401
+        assert kubelet_answer(line, path, powerless) == 403
+    pair.kubectl("create", "serviceaccount", "reader")
+    line.kubectl(
+        "create",
+        "clusterrolebinding",
+        pair.name,
+        "--clusterrole=system:kubelet-api-admin",
+        f"--serviceaccount={pair.namespace}:reader",
+    )
+    try:
+        powerful = pair.kubectl("create", "token", "reader").strip()
+        assert kubelet_answer(line, logs, powerful) == 200
+    finally:
+        line.kubectl("delete", "clusterrolebinding", pair.name)
+
+
+# --- the end ---
+
+
+def in_pending(line: Any, deploy: Deploy) -> Any:
+    waits = deploy("pending", nodes={"min": 9})
+    waits.until_condition("Placed", "False")
+    assert waits.state == "Pending"
+    return waits
+
+
+def in_starting(line: Any, deploy: Deploy) -> Any:
+    starts = deploy("starting")
+    starts.until("its pods are there", lambda: len(containers_or_none(starts)) == 2)
+    return starts
+
+
+def containers_or_none(served: Any) -> list[Json]:
+    return [child for child in served.children() if child["kind"] == "Pod"]
+
+
+def in_forming(line: Any, deploy: Deploy) -> Any:
+    # A rank that is stopped as it is born holds the others in MLX's init, where no signal reaches them.
+    forms = deploy("forming")
+    forms.until("its ranks are placed", lambda: len(forms.ranks()) == 2)
+    stopped = f"until pkill -STOP -f '{RANK}.*{forms.name}'; do :; done"
+    assert line.run(forms.ranks()[1]["node"], "timeout", "30", "sh", "-c", stopped, seconds=40).returncode == 0
+    forms.until("Forming", lambda: forms.state == "Forming")
+    return forms
+
+
+def in_loading(line: Any, deploy: Deploy) -> Any:
+    loads = deploy("loading")
+    loads.until("Loading", lambda: loads.state == "Loading")
+    return loads
+
+
+def in_ready(line: Any, deploy: Deploy) -> Any:
+    return deploy("ready").until_ready()
+
+
+def in_backing_off(line: Any, deploy: Deploy) -> Any:
+    fails = deploy("failing", recovery={"backoffSeconds": 3600, "backoffLimitSeconds": 3600})
+    fails.until_ready()
+    fails.kubectl("delete", "pod", fails.ranks()[1]["pod"], "--wait=false")
+    fails.until("BackingOff", lambda: fails.state == "BackingOff")
+    assert fails.until_condition("Degraded", "True")["message"]
+    return fails
+
+
+@pytest.mark.parametrize("state", [in_pending, in_starting, in_forming, in_loading, in_ready, in_backing_off])
+def test_deleted_in_any_state_leaves_nothing(line: Any, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
+    doomed = state(line, deploy)
+    ports = doomed.ports()
+    if state in (in_ready, in_loading):
+        assert doomed.seen()[0], "its processes can be seen"
+        assert doomed.seen()[1] & ports, "and its ports"
+    doomed.kubectl("delete", "md", doomed.name, "--wait=false")
+
+    def gone() -> bool:
+        return not doomed.left(ports) and not line.items("md", "-n", doomed.namespace)
+
+    line.until("nothing of it is left", gone, GONE_SECONDS, lambda: "\n".join(doomed.left(ports)))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A stranger's own certificate and key, for the name that groups use."""
+    from datetime import UTC, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.x509.oid import NameOID
+
+    key, name = Ed25519PrivateKey.generate(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "group.thunderfleet.io")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("group.thunderfleet.io")]), critical=False)
+        .sign(key, None)
+    )
+    file = tmp_path_factory.mktemp("stranger") / "stranger.pem"
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    file.chmod(0o644)
+    file.parent.chmod(0o755)
+    return file
