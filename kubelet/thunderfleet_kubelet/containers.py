@@ -67,6 +67,8 @@ class PodFolder:
 
     path: Path
     _ended: dict[tuple[str, int], Attempt] = field(default_factory=dict)
+    _starting: set[tuple[str, int]] = field(default_factory=set)
+    """Attempts that this kubelet is just starting: that nobody owns them yet means nothing."""
 
     @property
     def uid(self) -> str:
@@ -124,8 +126,26 @@ class PodFolder:
             return []
 
     def attempts(self) -> dict[str, tuple[Attempt, ...]]:
-        """All containers' attempts that are still on disk, oldest first."""
-        return {name: tuple(self.read(name, number) for number in self.numbers(name)) for name in self.names()}
+        """All containers' attempts that are still on disk, oldest first. One that an earlier kubelet was about to start when it
+        ended is none: nothing of it ever ran, and a pod that never restarts must not fail by an upgrade."""
+        found: dict[str, tuple[Attempt, ...]] = {}
+        for name in self.names():
+            numbers = self.numbers(name)
+            if numbers and self._never_started(name, numbers[-1]):
+                shutil.rmtree(self.attempt(name, numbers[-1]), ignore_errors=True)
+                # Should its shim come up after all, it cannot leave its mark any more, and gives up.
+                self._end_orphans(name, numbers.pop(), None)
+            found[name] = tuple(self.read(name, number) for number in numbers)
+        return found
+
+    def _never_started(self, container: str, number: int) -> bool:
+        folder = self.attempt(container, number)
+        return (
+            (container, number) not in self._starting
+            and not alive(folder)
+            and not (folder / "running.json").exists()
+            and not (folder / "exit.json").exists()
+        )
 
     def make_sandbox(self, container: str, number: int) -> Path:
         """The attempt's own folder: its HOME and TMPDIR, and what its mounts are shown under. Always a new one, as a container
@@ -146,15 +166,19 @@ class PodFolder:
         Raises StartFailed when not even its shim could be started."""
         number = launch.start.number
         folder, output = self.attempt(container, number), self.log(container, number)
-        folder.mkdir(parents=True, mode=0o700)
+        self._starting.add((container, number))
         try:
-            self._prepare(container, launch, folder, output)
-        except OSError:
-            # A full disk, mostly. Nothing has been started, so this was no attempt.
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self._drop_old(container, number)
-        await self._launch(container, number, folder)
+            folder.mkdir(parents=True, mode=0o700)
+            try:
+                self._prepare(container, launch, folder, output)
+            except OSError:
+                # A full disk, mostly. Nothing has been started, so this was no attempt.
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._drop_old(container, number)
+            await self._launch(container, number, folder)
+        finally:
+            self._starting.discard((container, number))
 
     def _prepare(self, container: str, launch: Launch, folder: Path, output: Path) -> None:
         """Everything that the shim needs to find. Raises OSError."""
@@ -232,7 +256,7 @@ class PodFolder:
         spec = _json(folder / "spec.json") or {}
         ended = _json(folder / "exit.json")
         running = _json(folder / "running.json")
-        if ended is None and not alive(folder):
+        if ended is None and (container, number) not in self._starting and not alive(folder):
             # It may have written its last word between the two looks.
             ended = _json(folder / "exit.json")
             if ended is None:

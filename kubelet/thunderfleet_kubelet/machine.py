@@ -6,6 +6,7 @@ waits for a hung command takes its pods with it.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -118,7 +119,10 @@ class Asker:
         finally:
             if process.returncode is None:
                 _kill_group(process.pid)
-                await process.wait()
+                # asyncio waits for whoever holds the command's streams, too: a child that left its group may, for ever.
+                process._transport.close()  # type: ignore[attr-defined]
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), COMMAND_SECONDS)
         if process.returncode:
             log.warning("%s: exit status %d: %s", said, process.returncode, err.decode("utf-8", "replace").strip()[:200])
             return None

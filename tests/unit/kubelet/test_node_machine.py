@@ -1,6 +1,8 @@
 """What a machine's commands say, and what becomes of commands that hang, fail or are not there."""
 
+import asyncio
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,16 @@ async def test_nothing_of_our_environment_reaches_a_command(tmp_path: Path, monk
     said = await Asker([tmp_path / "bin"]).ask("show")
     assert said is not None
     assert "SECRET_OF_THE_KUBELET" not in said
+
+
+async def test_a_child_that_left_its_group_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderfleet_kubelet.machine.COMMAND_SECONDS", 0.1)
+    leaver = "import os, time\nif os.fork():\n    time.sleep(60)\nos.setsid()\nprint(os.getpid(), file=open('child', 'w'))\n"
+    monkeypatch.chdir(tmp_path)
+    command(tmp_path / "bin", "hangs", f"#!{sys.executable} -S\n{leaver}time.sleep(60)\n")
+    async with asyncio.timeout(20):
+        assert await Asker([tmp_path / "bin"], 2.0).ask("hangs") is None
+    os.kill(int((tmp_path / "child").read_text()), 9)
 
 
 async def test_a_number_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -873,3 +873,27 @@ def test_a_process_is_named_by_boot_and_start() -> None:
     assert mine and mine == shim.birth(os.getpid())
     assert mine != shim.birth(1)
     assert shim.birth(2**22 + 1) == ""
+
+
+async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(containers.PodFolder, "_launch", hang)
+        first = await world.boot()
+        world.api.add_pod("once", {"restartPolicy": "Never", "containers": [sh("echo up; sleep 600")]})
+        await asyncio.wait_for(reached.wait(), 20)
+        # Whoever looks meanwhile must not take it for dead.
+        assert await world.log("once") == ""
+        assert not list(world.root.glob("pods/*/containers/main/0/exit.json"))
+        await first.stop(end_pods=False)
+    await world.boot()
+    status = await world.phase("once", "Running")
+    assert status["containerStatuses"][0]["restartCount"] == 0
+    await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
