@@ -617,7 +617,8 @@ def test_restart_policies_and_crash_loop_back_off(fleet: Fleet) -> None:
         "waits for another restart",
     )
     assert first(crashes)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
-    assert re.match(r"back-off (10|20|40|80|160|300)s restarting failed container", first(crashes)["state"]["waiting"]["message"])
+    message = first(crashes)["state"]["waiting"]["message"]
+    assert re.match(r"back-off (10|20|40|80|160|300)s restarting failed container", message)
     assert first(crashes)["lastState"]["terminated"]["exitCode"] == 5
     assert fleet.log("crashes", "--previous") == "here I crash\n"
 
