@@ -88,6 +88,9 @@ class Endpoint(ApiModel):
         default=(), description="Hubs and displays passed on the way, nearest first."
     )
     sees_peer: bool = Field(default=False, description="Whether this end sees the other; a display in between can hide it.")
+    flapping: bool | None = Field(
+        default=None, description="Whether the cable comes and goes so often that this end no longer follows it."
+    )
 
 
 class Measurement(ApiModel):

@@ -23,6 +23,7 @@ from thunderfleet_crds.nodeprofile import Agent, Reachability
 
 from thunderfleet_agent import identity
 from thunderfleet_agent.collect import Collector
+from thunderfleet_agent.damp import Damper
 from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, find_peer, profile, wanted_uuids
 from thunderfleet_agent.explore import Explorer
 from thunderfleet_agent.facts import Facts
@@ -81,6 +82,7 @@ class Loop:
         explorer: Explorer | None = None,
     ) -> None:
         self._explorer = explorer
+        self._damper = Damper()
         self._found: Profile | None = None
         self._ends: tuple[Cable, ...] = ()
         self._explore = asyncio.Event()
@@ -162,6 +164,10 @@ class Loop:
         before = self._collector.facts
         answer = await turn()
         if self._collector.facts != before:
+            calm = self._damper.flapping
+            self._damper.see(self._collector.facts, time.monotonic())
+            for port in sorted(self._damper.flapping - calm):
+                log.warning("the cable at port %d comes and goes: it is reported as flapping until it has been calm", port)
             self._changed.set()
         return answer
 
@@ -198,7 +204,8 @@ class Loop:
 
     async def publish(self) -> None:
         """One round: profile, then cables. Raises ApiError."""
-        facts = self._collector.facts
+        self._damper.see(self._collector.facts, time.monotonic())
+        facts = self._damper.held(self._collector.facts)
         looking = self._looked is None or time.monotonic() >= self._due()
         if looking:
             await self._publisher.look()
@@ -218,7 +225,7 @@ class Loop:
             self._looked = time.monotonic()
             # Peers that come up together find each other within seconds; a quiet fleet is asked once a minute.
             self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
-        ends = cables(self._settings.node, found.status, self._peers, self._publisher.links)
+        ends = cables(self._settings.node, found.status, self._peers, self._publisher.links, self._damper.flapping)
         written = await self._publisher.cables(ends)
         if self.listen is not None:
             await self.listen(listen_addresses(found.status))
@@ -234,6 +241,9 @@ class Loop:
         peers: dict[str, PeerPort] = {}
         for uuid in sorted(self._wanted):
             profiles = await self._publisher.profiles_with(uuid)
+            if len(profiles) > 1:
+                # A Mac that was renamed or set up anew has left a profile that nobody keeps true any more.
+                profiles = [one for one in profiles if await self._publisher.is_ready(one.metadata.name)] or profiles
             peer = find_peer(uuid, profiles, self._settings.node, found.status)
             if peer is not None:
                 peers[uuid] = peer

@@ -229,7 +229,7 @@ def _kind(interface: network_parser.Interface, port: str | None, addresses: Sequ
     return InterfaceKind.OTHER
 
 
-def _port_interfaces(facts: Facts) -> dict[int, str]:
+def port_interfaces(facts: Facts) -> dict[int, str]:
     """Receptacle number to interface: receptacle N is the hardware port named `Thunderbolt N`."""
     found: dict[int, str] = {}
     for interface, port in (facts.hardware_ports or {}).items():
@@ -240,7 +240,7 @@ def _port_interfaces(facts: Facts) -> dict[int, str]:
 
 
 def _thunderbolt_speeds(facts: Facts) -> dict[str, int | None]:
-    interfaces = _port_interfaces(facts)
+    interfaces = port_interfaces(facts)
     ports = facts.thunderbolt.ports if facts.thunderbolt else ()
     return {interfaces[port.receptacle]: port.speed_mbps for port in ports if port.receptacle in interfaces}
 
@@ -249,7 +249,7 @@ def _thunderbolt_speeds(facts: Facts) -> dict[str, int | None]:
 
 
 def _ports(facts: Facts, devices: Mapping[str, str]) -> tuple[ThunderboltPort, ...]:
-    interfaces = _port_interfaces(facts)
+    interfaces = port_interfaces(facts)
     ports = []
     for port in (facts.thunderbolt.ports if facts.thunderbolt else ())[:MAX_PORTS]:
         interface = interfaces.get(port.receptacle)
@@ -358,7 +358,7 @@ def _bridge_free(facts: Facts, bridged: Mapping[str, str]) -> Verdict:
             return Verdict(None, "CommandFailed", f"{failure}; run it on this Mac to see why")
     if facts.interfaces is None or facts.hardware_ports is None:
         return Verdict(None, "NotObserved", "bridges have not been looked at yet")
-    thunderbolt = set(_port_interfaces(facts).values())
+    thunderbolt = set(port_interfaces(facts).values())
     members = {name: bridge for name, bridge in bridged.items() if name in thunderbolt}
     if not members:
         return Verdict(True, "NoMembers", "no Thunderbolt port is a member of a bridge")
@@ -422,10 +422,15 @@ def find_peer(uuid: str, profiles: Iterable[NodeProfile], node: str, own: NodePr
 
 
 def cables(
-    node: str, status: NodeProfileStatus, peers: Mapping[str, PeerPort], links: Iterable[ThunderboltLink] = ()
+    node: str,
+    status: NodeProfileStatus,
+    peers: Mapping[str, PeerPort],
+    links: Iterable[ThunderboltLink] = (),
+    flapping: frozenset[int] = frozenset(),
 ) -> tuple[Cable, ...]:
     """This Mac's ends of its cables, by name: one for each peer that is a Node (``peers``, by lower-case domain UUID), and one
-    for each existing link whose other end sees this Mac though this Mac does not see it (a display in between hides it)."""
+    for each existing link whose other end sees this Mac though this Mac does not see it (a display in between hides it).
+    ``flapping`` are the receptacles whose cable comes and goes."""
     if len(node) > MAX_NODE_NAME_LENGTH:
         return ()
     ports = {port.receptacle: port for port in (status.thunderbolt.ports if status.thunderbolt else ())}
@@ -436,7 +441,7 @@ def cables(
             if other is None or other.node == node:
                 continue
             spec = ordered(LinkEnd(node=node, port=port.receptacle), LinkEnd(node=other.node, port=other.receptacle))
-            cable = Cable(spec, _endpoint(node, status, port, peer))
+            cable = Cable(spec, _endpoint(node, status, port, peer, port.receptacle in flapping))
             found.setdefault(cable.name, cable)
     for link in links:
         if link.metadata.name in found or link.metadata.deletion_timestamp is not None:
@@ -445,11 +450,13 @@ def cables(
         seen = any(endpoint.node != node and endpoint.sees_peer for endpoint in link.status.endpoints)
         hidden = ports.get(own.port) if own else None
         if seen and hidden is not None and hidden.connected and link_name(link.spec) == link.metadata.name:
-            found[link.metadata.name] = Cable(link.spec, _endpoint(node, status, hidden, None))
+            found[link.metadata.name] = Cable(link.spec, _endpoint(node, status, hidden, None, hidden.receptacle in flapping))
     return tuple(found[name] for name in sorted(found))
 
 
-def _endpoint(node: str, status: NodeProfileStatus, port: ThunderboltPort, peer: ThunderboltPeer | None) -> Endpoint:
+def _endpoint(
+    node: str, status: NodeProfileStatus, port: ThunderboltPort, peer: ThunderboltPeer | None, flapping: bool
+) -> Endpoint:
     device = next((d for d in (status.rdma.devices if status.rdma else ()) if d.name == port.rdma_device), None)
     return Endpoint(
         node=node,
@@ -461,6 +468,7 @@ def _endpoint(node: str, status: NodeProfileStatus, port: ThunderboltPort, peer:
         speed_mbps=(peer.speed_mbps if peer else None) or port.speed_mbps,
         through=peer.through if peer else (),
         sees_peer=peer is not None,
+        flapping=flapping or None,
     )
 
 

@@ -133,6 +133,12 @@ class Publisher:
         """Another Mac's profile. Raises ApiError."""
         return _read(NodeProfile, await self.kube.get_or_none(f"{PROFILES}/{node}"))
 
+    async def is_ready(self, node: str) -> bool:
+        """Whether that Mac's kubelet renews its Node. Raises ApiError."""
+        found = await self.kube.get_or_none(f"/api/v1/nodes/{node}") or {}
+        conditions = (found.get("status") or {}).get("conditions") or []
+        return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
     async def some_profiles(self) -> list[NodeProfile]:
         """All profiles of a small fleet; of a large one about as many, the same ones every time. Raises ApiError."""
         page = await self.kube.get(PROFILES, limit=MAX_OTHERS + 1)

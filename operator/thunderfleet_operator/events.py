@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from thunderfleet_crds.common import API_VERSION, MODELDEPLOYMENT_KIND, ConditionStatus, find_condition
+from thunderfleet_crds.common import API_VERSION, ConditionStatus, find_condition
 from thunderfleet_crds.kube import Json
 from thunderfleet_crds.modeldeployment import (
     BENCHMARKED,
@@ -16,6 +16,7 @@ from thunderfleet_crds.modeldeployment import (
     ModelDeployment,
     ModelDeploymentStatus,
 )
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 REPORTER = "thunderfleet-operator"
 _BAD_WHEN_FALSE = (MODEL_RESOLVED, PLACED)
@@ -54,21 +55,22 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
     return found
 
 
-def manifest(deployment: ModelDeployment, occurrence: Occurrence, instance: str) -> Json:
-    """An Event about a ModelDeployment. Its name differs with text and time."""
-    meta = deployment.metadata
+def manifest(about: ModelDeployment | ThunderboltLink, occurrence: Occurrence, instance: str) -> Json:
+    """An Event about an object. Its name differs with text and time. What has no namespace is told of in `default`, where
+    `kubectl describe` looks for it."""
+    meta = about.metadata
     now = datetime.now(UTC)
     digest = hashlib.sha256(f"{occurrence}{now.isoformat()}{meta.uid}".encode()).hexdigest()[:16]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{meta.name}.{digest}", "namespace": meta.namespace},
+        "metadata": {"name": f"{meta.name[:230]}.{digest}", "namespace": meta.namespace or "default"},
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": MODELDEPLOYMENT_KIND,
+            "kind": about.kind,
             "name": meta.name,
-            "namespace": meta.namespace,
+            **({"namespace": meta.namespace} if meta.namespace else {}),
             "uid": meta.uid,
             "resourceVersion": meta.resource_version,
         },

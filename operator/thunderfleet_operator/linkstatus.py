@@ -1,8 +1,12 @@
-"""What a cable comes to: the conditions and columns of a ThunderboltLink, from what its two ends say. Pure."""
+"""What a cable comes to: the conditions and columns of a ThunderboltLink, from what its two ends say. Pure.
 
-from datetime import datetime
+Every "no" says what mends it. An end whose Node is not Ready says nothing any more: its last words are of another moment.
+"""
 
-from thunderfleet_crds.common import Condition, quantity, set_condition
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from thunderfleet_crds.common import Condition, ConditionStatus, find_condition, quantity, set_condition
 from thunderfleet_crds.kube import Json
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, RDMADeviceState
 from thunderfleet_crds.thunderboltlink import (
@@ -15,56 +19,124 @@ from thunderfleet_crds.thunderboltlink import (
     generation,
 )
 
+LINGER_SECONDS = 60.0
+"""A cable that neither end has is a link for so long: whoever looks sees that it was pulled, and a plug that is put back is no
+new object. Then the link goes, and an Event tells of it."""
 
-def _rdma(link: ThunderboltLink, profiles: dict[str, NodeProfile], speed: int) -> tuple[bool, str, str]:
-    ends = {end.node: end for end in link.status.endpoints}
-    for node in (link.spec.a.node, link.spec.b.node):
+Verdict = tuple[bool, str, str]
+
+
+def _ends(link: ThunderboltLink) -> tuple[str, str]:
+    return link.spec.a.node, link.spec.b.node
+
+
+def _port(link: ThunderboltLink, node: str) -> int:
+    return link.spec.a.port if link.spec.a.node == node else link.spec.b.port
+
+
+def _agent(node: str) -> str:
+    return f"kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
+
+
+def _speaking(link: ThunderboltLink, ready: frozenset[str]) -> dict[str, Endpoint]:
+    return {end.node: end for end in link.status.endpoints if end.node in ready}
+
+
+def _connected(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
+    ends = _speaking(link, ready)
+    flapping = [f"port {end.port} of {end.node}" for end in ends.values() if end.flapping]
+    if flapping:
+        mend = "reseat both plugs; if that does not end it, replace the cable"
+        return False, "Flapping", f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
+    if any(end.sees_peer for end in ends.values()):
+        return True, "Connected", "the cable is there"
+    silent = [node for node in _ends(link) if node not in ready]
+    if len(silent) == 2:
+        return (
+            False,
+            "NodesNotReady",
+            f"neither {silent[0]} nor {silent[1]} is Ready: switch them on, or look at their kubelets",
+        )
+    if silent:
+        return False, "NodeNotReady", f"{silent[0]} is not Ready: switch it on, or look at its kubelet"
+    a, b = _ends(link)
+    where = f"port {link.spec.a.port} of {a} and port {link.spec.b.port} of {b}"
+    return False, "Unplugged", f"neither {a} nor {b} sees the other: plug the cable into {where}"
+
+
+def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
+    ends = _speaking(link, ready)
+    blind = [node for node in _ends(link) if node not in ends or not ends[node].sees_peer]
+    if not blind:
+        return True, "BothEnds", "both ends see each other"
+    if len(blind) == 2:
+        return False, "NoEnd", f"neither {blind[0]} nor {blind[1]} sees the other"
+    (node,) = blind
+    if node not in ends:
+        text = f"{node} has not reported its end: is its agent running? {_agent(node)}"
+        return False, "OneEnd", text
+    return (
+        False,
+        "OneEnd",
+        f"{node} does not see the other end through port {_port(link, node)}, as with a display or hub in between; the link "
+        "works all the same, and a cable straight between the Macs shows it at both ends",
+    )
+
+
+def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str], speed: int) -> Verdict:
+    """Rule 5 of discovery. Causes come before what they lead to: with one Mac's RDMA off, the other's device is Down."""
+    ends = _speaking(link, ready)
+    for node in _ends(link):
         if node not in ends:
-            return False, "EndMissing", f"{node} has not reported its end of the cable: is its agent running?"
+            return False, "EndMissing", f"{node} has not reported its end of the cable: is its agent running? {_agent(node)}"
+    statuses = {node: profiles[node].status if node in profiles else None for node in ends}
     if speed <= THUNDERBOLT4_MBPS:
-        return False, "BelowThunderbolt5", f"the cable runs at {speed // 1000} Gb/s; RDMA needs Thunderbolt 5 (above 40 Gb/s)"
-    for end in ends.values():
-        profile = profiles.get(end.node)
-        status = profile.status if profile else None
-        rdma = status.rdma if status else None
-        if rdma is not None and rdma.enabled is False:
-            return False, "RDMADisabled", f"RDMA is off on {end.node}: start it in Recovery and run rdma_ctl enable"
+        hubs = sorted({hub for end in ends.values() for hub in end.through})
+        cause = f"take {', '.join(hubs)} out of the way, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
+        only = "; RDMA needs Thunderbolt 5 (above 40 Gb/s) at both Macs"
+        return False, "BelowThunderbolt5", f"the cable runs at {speed / 1000:g} Gb/s{only}: {cause}"
+    for node, status in statuses.items():
+        if status and status.rdma and status.rdma.enabled is False:
+            mend = f"start {node} in Recovery, run `rdma_ctl enable` in its Terminal, and restart"
+            return False, "RDMADisabled", f"RDMA is switched off on {node}: {mend}"
+    for node, status in statuses.items():
+        if status and status.rdma and status.rdma.state == "StackHung":
+            return False, "StackHung", f"the RDMA stack of {node} does not answer: reboot it (`sudo shutdown -r now`)"
+    for node, status in statuses.items():
         interfaces = status.network.interfaces if status and status.network else ()
-        bridge = next((i.bridge for i in interfaces if i.name == end.interface and i.bridge), None)
+        bridge = next((i.bridge for i in interfaces if i.name == ends[node].interface and i.bridge), None)
         if bridge:
-            return False, "BridgeMember", f"{end.interface} of {end.node} is a member of {bridge}: remove it from the bridge"
+            mend = f"on {node} run `sudo ifconfig {bridge} deletem {ends[node].interface}`"
+            text = f"{ends[node].interface} of {node} is a member of {bridge}: {mend}"
+            service = "switch the Thunderbolt Bridge service off in System Settings so that it stays so"
+            return False, "BridgeMember", f"{text}, and {service}"
+    for node, end in ends.items():
         if end.rdma_state is not RDMADeviceState.ACTIVE:
-            state = end.rdma_state.value if end.rdma_state else "missing"
-            return False, "PortDown", f"{end.rdma_device or 'the RDMA device'} of {end.node} is {state}, not Active"
-        device = next((d for d in (rdma.devices if rdma else ()) if d.name == end.rdma_device), None)
-        if device is None or not device.gid:
-            advice = f"give {end.interface} an IPv4 address"
-            return False, "NoIPv4Address", f"{end.rdma_device} of {end.node} has no IPv4-mapped GID: {advice}"
+            device, state = end.rdma_device or "the RDMA device", end.rdma_state.value if end.rdma_state else "not listed"
+            mend = f"look with `ibv_devinfo -v` on {node}; replugging the cable makes the port anew"
+            return False, "PortDown", f"{device} of {node} is {state}, not Active: {mend}"
+    for node, end in ends.items():
+        status = statuses[node]
+        device_ = next((d for d in (status.rdma.devices if status and status.rdma else ()) if d.name == end.rdma_device), None)
+        if device_ is None or not device_.gid:
+            mend = f"on {node} give {end.interface} an address, such as `sudo ifconfig {end.interface} inet 10.0.0.1/30`"
+            return False, "NoIPv4Address", f"{end.rdma_device} of {node} has no IPv4-mapped GID: {mend}"
     return True, "Usable", "both ends are ready for RDMA"
 
 
-def _connected(link: ThunderboltLink, ends: tuple[Endpoint, ...]) -> tuple[bool, str, str]:
-    if any(end.sees_peer for end in ends):
-        return True, "Connected", "the cable is there"
-    return False, "NotSeen", f"neither {link.spec.a.node} nor {link.spec.b.node} sees the other"
-
-
-def summary(link: ThunderboltLink, profiles: dict[str, NodeProfile], now: datetime) -> Json:
-    """``status`` as the operator applies it: conditions and columns, nothing of the agents' parts."""
-    ends = link.status.endpoints
-    speed = min((end.speed_mbps for end in ends if end.speed_mbps), default=0)
+def summary(
+    link: ThunderboltLink, profiles: Mapping[str, NodeProfile], now: datetime, ready: frozenset[str] | None = None
+) -> Json:
+    """``status`` as the operator applies it: conditions and columns, nothing of the agents' parts. ``ready`` are the Nodes that
+    are Ready; None: all."""
+    alive = frozenset(_ends(link)) if ready is None else ready
+    ends = _speaking(link, alive)
+    speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
-    at = link.metadata.generation
-    connected = _connected(link, ends)
-    conditions = set_condition(conditions, CONNECTED, *connected, now=now, observed_generation=at)
-    seeing = [end.node for end in ends if end.sees_peer]
-    blind = [node for node in (link.spec.a.node, link.spec.b.node) if node not in seeing]
-    text = "both ends see each other" if not blind else f"{' and '.join(blind)} does not see the other end"
-    conditions = set_condition(
-        conditions, SYMMETRIC, not blind, "BothEnds" if not blind else "OneEnd", text, now=now, observed_generation=at
-    )
-    usable = _rdma(link, profiles, speed) if connected[0] else (False, "PortDown", connected[2])
-    conditions = set_condition(conditions, RDMA_USABLE, *usable, now=now, observed_generation=at)
+    connected = _connected(link, alive)
+    usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, "PortDown", connected[2])
+    for kind, verdict in ((CONNECTED, connected), (SYMMETRIC, _symmetric(link, alive)), (RDMA_USABLE, usable)):
+        conditions = set_condition(conditions, kind, *verdict, now=now, observed_generation=link.metadata.generation)
     status: Json = {"rdma": usable[1], "conditions": [condition.dump() for condition in conditions]}
     if speed:
         status |= {"speed": f"{speed // 1000}G", "generation": generation(speed)}
@@ -86,9 +158,32 @@ def current(link: ThunderboltLink) -> Json:
     return status
 
 
+def lingers(link: ThunderboltLink, now: datetime) -> float | None:
+    """None for a link that some end has; else the seconds until it goes, 0 when it is time."""
+    if link.status.endpoints:
+        return None
+    found = find_condition(link.status.conditions, CONNECTED)
+    if found is None or found.status is ConditionStatus.TRUE or found.last_transition_time is None:
+        return LINGER_SECONDS
+    left = found.last_transition_time + timedelta(seconds=LINGER_SECONDS) - now
+    return max(0.0, left.total_seconds())
+
+
+def change(link: ThunderboltLink, made: Json) -> tuple[str, str, bool] | None:
+    """Reason, message and whether it is a warning, of an Event about a cable that was pulled, plugged in or began to flap; None
+    when nothing of that kind is new in ``made``."""
+    before = find_condition(link.status.conditions, CONNECTED)
+    after = next((c for c in made["conditions"] if c["type"] == CONNECTED), None)
+    if after is None or (before is None and after["status"] != "True"):
+        return None
+    if before is not None and (before.status.value, before.reason) == (after["status"], after["reason"]):
+        return None
+    return str(after["reason"]), str(after["message"]), after["status"] != "True"
+
+
 def gone_ends(link: ThunderboltLink, nodes: frozenset[str]) -> tuple[str, ...]:
     """Ends whose Node is gone."""
-    return tuple(node for node in (link.spec.a.node, link.spec.b.node) if node not in nodes)
+    return tuple(node for node in _ends(link) if node not in nodes)
 
 
 def removal(link: ThunderboltLink, node: str) -> list[Json]:

@@ -349,12 +349,34 @@ class Reconciler:
             if patch:
                 await self._actor.patch_status(LINKS, name, patch)
                 return 0.0
+        now = self._clock()
+        left = linkstatus.lingers(link, now)
+        if left == 0:
+            text = f"neither {link.spec.a.node} nor {link.spec.b.node} has had this cable for a while: the link is removed"
+            await self._actor.delete(LINKS, None, name, link.metadata.uid)
+            await self._tell_of_link(link, events.Occurrence("Removed", text))
+            return None
         profiles = {profile.metadata.name: profile for profile in self._parsed.all(NodeProfile, self._cache[NODEPROFILES])}
-        made = linkstatus.summary(link, profiles, self._clock())
+        ready = frozenset(str(node["metadata"]["name"]) for node in self._cache[NODES] if _node_ready(node))
+        made = linkstatus.summary(link, profiles, now, ready)
         if made != linkstatus.current(link):
             body: Json = {"apiVersion": API_VERSION, "kind": THUNDERBOLTLINK_KIND, "metadata": {"name": name}, "status": made}
             await self._actor.apply_status(LINKS, body)
-        return None
+            if told := linkstatus.change(link, made):
+                await self._tell_of_link(link, events.Occurrence(told[0], told[1], warning=told[2]))
+        return left
+
+    async def _tell_of_link(self, link: ThunderboltLink, occurrence: events.Occurrence) -> None:
+        try:
+            body = events.manifest(link, occurrence, self._settings.instance)
+            await self._actor.create("/api/v1/namespaces/default/events", "events", body)
+        except ApiError as error:
+            log.warning("event %s of %s: %s", occurrence.reason, link.metadata.name, error)
+
+
+def _node_ready(node: Json) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
 def _ready(state: object) -> bool:
