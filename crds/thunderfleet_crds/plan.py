@@ -101,6 +101,8 @@ class Plan(_Value):
     model_path: str
     """The model's folder on every Mac of the group, as its NodeProfile names it."""
     backend: Backend
+    jaccl_ring: bool = False
+    """JACCL: a ring of neighbours, also when every pair has a cable. Without a cable for every pair it is a ring anyway."""
     split: Split
     ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
     memory: MemoryPlan

@@ -107,6 +107,9 @@ class Machine(_Model):
     model: Annotated[str, AfterValidator(_model_name)] | None = None
     memory: Annotated[int, BeforeValidator(_gib)] | None = Field(default=None, description="Unified memory, such as 96 GB.")
     rdma: bool = Field(default=False, description="Whether RDMA was switched on in Recovery.")
+    jaccl: Literal["recorded"] | None = Field(
+        default=None, description="recorded: its MLX has a JACCL that runs over a recorded cable instead of RDMA."
+    )
     os: str = Field(default="26.3", pattern=r"^\d+(\.\d+){0,2}$", description="Version of macOS.")
     build: str = Field(default="25D125", pattern=r"^[0-9]{2}[A-Z][0-9]+[a-z]?$", description="Build of macOS.")
     address: Annotated[str, AfterValidator(_octets)] | None = Field(
@@ -191,9 +194,9 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
             sizes = ", ".join(f"{size} GB" for size in machine.mac.memory_gib)
             yield (*here, "memory"), f"a {machine.mac.name} has one of {sizes}"
         if machine.kind == "linux" and (
-            machine.model is not None or machine.memory is not None or machine.rdma or machine.bridge
+            machine.model is not None or machine.memory is not None or machine.rdma or machine.bridge or machine.jaccl
         ):
-            yield here, f"{machine.name} is kind: linux: model, memory, rdma and bridge belong to Macs"
+            yield here, f"{machine.name} is kind: linux: model, memory, rdma, jaccl and bridge belong to Macs"
         if machine.kind == "mac":
             for port in machine.bridge:
                 if not 1 <= port <= machine.mac.ports:

@@ -380,6 +380,8 @@ class Keeper:
                 now = self.live.layout(self.layout)
                 write_machine(now, now.machine(machine.name), home / "bin", self.live.damaged(machine.name))
                 config["path"] = [str(home / "bin")]
+                if machine.machine.jaccl == "recorded":
+                    config["pythonPath"] = [str(home / "python")]
             (home / "kubelet.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
     async def _switch_on_all(self) -> None:

@@ -128,7 +128,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Timer:
+    """``late``: the ranks that others are known to wait for, when more is known than who is not done."""
+
     number: int
+    late: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -305,8 +308,8 @@ class Machine:
                 return self._failed(Cause(rank, attempt, self._where, fault))
             case Ended(rank, attempt) if attempt == self.attempt:
                 return self._ended(rank)
-            case Timer(number) if self.timer_on and number == self.timer:
-                return replace(self, timer_on=False)._timer()
+            case Timer(number, late) if self.timer_on and number == self.timer:
+                return replace(self, timer_on=False)._timer(late)
             case Drain(for_good):
                 return self._drain(for_good)
             case Quiet() if self.stage is Stage.DRAINING:
@@ -493,9 +496,10 @@ class Machine:
 
     # --- time ---
 
-    def _timer(self) -> tuple["Machine", list[Action]]:
-        missing = ", ".join(f"rank {rank}" for rank in range(self.size) if rank not in self.done)
-        slow = next((rank for rank in range(self.size) if rank not in self.done), None)
+    def _timer(self, late: tuple[int, ...]) -> tuple["Machine", list[Action]]:
+        waited_for = late or tuple(rank for rank in range(self.size) if rank not in self.done)
+        missing = ", ".join(f"rank {rank}" for rank in waited_for)
+        slow = next(iter(waited_for), None)
         match self.stage:
             case Stage.CHECKING:
                 text = f"preflight did not end within {self.limits.check_seconds:g} s on {missing}"

@@ -49,6 +49,14 @@ def _parser() -> argparse.ArgumentParser:
         "--state-folder", type=Path, default=Path(tempfile.gettempdir()) / "thunderfleet-runner", help="own files"
     )
 
+    serve.add_argument(
+        "--jaccl-environment",
+        action="store_true",
+        default=os.environ.get("THUNDERFLEET_JACCL_ENVIRONMENT", "") not in ("", "0"),
+        help="let JACCL do its own exchange on a port of rank 0, for an MLX whose all_gather_factory is broken; what rank 0 is "
+        "told holds for its group ($THUNDERFLEET_JACCL_ENVIRONMENT)",
+    )
+
     size = commands.add_parser("size", help="what a model needs, per world size", formatter_class=shown)
     size.add_argument("path", type=Path, help="the model's folder")
     size.add_argument("--world-sizes", type=_world_sizes, default="1-16", help="a number or a range")
@@ -74,6 +82,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             keys_folder=arguments.keys,
             state_folder=arguments.state_folder / f"{plan.uid}-{plan.index}-{arguments.pod}",
             api_keys=api_keys(arguments.api_keys),
+            jaccl_environment=arguments.jaccl_environment,
         )
         settings.check()
     except ValidationError as error:

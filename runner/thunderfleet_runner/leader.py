@@ -4,6 +4,7 @@ The decisions are in ``attempts`` and ``rendezvous``; here are the connections, 
 """
 
 import asyncio
+import base64
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from thunderfleet_crds.group import Failure, FaultClass, GroupPhase, GroupState, RankPhase, RankReport
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import attempts, faults, history, peers, preflight, protocol
+from thunderfleet_runner import attempts, faults, history, jaccl, peers, preflight, protocol
 from thunderfleet_runner.attempts import Machine, Stage
 from thunderfleet_runner.control import Connection
 from thunderfleet_runner.member import Member
@@ -55,8 +56,11 @@ class Leader:
         on_ready: Callable[[], None],
         history_file: Path,
         limits: attempts.Limits | None = None,
+        jaccl_environment: bool = False,
     ) -> None:
         self.plan = plan
+        self._jaccl_environment = jaccl_environment and jaccl.wants_coordinator(plan)
+        self._exchange = jaccl.Exchange(plan.world_size)
         past = history.load(history_file, plan)
         self.machine = Machine(
             plan.world_size,
@@ -127,7 +131,8 @@ class Leader:
             case Stage.CHECKING:
                 return f"attempt {machine.attempt}: preflight checks run on {self._names(machine.waiting_for)}"
             case Stage.FORMING:
-                return f"attempt {machine.attempt}: {self._names(machine.waiting_for)} are in MLX's init"
+                late = f"; the exchange waits for {self._names(self._exchange.missing)}" if self._exchange.missing else ""
+                return f"attempt {machine.attempt}: {self._names(machine.waiting_for)} are in MLX's init{late}"
             case Stage.LOADING:
                 return f"{self._names(machine.waiting_for)} load the model"
             case Stage.COMPARING:
@@ -213,6 +218,8 @@ class Leader:
                 log.warning("attempt %d: rank %d failed in %s: %s", attempt, rank, stage, message)
                 fault = faults.Fault(report.fault, report.reason, message, report.echo)
                 self.feed(attempts.Failed(rank, attempt, fault, faults.Stage(stage)))
+            case peers.Gather(attempt=attempt) if attempt == self.machine.attempt:
+                self._gather(rank, report)
             case peers.RankFormed(attempt=attempt):
                 self.feed(attempts.RankFormed(rank, attempt))
             case peers.RankProgress(attempt=attempt) if attempt == self.machine.attempt:
@@ -238,6 +245,19 @@ class Leader:
                 self.feed(attempts.Drain(for_good=False))
             case _:
                 pass
+
+    def _gather(self, rank: int, report: peers.Gather) -> None:
+        """One rank's part of JACCL's exchange; the whole goes to all when it was the last."""
+        try:
+            part = base64.b64decode(report.data, validate=True)
+            self._exchange, whole = self._exchange.put(rank, report.number, part)
+        except ValueError as error:
+            fault = faults.Fault(FaultClass.BUG, "ExchangeFailed", f"JACCL's exchange: {error}")
+            self.feed(attempts.Failed(rank, report.attempt, fault, faults.Stage.INIT))
+            return
+        if whole is not None:
+            data = base64.b64encode(whole).decode()
+            self._order(peers.Gathered(attempt=report.attempt, number=report.number, data=data))
 
     def _odd_digest(self, rank: int) -> faults.Fault | None:
         mine = self._digests.get(0, "")
@@ -308,7 +328,10 @@ class Leader:
             case attempts.StartRanks(attempt=attempt, ports=ports):
                 ring = self.plan.backend is Backend.RING
                 hosts = tuple(f"{entry.ring_address}:{ports[entry.rank]}" for entry in self.plan.ranks) if ring else ()
-                self._order(peers.Launch(attempt=attempt, hosts=hosts))
+                leader = self.plan.ranks[0]
+                coordinator = f"{leader.address}:{ports[0]}" if self._jaccl_environment else ""
+                self._exchange = jaccl.Exchange(self.plan.world_size)
+                self._order(peers.Launch(attempt=attempt, hosts=hosts, coordinator=coordinator))
             case attempts.Compare(attempt=attempt):
                 self._order(peers.CheckRank(attempt=attempt))
             case attempts.Serve(attempt=attempt):
@@ -330,12 +353,16 @@ class Leader:
             case attempts.SetTimer(number=number, seconds=seconds):
                 if self._timer is not None:
                     self._timer.cancel()
-                self._timer = asyncio.get_running_loop().call_later(seconds, self.feed, attempts.Timer(number))
+                self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
             case attempts.ReleaseAll():
                 self._order(peers.Release())
                 self.released.set()
             case attempts.GiveUp(cause=cause):
                 log.error("gave up (%s, %s): %s", cause.fault.fault, cause.fault.reason, cause.line)
+
+    def _time_is_up(self, number: int) -> None:
+        late = self._exchange.missing if self.machine.stage is Stage.FORMING else ()
+        self.feed(attempts.Timer(number, late))
 
     def _order(self, order: peers.Order) -> None:
         for connection in self._links.values():

@@ -14,7 +14,7 @@ from pathlib import Path
 from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import faults, peers, preflight, protocol
+from thunderfleet_runner import faults, jaccl, peers, preflight, protocol
 from thunderfleet_runner.faults import Fault, Stage
 from thunderfleet_runner.ports import NoFreePort, PortBlock
 from thunderfleet_runner.rankprocess import RankProcess, rank_command
@@ -46,6 +46,7 @@ class Member:
         report: Callable[[peers.Report], None],
         on_rank: Callable[[protocol.FromRank], None],
         command: Callable[[str, int, int, int], list[str]] = rank_command,
+        jaccl_environment: bool = False,
     ) -> None:
         self.plan = plan
         self.entry = plan.ranks[rank]
@@ -54,6 +55,7 @@ class Member:
         self._report = report
         self._on_rank = on_rank
         self._command = command
+        self._coordinates = jaccl_environment and rank == 0 and jaccl.wants_coordinator(plan)
         self._block = PortBlock(self.entry.ring_ports)
         self._process: RankProcess | None = None
         self._attempt = 0
@@ -106,6 +108,10 @@ class Member:
         if isinstance(order, peers.TurnRank) and order.attempt == self._attempt and self._process is not None:
             # Turns wait behind nothing: tokens depend on them.
             self._process.send(protocol.Turn(number=order.number))
+            return
+        if isinstance(order, peers.Gathered):
+            if order.attempt == self._attempt:
+                self.to_rank(protocol.Gathered(number=order.number, data=order.data))
             return
         self._orders.put_nowait(order)
 
@@ -165,9 +171,9 @@ class Member:
                         done.set_result(None)
             case peers.Preflight(attempt=attempt):
                 await self._preflight(attempt)
-            case peers.Launch(attempt=attempt, hosts=hosts):
+            case peers.Launch(attempt=attempt):
                 if attempt > self._end_asked:
-                    await self._launch(attempt, hosts)
+                    await self._launch(order)
             case peers.CheckRank(attempt=attempt):
                 if attempt == self._attempt:
                     self._stage = Stage.CHECK
@@ -185,7 +191,7 @@ class Member:
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.PREFLIGHT, False, False
         try:
             passed = await asyncio.to_thread(preflight.check, self.plan, self.entry)
-            port = self._block.take(self.entry.ring_address or "") if self.plan.backend is Backend.RING else 0
+            port = self._take_port()
         except preflight.PreflightFailed as error:
             self._blame(error.fault)
         except NoFreePort as error:
@@ -195,16 +201,28 @@ class Member:
         else:
             self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
 
-    async def _launch(self, attempt: int, hosts: Sequence[str]) -> None:
+    def _take_port(self) -> int:
+        """The port that this rank's MLX is to listen on; 0 when it does not listen."""
+        if self.plan.backend is Backend.RING:
+            return self._block.take(self.entry.ring_address or "")
+        return self._block.take(self.entry.address) if self._coordinates else 0
+
+    async def _launch(self, launch: peers.Launch) -> None:
+        attempt, hosts = launch.attempt, launch.hosts
         await self.end()
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.INIT, False, False
         self._heartbeat, self._beating, self._silent_ticks = None, False, 0
         hostfile = self._write_hostfile(attempt, hosts) if hosts else None
+        told: dict[str, str] = {}
         try:
+            if hostfile is not None:
+                told = {"MLX_RANK": str(self.rank), "MLX_HOSTFILE": str(hostfile)}
+            elif self.plan.backend is Backend.JACCL:
+                devices = jaccl.write_devices(self.plan, self._folder, attempt)
+                told = jaccl.environment(self.plan, self.rank, devices, launch.coordinator)
             process = await RankProcess.start(
                 self._command(self.plan.group, self.plan.epoch, self.rank, attempt),
-                rank=self.rank,
-                hostfile=hostfile,
+                told=told,
                 pid_file=self.pid_file,
                 on_message=lambda message: self._said(attempt, message),
                 on_exit=lambda code: self._exited(attempt, code),
@@ -213,10 +231,10 @@ class Member:
             self._blame(Fault(FaultClass.BUG, "RankNotStarted", f"the rank's process cannot be started: {error}"))
             return
         self._process = process
-        process.send(self._start(attempt, hostfile))
+        process.send(self._start(attempt, hostfile, jaccl_environment=launch.coordinator != ""))
         log.info("attempt %d: started rank %d as process %d", attempt, self.rank, process.pid)
 
-    def _start(self, attempt: int, hostfile: Path | None) -> protocol.Start:
+    def _start(self, attempt: int, hostfile: Path | None, *, jaccl_environment: bool) -> protocol.Start:
         plan = self.plan
         return protocol.Start(
             attempt=attempt,
@@ -231,6 +249,7 @@ class Member:
             memory_bytes=self.entry.memory_bytes,
             memory=plan.memory,
             hostfile=str(hostfile) if hostfile else None,
+            jaccl_environment=jaccl_environment,
         )
 
     def _write_hostfile(self, attempt: int, hosts: Sequence[str]) -> Path:
@@ -261,6 +280,8 @@ class Member:
         match message:
             case protocol.Formed(rank=rank, size=size, all_sum=all_sum):
                 self._formed(attempt, rank, size, all_sum)
+            case protocol.Gather(number=number, data=data):
+                self._report(peers.Gather(attempt=attempt, number=number, data=data))
             case protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers):
                 self._report(peers.RankProgress(attempt=attempt, loaded_bytes=loaded, total_bytes=total, layers=layers))
             case protocol.Loaded(total_bytes=total, peak_memory_bytes=peak):

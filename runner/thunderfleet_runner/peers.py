@@ -91,6 +91,15 @@ class Ended(_Message):
     attempt: int
 
 
+class Gather(_Message):
+    """The rank's part of JACCL's exchange; see ``protocol.Gather``."""
+
+    type: Literal["gather"] = "gather"
+    attempt: int
+    number: int
+    data: str
+
+
 class Leaving(_Message):
     """This supervisor was told to end (SIGTERM) and waits for the leader's word."""
 
@@ -110,7 +119,7 @@ class Pulse(_Message):
 
 
 Report = Annotated[
-    Checked | Failure | RankFormed | RankProgress | RankLoaded | RankReady | Ended | Leaving | Pulse,
+    Checked | Failure | RankFormed | RankProgress | RankLoaded | RankReady | Ended | Gather | Leaving | Pulse,
     Field(discriminator="type"),
 ]
 
@@ -133,11 +142,13 @@ class Preflight(_Message):
 
 
 class Launch(_Message):
-    """Start the rank now. ``hosts`` is rank by rank ``ip:port``; empty without a ring."""
+    """Start the rank now. ``hosts`` is rank by rank ``ip:port``; empty without a ring. With a ``coordinator`` (``ip:port``)
+    JACCL does its own exchange there; without, the supervisors do it."""
 
     type: Literal["launch"] = "launch"
     attempt: int
     hosts: tuple[str, ...] = ()
+    coordinator: str = ""
 
 
 class End(_Message):
@@ -145,6 +156,15 @@ class End(_Message):
 
     type: Literal["end"] = "end"
     attempt: int
+
+
+class Gathered(_Message):
+    """All ranks' parts of one gather."""
+
+    type: Literal["gathered"] = "gathered"
+    attempt: int
+    number: int
+    data: str
 
 
 class CheckRank(_Message):
@@ -179,7 +199,7 @@ class Beat(_Message):
 
 
 Order = Annotated[
-    Preflight | Launch | End | CheckRank | TurnRank | StopRank | Release | Beat,
+    Preflight | Launch | Gathered | End | CheckRank | TurnRank | StopRank | Release | Beat,
     Field(discriminator="type"),
 ]
 Answer = Annotated[Welcome | Refusal, Field(discriminator="type")]

@@ -15,7 +15,7 @@ from pathlib import Path
 from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import Backend, Plan, RankPlan
 
-from thunderfleet_runner import ports, weightfiles
+from thunderfleet_runner import jaccl, ports, rdma, weightfiles
 from thunderfleet_runner.faults import Fault
 
 _TOKENIZER_FILES = (
@@ -52,6 +52,8 @@ class Passed:
 def check(plan: Plan, entry: RankPlan) -> Passed:
     """All checks for one rank. Raises PreflightFailed at the first that fails."""
     check_addresses(plan, entry)
+    if plan.backend is Backend.JACCL:
+        check_rdma(plan, entry)
     passed = check_model(plan, entry)
     check_memory(entry, free_memory_bytes())
     return passed
@@ -59,18 +61,23 @@ def check(plan: Plan, entry: RankPlan) -> Passed:
 
 def check_addresses(plan: Plan, entry: RankPlan) -> None:
     """The addresses of the plan are this Mac's."""
-    if plan.backend is Backend.JACCL:
-        raise PreflightFailed(
-            Fault(
-                FaultClass.CONFIGURE, "BackendNotAvailable", "this runner forms rings and single Macs, the plan asks for jaccl"
-            )
-        )
     wanted = [entry.address] + ([entry.ring_address] if plan.backend is Backend.RING and entry.ring_address else [])
     for address in wanted:
         if not ports.is_ours(address):
             raise PreflightFailed(
                 Fault(FaultClass.REPLAN, "AddressLost", f"the planned address {address} is not on node {entry.node} any more")
             )
+
+
+def check_rdma(plan: Plan, entry: RankPlan) -> None:
+    """The devices that face this rank's peers are there, Active, and have an address."""
+    try:
+        row = jaccl.device_matrix(plan)[entry.rank]
+    except ValueError as error:
+        raise PreflightFailed(Fault(FaultClass.REPLAN, "DeviceMatrix", str(error))) from error
+    fault = rdma.check(entry.node, tuple(dict.fromkeys(device for device in row if device is not None)))
+    if fault is not None:
+        raise PreflightFailed(fault)
 
 
 def check_model(plan: Plan, entry: RankPlan) -> Passed:

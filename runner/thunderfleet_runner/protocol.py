@@ -86,7 +86,7 @@ class Request(_Message):
 
 
 class Start(_Message):
-    """First message. MLX_RANK and MLX_HOSTFILE are already in the rank's environment when ``backend`` is ring."""
+    """First message. MLX's variables are already in the rank's environment when ``backend`` is ring or jaccl."""
 
     type: Literal["start"] = "start"
     attempt: int
@@ -105,6 +105,8 @@ class Start(_Message):
     """The reservation: the wired limit is at most this."""
     memory: MemoryPlan
     hostfile: str | None = None
+    jaccl_environment: bool = False
+    """JACCL: let MLX do its own exchange, with what it finds in the environment; otherwise ``Gather`` does it."""
 
 
 class Check(_Message):
@@ -150,7 +152,15 @@ class Stop(_Message):
     type: Literal["stop"] = "stop"
 
 
-ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Stop, Field(discriminator="type")]
+class Gathered(_Message):
+    """The answer to the rank's ``Gather`` of that number: every rank's bytes, in order of ranks, base64."""
+
+    type: Literal["gathered"] = "gathered"
+    number: int
+    data: str
+
+
+ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Stop | Gathered, Field(discriminator="type")]
 
 # --- rank -> supervisor ---------------------------------------------------------------------------------------------
 
@@ -162,6 +172,15 @@ class Formed(_Message):
     rank: int
     size: int
     all_sum: int
+
+
+class Gather(_Message):
+    """JACCL's init gathers bytes of all ranks (its exchange of RDMA addresses); numbered from 1 in each attempt."""
+
+    type: Literal["gather"] = "gather"
+    number: int
+    data: str
+    """This rank's bytes, base64."""
 
 
 class Progress(_Message):
@@ -281,7 +300,7 @@ class Log(_Message):
 
 
 FromRank = Annotated[
-    Formed | Progress | Loaded | Ready | Prepared | Token | Done | RequestError | Heartbeat | Idle | Failed | Log,
+    Formed | Gather | Progress | Loaded | Ready | Prepared | Token | Done | RequestError | Heartbeat | Idle | Failed | Log,
     Field(discriminator="type"),
 ]
 

@@ -5,11 +5,13 @@ when to give up. The supervisor does, from outside. Three threads: main (all of 
 the process when the supervisor is gone), and the heartbeat.
 """
 
+import base64
 import logging
 import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +48,7 @@ class Rank:
         self._first: queue.SimpleQueue[protocol.ToRank] = queue.SimpleQueue()
         self._engine: Engine | None = None
         self._early: list[protocol.ToRank] = []
+        self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.stage: Literal["start", "init", "load", "check", "serve", "stop"] = "start"
 
@@ -75,6 +78,9 @@ class Rank:
         os._exit(1)
 
     def _route(self, message: protocol.ToRank) -> None:
+        if isinstance(message, protocol.Gathered):
+            self._gathered.put(message)
+            return
         with self._lock:
             engine = self._engine
             if engine is None:
@@ -92,8 +98,28 @@ class Rank:
                 engine.generate(request)
             case protocol.Cancel(id=name):
                 engine.cancel(name)
-            case protocol.Start():
-                log.error("a second start message was ignored")
+            case protocol.Start() | protocol.Gathered():
+                log.error("a message of type %s came too late and was ignored", message.type)
+
+    def exchange(self, rank: int, size: int) -> Callable[[bytes, int], bytes]:
+        """What MLX asks for as ``all_gather_factory``: gathers through the supervisors, who know the peers and the deadline."""
+        number = 0
+
+        def gather(part: bytes, length: int) -> bytes:
+            nonlocal number
+            number += 1
+            self.send(protocol.Gather(number=number, data=base64.b64encode(part).decode()))
+            # Without a limit: the supervisor has it, and ends this process.
+            answer = self._gathered.get()
+            whole = base64.b64decode(answer.data)
+            if answer.number != number or len(whole) != size * length:
+                raise NotFormed(
+                    f"gather {number} of rank {rank} should give {size * length} bytes, "
+                    f"gather {answer.number} gave {len(whole)}"
+                )
+            return whole
+
+        return gather
 
     def beat(self) -> None:
         """The heartbeat thread."""
@@ -120,7 +146,7 @@ class Rank:
         if not isinstance(start, protocol.Start):
             raise ValueError(f"the first message was {start.type}, it must be start")
         self.stage = "init"
-        group = form(start)
+        group = form(start, self.exchange)
         self.send(formed(group))
         threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
         self.stage = "load"
@@ -152,9 +178,7 @@ class Rank:
             self._pulse.step("loading")
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
-        loaded = loading.load(
-            Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report
-        )
+        loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
         if group is not None:
             count = mx.distributed.all_sum(mx.array(int(trimmable)), group=group, stream=mx.cpu).item()
@@ -177,8 +201,13 @@ class Rank:
         return engine
 
 
-def form(start: protocol.Start) -> Any:
+Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
+
+
+def form(start: protocol.Start, exchange: Gathers) -> Any:
     """MLX's group for the plan's rank and size; None for one Mac alone. Waits as long as MLX does.
+
+    ``exchange`` is JACCL's: given (rank, size), it gives an all-gather of bytes.
 
     Raises NotFormed for another group than the plan's, RuntimeError with MLX's text when it cannot be made.
     """
@@ -189,11 +218,12 @@ def form(start: protocol.Start) -> Any:
         if size != 1:
             raise NotFormed(f"one rank alone was planned, MLX made a group of {size}: are MLX_* variables set?")
         return None
-    group = mx.distributed.init(strict=True, backend=start.backend.value)
+    if start.backend is Backend.JACCL and not start.jaccl_environment:
+        group = mx.distributed.init(strict=True, backend="jaccl", all_gather_factory=exchange)
+    else:
+        group = mx.distributed.init(strict=True, backend=start.backend.value)
     if (group.rank(), group.size()) != (start.rank, start.size):
-        raise NotFormed(
-            f"rank {start.rank} of {start.size} was planned, MLX says rank {group.rank()} of {group.size()}"
-        )
+        raise NotFormed(f"rank {start.rank} of {start.size} was planned, MLX says rank {group.rank()} of {group.size()}")
     return group
 
 

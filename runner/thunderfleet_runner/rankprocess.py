@@ -24,7 +24,7 @@ RANK_MODULE = "thunderfleet_runner.rank"
 TAIL_LINES = 40
 TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
-_PASSED_ON = ("MLX_", "THUNDERFLEET_RANK")
+_PASSED_ON = ("MLX_", "JACCL_", "THUNDERFLEET_RANK")
 
 
 def rank_command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
@@ -34,17 +34,15 @@ def rank_command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
     return [sys.executable, "-P", "-m", RANK_MODULE, *told]
 
 
-def rank_environment(base: Mapping[str, str], fd: int, rank: int, hostfile: Path | None) -> dict[str, str]:
+def rank_environment(base: Mapping[str, str], fd: int, told: Mapping[str, str]) -> dict[str, str]:
     """The supervisor's environment without anything that MLX or a rank would take for its own, plus what this rank is told.
 
-    One Mac alone gets no MLX_* variable: with one, MLX would look for a group.
+    ``told`` are MLX's own variables. One Mac alone gets none: with one, MLX would look for a group.
     """
     clean = {name: value for name, value in base.items() if not name.startswith(_PASSED_ON)}
     clean |= {protocol.FD_VARIABLE: str(fd), protocol.PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     clean |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if hostfile is not None:
-        clean |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)}
-    return clean
+    return {**clean, **told}
 
 
 class RankProcess:
@@ -67,13 +65,12 @@ class RankProcess:
         cls,
         command: Sequence[str],
         *,
-        rank: int,
-        hostfile: Path | None,
+        told: Mapping[str, str],
         pid_file: Path,
         on_message: Callable[[protocol.FromRank], None],
         on_exit: Callable[[int], None],
     ) -> "RankProcess":
-        """Starts ``command`` and begins to listen. Raises OSError when it cannot be started."""
+        """Starts ``command`` with MLX's variables ``told`` and begins to listen. Raises OSError when it cannot be started."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -82,7 +79,7 @@ class RankProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env=rank_environment(os.environ, theirs.fileno(), rank, hostfile),
+                env=rank_environment(os.environ, theirs.fileno(), told),
                 process_group=0,
             )
         except BaseException:

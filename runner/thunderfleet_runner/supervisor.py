@@ -49,6 +49,8 @@ class Settings:
     limits: attempts.Limits | None = None
     gateway: bool = True
     benchmark: bool = True
+    jaccl_environment: bool = False
+    """Rank 0's decides for the group."""
 
     @property
     def rank(self) -> int:
@@ -96,13 +98,22 @@ class Supervisor:
                 self._ready,
                 settings.state_folder / "history.json",
                 settings.limits,
+                settings.jaccl_environment,
             )
             self.role = leader
             report: Callable[[peers.Report], None] = lambda said: leader.heard(0, said)  # noqa: E731
         else:
             self.role = Follower(self.plan, self._client_tls, self._hello, self._changed)
             report = self.role.report
-        self.member = Member(self.plan, self.rank, settings.state_folder, report, self.service.deliver, settings.command)
+        self.member = Member(
+            self.plan,
+            self.rank,
+            settings.state_folder,
+            report,
+            self.service.deliver,
+            settings.command,
+            settings.jaccl_environment,
+        )
         self.role.member = self.member
 
     @property

@@ -1,0 +1,67 @@
+"""The wire of a recorded JACCL group, a process beside its rank: carries the ring's bytes over the cable, and tells nobody.
+
+JACCL's queue pairs have no connection: when the peer dies, nothing arrives and nothing is said, for ever. A TCP ring would
+notice at once. So each rank's MLX talks to this process only, which keeps MLX's sockets open whatever becomes of the peer. It
+is a process because MLX's init holds the interpreter.
+
+    recorded_cable.py ADDRESS MLX-PORT
+
+It listens on ADDRESS (the cable to the left neighbour) and on loopback (for MLX's dial to the right), prints both ports, reads
+``IP PORT`` of the right neighbour from stdin, and ends when stdin does.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+
+_held: list[socket.socket] = []
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    """Copies until either end has gone; closes neither."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    """Tries until it is accepted: who asked has no other way to know when the other side listens."""
+    while True:
+        try:
+            made = socket.create_connection(address, timeout=5)
+        except OSError:
+            time.sleep(0.01)
+            continue
+        made.settimeout(None)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+
+def join(listener: socket.socket, far: tuple[str, int]) -> None:
+    """For each connection that is accepted one to ``far``, and bytes both ways."""
+    while True:
+        near, _ = listener.accept()
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        other = connect(far)
+        _held.extend((near, other))
+        for ends in ((near, other), (other, near)):
+            threading.Thread(target=pump, args=ends, daemon=True).start()
+
+
+def main() -> None:
+    address, mlx_port = sys.argv[1], int(sys.argv[2])
+    cable = socket.create_server((address, 0))
+    inner = socket.create_server(("127.0.0.1", 0))
+    print(cable.getsockname()[1], inner.getsockname()[1], flush=True)
+    threading.Thread(target=join, args=(cable, ("127.0.0.1", mlx_port)), daemon=True).start()
+    for line in sys.stdin:
+        ip, port = line.split()
+        threading.Thread(target=join, args=(inner, (ip, int(port))), daemon=True).start()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

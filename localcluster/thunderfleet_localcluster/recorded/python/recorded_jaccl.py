@@ -1,0 +1,318 @@
+"""JACCL as a recorded Mac has it: its checks, its exchange, its words when it fails, and a group that is a ring underneath.
+
+The order of what is done, the texts and the exception types are those of JACCL's source (MLX 0.32): devices are opened, each
+gets a protection domain, completion queue and queue pair, buffers are registered, queue pairs go to INIT, addresses are
+exchanged by all-gathers, queue pairs go to RTR and RTS, two barriers. ``jaccl.json`` beside this file says which devices the
+Mac has and what is at the other end of each cable. ``control.json``, when somebody puts it there, says what fails:
+
+    {"points": [{"at": "rtr", "errno": 96, "device": "rdma_en2", "attempts": [1, 2], "delaySeconds": 0.5, "hang": false}]}
+
+``at`` is one of POINTS; without ``device`` any, without ``attempts`` (the runner's, from the command line) always.
+"""
+
+import atexit
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RECORD = HERE / "jaccl.json"
+CONTROL = HERE / "control.json"
+MESH_RANKS = 8
+NO_GID = (
+    "[jaccl] No IPv4-mapped GID for this device. Thunderbolt RDMA ports only publish one once the interface has an IPv4 address"
+)
+POINTS: dict[str, tuple[type[Exception], str]] = {
+    "find_device": (RuntimeError, "[jaccl] Could not find device {device} ({count} available)"),
+    "open_device": (RuntimeError, "[jaccl] Could not open device {device}"),
+    "protection_domain": (RuntimeError, "[jaccl] Couldn't allocate protection domain"),
+    "completion_queue": (RuntimeError, "[jaccl] Couldn't create completion queue"),
+    "queue_pair": (RuntimeError, "[jaccl] Couldn't create queue pair"),
+    "memory_region": (RuntimeError, "[jaccl] Register memory region failed"),
+    "init": (ValueError, "[jaccl] Changing queue pair to INIT failed with errno {errno}"),
+    "gid": (RuntimeError, NO_GID),
+    "rtr": (ValueError, "[jaccl] Changing queue pair to RTR failed with errno {errno}"),
+    "rts": (ValueError, "[jaccl] Changing queue pair to RTS failed with errno {errno}"),
+    "barrier": (RuntimeError, "[jaccl] Recv failed with errno={errno}"),
+    "send": (ValueError, "[jaccl] Send failed with error code {errno}"),
+    "recv": (ValueError, "[jaccl] Recv failed with error code {errno}"),
+}
+"""Where JACCL can fail, in order, with what it raises. ``send`` and ``recv`` are after init, in any collective."""
+_DESTINATION = struct.Struct("<iii4x16s")
+"""Local id, queue pair number, packet sequence number, GID, as C++ lays them out."""
+_NO_DESTINATION = _DESTINATION.pack(-1, 0, 0, bytes(16))
+_INT = struct.Struct("<i")
+
+Gather = Callable[[bytes, int], bytes]
+
+
+def attempt() -> int | None:
+    """The attempt that this rank belongs to, as its command line says; None elsewhere."""
+    words = sys.orig_argv
+    with contextlib.suppress(ValueError, IndexError):
+        return int(words[words.index("--attempt") + 1])
+    return None
+
+
+def fail_at(point: str, device: str = "", count: int = 0) -> None:
+    """Does what the control file says of this point: waits, hangs, raises, or nothing."""
+    try:
+        control = json.loads(CONTROL.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    for entry in control["points"]:
+        if entry["at"] != point or entry.get("device") not in (None, device):
+            continue
+        if "attempts" in entry and attempt() not in entry["attempts"]:
+            continue
+        time.sleep(entry.get("delaySeconds", 0))
+        if entry.get("hang"):
+            while True:
+                signal.pause()
+        raise_at(point, device, count, entry.get("errno", 0))
+
+
+def raise_at(point: str, device: str = "", count: int = 0, errno: int = 0) -> None:
+    """Raises what JACCL raises there."""
+    kind, text = POINTS[point]
+    raise kind(text.format(device=device, count=count, errno=errno))
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(f"JACCL_{name}", os.environ.get(f"MLX_{name}"))
+
+
+def configuration(*, coordinated: bool) -> tuple[int, list[list[list[str]]], str, bool] | None:
+    """(rank, devices, coordinator, whether a ring is preferred) from the environment; None when something is missing."""
+    rank, file = _variable("RANK"), _variable("IBV_DEVICES")
+    coordinator = os.environ.get("JACCL_COORDINATOR", os.environ.get("MLX_JACCL_COORDINATOR", ""))
+    ring = "JACCL_RING" in os.environ or "MLX_JACCL_RING" in os.environ
+    if rank is None or file is None or (coordinated and not coordinator):
+        return None
+    matrix = json.loads(Path(file).read_text(encoding="utf-8"))
+    rows = [[[] if names is None else [names] if isinstance(names, str) else names for names in row] for row in matrix]
+    if any(len(row) != len(rows) for row in rows):
+        raise RuntimeError("[jaccl] The device file should contain the connectivity of each rank to all other ranks")
+    return int(rank), rows, coordinator, ring
+
+
+def is_mesh(rows: list[list[list[str]]]) -> bool:
+    """Every rank has a device for every other and none for itself."""
+    return len(rows) >= 2 and all(
+        (here == there) != bool(names) for here, row in enumerate(rows) for there, names in enumerate(row)
+    )
+
+
+def is_ring(rows: list[list[list[str]]]) -> bool:
+    """Neighbours have the same number of devices."""
+    size = len(rows)
+    beside = [rows[here][(here + step) % size] for here in range(size) for step in (-1, 1)]
+    return size >= 2 and len({len(names) for names in beside}) == 1 and bool(beside[0])
+
+
+class Wire:
+    """The process beside this rank; see ``recorded_cable``."""
+
+    def __init__(self, left_address: str) -> None:
+        # Held, not listened on, so that nobody else gets the port before MLX does.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.mlx_port: int = self._reserved.getsockname()[1]
+        command = [sys.executable, "-S", "-s", str(HERE / "recorded_cable.py"), left_address, str(self.mlx_port)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        if len(line) != 2:
+            raise RuntimeError(f"the recorded cable at {left_address} did not start")
+        self.cable_port, self.inner_port = int(line[0]), int(line[1])
+        atexit.register(self.process.kill)
+
+    def dial(self, ip: str, port: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{ip} {port}\n")
+        self.process.stdin.flush()
+
+
+def tcp_gather(rank: int, size: int, coordinator: str) -> Gather:
+    """JACCL's own side channel: rank 0 listens at the coordinator's address, the others try four times."""
+    ip, _, port = coordinator.rpartition(":")
+    peers: list[socket.socket] = []
+    if rank == 0:
+        with socket.create_server((ip, int(port)), backlog=size) as server:
+            accepted = [server.accept()[0] for _ in range(size - 1)]
+        peers = [peer for _, peer in sorted((_INT.unpack(_receive(peer, 4))[0], peer) for peer in accepted)]
+    else:
+        wait = 1.0
+        for _ in range(4):
+            with contextlib.suppress(OSError):
+                peers = [socket.create_connection((ip, int(port)))]
+                break
+            time.sleep(wait)
+            wait *= 2
+        else:
+            raise RuntimeError("[jaccl] Couldn't connect (error: 61)")
+        peers[0].sendall(_INT.pack(rank))
+
+    def gather(part: bytes, length: int) -> bytes:
+        if rank != 0:
+            peers[0].sendall(part)
+            return _receive(peers[0], size * length)
+        whole = part + b"".join(_receive(peer, length) for peer in peers)
+        for peer in peers:
+            peer.sendall(whole)
+        return whole
+
+    return gather
+
+
+def _receive(peer: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = peer.recv(length - len(data))
+        if not more:
+            raise RuntimeError("[jaccl] Recv failed: peer closed the side channel (another rank failed during init or exited)")
+        data += more
+    return data
+
+
+def _gather_all(gather: Gather, part: bytes, size: int) -> list[bytes]:
+    whole = gather(part, len(part))
+    if len(whole) != size * len(part):
+        raise RuntimeError(f"the all-gather gave {len(whole)} bytes, {size * len(part)} are right")
+    return [whole[rank * len(part) : (rank + 1) * len(part)] for rank in range(size)]
+
+
+def connect(rank: int, rows: list[list[list[str]]], gather: Gather, record: Mapping[str, Any]) -> Wire:
+    """JACCL's init up to its last barrier. Returns this rank's wire."""
+    size = len(rows)
+    left, right = (rank - 1) % size, (rank + 1) % size
+    # A mesh has a connection to each rank, a ring to its neighbours.
+    facing = {peer: names[0] for peer, names in enumerate(rows[rank]) if names}
+    known: Mapping[str, Any] = record["devices"]
+    for name in facing.values():
+        if name not in known:
+            raise_at("find_device", name, len(known))
+        fail_at("find_device", name, len(known))
+        fail_at("open_device", name)
+    for point in ("protection_domain", "completion_queue", "queue_pair"):
+        for name in facing.values():
+            fail_at(point, name)
+    for name in facing.values():
+        fail_at("memory_region", name)
+        fail_at("init", name)
+    for name in facing.values():
+        fail_at("gid", name)
+        if not known[name]["address"]:
+            raise_at("gid", name)
+    wire = Wire(known[facing[left]]["address"])
+    mine = [_NO_DESTINATION] * size
+    for peer, name in facing.items():
+        gid = ipaddress.IPv6Address(f"::ffff:{known[name]['address']}").packed
+        # What a queue pair's number is to RDMA, a port is here.
+        mine[peer] = _DESTINATION.pack(known[name]["number"], wire.cable_port if peer == left else 0, 7, gid)
+    lengths = _gather_all(gather, _INT.pack(size), size)
+    if {_INT.unpack(length)[0] for length in lengths} != {size}:
+        raise RuntimeError("[jaccl] The ranks have different numbers of connections")
+    infos = _gather_all(gather, b"".join(mine), size)
+    for peer, name in facing.items():
+        fail_at("rtr", name)
+        _, port, _, gid = _DESTINATION.unpack_from(infos[peer], rank * _DESTINATION.size)
+        ip = str(ipaddress.IPv6Address(gid).ipv4_mapped)
+        if not known[name]["active"] or ip != known[name]["peer"]:
+            # The other end of this cable is not the peer.
+            raise_at("rtr", name, errno=96)
+        fail_at("rts", name)
+        if peer == right:
+            wire.dial(ip, port)
+    for _ in range(2):
+        fail_at("barrier")
+        _gather_all(gather, _INT.pack(0), size)
+    return wire
+
+
+def ring_group(real_init: Callable[..., Any], rank: int, size: int, wire: Wire) -> Any:
+    """MLX's own ring over the wire: every rank has a hostfile of its own, in which only two entries mean something."""
+    hosts = [["127.0.0.1:9"] for _ in range(size)]
+    hosts[rank] = [f"127.0.0.1:{wire.mlx_port}"]
+    hosts[(rank + 1) % size] = [f"127.0.0.1:{wire.inner_port}"]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(hosts, file)
+        file.flush()
+        before = {name: os.environ.get(name) for name in ("MLX_HOSTFILE", "MLX_RANK")}
+        os.environ.update(MLX_HOSTFILE=file.name, MLX_RANK=str(rank))
+        try:
+            return real_init(strict=True, backend="ring")
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def replace(module: ModuleType) -> None:
+    """Puts the recorded JACCL into ``mlx.core``."""
+    distributed: Any = vars(module)["distributed"]
+    real_init, real_available = distributed.init, distributed.is_available
+    formed: list[Any] = []
+
+    def is_available(backend: str = "any") -> bool:
+        return backend == "jaccl" or bool(real_available(backend))
+
+    def init(
+        strict: bool = False, backend: str = "any", *, all_gather_factory: Callable[[int, int], Gather] | None = None
+    ) -> Any:
+        if backend != "jaccl":
+            if all_gather_factory is not None:
+                return real_init(strict, backend, all_gather_factory=all_gather_factory)
+            return real_init(strict, backend)
+        if formed:
+            return formed[0]
+        found = configuration(coordinated=all_gather_factory is None)
+        if found is None:
+            if not strict:
+                return real_init()
+            raise RuntimeError(
+                "[jaccl] You need to provide via environment variables a rank (JACCL_RANK/MLX_RANK), a device file "
+                "(JACCL_IBV_DEVICES/MLX_IBV_DEVICES) and a coordinator ip/port (JACCL_COORDINATOR/MLX_JACCL_COORDINATOR)."
+            )
+        rank, rows, coordinator, ring = found
+        size = len(rows)
+        if not is_ring(rows):
+            raise RuntimeError("[jaccl] The configuration should define a valid mesh or a valid ring.")
+        if is_mesh(rows) and not ring and size > MESH_RANKS:
+            raise RuntimeError(f"[jaccl] The JACCL mesh supports up to {MESH_RANKS} peers but {size} were provided.")
+        gather = all_gather_factory(rank, size) if all_gather_factory else tcp_gather(rank, size, coordinator)
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+        wire = connect(rank, rows, gather, record)
+        formed.append(ring_group(real_init, rank, size, wire))
+        return formed[0]
+
+    def failing(name: str) -> Callable[..., Any]:
+        real = getattr(distributed, name)
+
+        def collective(*arguments: Any, **options: Any) -> Any:
+            if formed:
+                for point in ("send", "recv"):
+                    fail_at(point)
+            return real(*arguments, **options)
+
+        return collective
+
+    for name in ("all_sum", "all_gather", "all_max", "all_min", "send", "recv", "recv_like"):
+        setattr(distributed, name, failing(name))
+    distributed.init, distributed.is_available = init, is_available

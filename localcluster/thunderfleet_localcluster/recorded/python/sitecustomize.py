@@ -1,0 +1,34 @@
+"""Gives MLX on a recorded Mac a JACCL, in every Python that has this folder on PYTHONPATH.
+
+It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; what replaces ``init`` is
+loaded then. Everything above ``mx.distributed.init`` is the shipped code.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+class _WhenImported:
+    """Finds ``mlx.core`` as the path does, and changes it once it is there."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "mlx.core":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            importlib.import_module("recorded_jaccl").replace(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _WhenImported)

@@ -1,0 +1,176 @@
+"""Groups over the recorded JACCL: real supervisors and ranks, the shipped exchange, and every point at which JACCL fails."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.plan import Plan
+from thunderfleet_localcluster import recorded, tinymodel
+from thunderfleet_localcluster.fleet import parse_fleet
+from thunderfleet_localcluster.layout import plan_layout
+from thunderfleet_runner import attempts, protocol
+from thunderfleet_runner.rankprocess import rank_command
+
+FLEET = """
+machines:
+  - {name: studio-0, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+cables:
+  - {a: "studio-0:1", b: "studio-1:2"}
+  - {a: "studio-1:1", b: "studio-2:2"}
+  - {a: "studio-2:1", b: "studio-0:2"}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tinymodel.make(folder)
+    return folder
+
+
+class Macs:
+    """A group on recorded Macs: rank 0's supervisor here, the others as processes with their Mac's PATH and PYTHONPATH."""
+
+    def __init__(self, group: Any, folder: Path, model: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.group = group
+        self.layout = plan_layout(parse_fleet(FLEET), "loopback", block=64 + os.getpid() % 128)
+        self.homes = [folder / machine.name for machine in self.layout.machines]
+        for machine, home in zip(self.layout.machines, self.homes, strict=True):
+            recorded.write_machine(self.layout, machine, home / "bin")
+        plan = group.plan.model_dump(mode="json", by_alias=True)
+        # The model has two KV heads: three ranks are a pipeline.
+        plan |= {"modelPath": str(model), "backend": "jaccl", "split": "Tensor" if size == 2 else "Pipeline"}
+        plan["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048}
+        for entry in plan["ranks"]:
+            entry |= {"memoryBytes": 64 << 20, "ringAddress": None, "devices": self.devices(entry["rank"], size)}
+            if size == 3:
+                entry["layers"] = [(2, 4), (1, 2), (0, 1)][entry["rank"]]
+        group.plan = Plan.model_validate(plan)
+        self.processes: list[asyncio.subprocess.Process] = []
+        for name, value in self.environment(0).items():
+            monkeypatch.setenv(name, value)
+
+    def devices(self, rank: int, size: int) -> list[str | None]:
+        mine = self.layout.machines[rank]
+        facing = {end.peer: f"rdma_{end.interface}" for end in mine.ends}
+        return [facing.get(self.layout.machines[peer].name) for peer in range(size)]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        home = self.homes[rank]
+        path = os.environ["PATH"].split(":")
+        inherited = [part for part in path if "studio-" not in part]
+        return {"PATH": ":".join([str(home / "bin"), *inherited]), "PYTHONPATH": str(home / "python")}
+
+    def fails(self, rank: int, **entry: Any) -> None:
+        (self.homes[rank] / "python" / "control.json").write_text(json.dumps({"points": [entry]}))
+
+    def works(self, rank: int) -> None:
+        (self.homes[rank] / "python" / "control.json").unlink()
+
+    async def start(self, *, form_seconds: float = 20.0, **changes: Any) -> Any:
+        """All supervisors; the leader's is returned."""
+        plan = self.group.folder / "plan.json"
+        plan.write_text(self.group.plan.model_dump_json(by_alias=True))
+        for rank in range(1, self.group.plan.world_size):
+            options = {
+                "--plan": plan, "--keys": self.group.keys, "--pod": f"tiny-0-{rank}", "--node": f"studio-{rank}",
+                "--state-folder": self.group.folder,
+            }  # fmt: skip
+            words = [str(word) for pair in options.items() for word in pair]
+            with (self.group.folder / f"log-{rank}").open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "thunderfleet_runner.cli", "serve", *words),
+                    env={**os.environ, **self.environment(rank)}, stdout=log, stderr=log,
+                )  # fmt: skip
+            self.processes.append(process)
+        limits = attempts.Limits(self.group.plan.bootstrap.attempts, form_seconds, backoff_seconds=0.05)
+        return self.group.start(0, command=rank_command, limits=limits, **changes)
+
+    def rank_pid(self, rank: int) -> int:
+        (file,) = self.group.folder.glob(f"*-tiny-0-{rank}/rank.pid")
+        return int(file.read_text())
+
+    async def until_failed(self, leader: Any) -> Any:
+        await self.group.until(lambda: leader.state.failure is not None, "a failure is reported")
+        return leader.state.failure
+
+    async def end(self) -> None:
+        await self.group.end()
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for process in self.processes:
+            await process.wait()
+
+
+@pytest.fixture
+async def macs(
+    make_group: Callable[..., Any], tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Macs]]:
+    made: list[Macs] = []
+
+    def make(size: int = 2) -> Macs:
+        made.append(Macs(make_group(size), tmp_path / "macs", tiny, size, monkeypatch))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.end()
+
+
+async def answer(leader: Any, name: str) -> list[int]:
+    request = protocol.Request(id=name, kind="chat", messages=tinymodel.DEMO_MESSAGES, max_tokens=tinymodel.DEMO_TOKENS)
+    async with asyncio.timeout(60):
+        return [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
+
+
+async def yardstick(model: Path) -> list[int]:
+    command = ["-m", "thunderfleet_localcluster.reference", str(model), tinymodel.DEMO_MESSAGES[0]["content"]]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await asyncio.wait_for(process.communicate(), 120)
+    tokens: list[int] = json.loads(out)
+    return tokens
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_mesh_forms_through_the_supervisors_and_answers_as_one_process_does(
+    macs: Callable[..., Macs], tiny: Path, size: int
+) -> None:
+    group = macs(size)
+    leader = await group.start()
+    await group.group.until_ready()
+    assert leader.state.attempt == 1
+    assert await answer(leader, "first") == await yardstick(tiny)
+
+
+async def test_a_killed_rank_is_noticed_though_jaccl_says_nothing(macs: Callable[..., Macs]) -> None:
+    group = macs()
+    leader = await group.start()
+    await group.group.until_ready()
+    before = await answer(leader, "before")
+    killed = time.monotonic()
+    os.kill(group.rank_pid(1), signal.SIGKILL)
+    await group.group.until(lambda: leader.state.phase is not GroupPhase.READY, "the death is noticed", 3.0)
+    assert time.monotonic() - killed < 3.0
+    failure = leader.state.failure
+    assert (failure.rank, failure.node, failure.reason) == (1, "studio-1", "RankKilled")
+    await group.group.until_ready()
+    assert await answer(leader, "after") == before
+
+
+async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
+    group = macs()
+    leader = await group.start(jaccl_environment=True)
+    await group.group.until_ready()
+    assert len(await answer(leader, "one")) == tinymodel.DEMO_TOKENS

@@ -1,0 +1,91 @@
+"""RDMA preflight against what recorded Macs print, and against commands that misbehave."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_crds.group import FaultClass
+from thunderfleet_localcluster import recorded
+from thunderfleet_localcluster.fleet import parse_fleet
+from thunderfleet_localcluster.layout import plan_layout
+from thunderfleet_runner import commands, rdma
+
+MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB"
+
+
+def record(folder: Path, monkeypatch: pytest.MonkeyPatch, one: str = "rdma: true", speed: str = "80") -> None:
+    """Puts the commands of the first of two Macs on PATH."""
+    fleet = parse_fleet(
+        f"machines:\n  - {{name: a, {MAC}, {one}}}\n  - {{name: b, {MAC}, rdma: true}}\n"
+        f"cables:\n  - {{a: 'a:1', b: 'b:1', speed: '{speed}'}}\n"
+    )
+    layout = plan_layout(fleet, "namespaces")
+    recorded.write_machine(layout, layout.machine("a"), folder / "bin")
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+
+
+def device(folder: Path) -> str:
+    """The device of the port with the cable."""
+    return rdma.parse_listed((folder / "recorded" / "ibv_devices").read_text())[0]
+
+
+def command(folder: Path, name: str, body: str) -> None:
+    path = folder / "bin" / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_an_active_device_with_an_address_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path, monkeypatch)
+    assert rdma.check("a", (device(tmp_path),)) is None
+
+
+def found(fault: Any) -> tuple[FaultClass, str]:
+    assert fault is not None
+    return fault.fault, fault.reason
+
+
+def test_rdma_that_is_off_is_for_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path, monkeypatch, "rdma: false")
+    fault = rdma.check("a", ("rdma_en2",))
+    assert found(fault) == (FaultClass.CONFIGURE, "RdmaOff")
+    assert fault is not None and "rdma_ctl enable" in fault.message
+
+
+def test_a_port_in_a_bridge_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path, monkeypatch, "rdma: true, bridge: [1]")
+    fault = rdma.check("a", (device(tmp_path),))
+    assert found(fault) == (FaultClass.CONFIGURE, "BridgeHoldsPort")
+    assert fault is not None and "ifconfig bridge0 deletem" in fault.message
+
+
+def test_devices_that_are_not_there_or_down_need_another_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path, monkeypatch, speed="40")
+    assert found(rdma.check("a", (device(tmp_path),))) == (FaultClass.REPLAN, "DeviceDown")
+    assert found(rdma.check("a", ("rdma_en99",))) == (FaultClass.REPLAN, "DeviceMissing")
+
+
+def test_a_device_without_an_ipv4_address_is_for_a_person() -> None:
+    name = "rdma_en2"
+    stack = rdma.Stack(listed=(name,), devices={name: rdma.Device(name, "PORT_ACTIVE", mapped=False)}, on=True)
+    assert found(rdma.judge("a", (name,), stack)) == (FaultClass.CONFIGURE, "RdmaAddress")
+
+
+def test_commands_that_are_missing_hang_or_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path, monkeypatch)
+    name = device(tmp_path)
+    command(tmp_path, "ibv_devinfo", "exec sleep 60")
+    monkeypatch.setattr(rdma.commands, "run", lambda *argv: _run(*argv, seconds=0.5))
+    fault = rdma.check("a", (name,))
+    assert found(fault) == (FaultClass.REBOOT, "RdmaHangs")
+    assert fault is not None and "`ibv_devinfo -v` did not end within 0.5 s" in fault.message
+    command(tmp_path, "ibv_devinfo", "echo broken >&2; exit 3")
+    fault = rdma.check("a", (name,))
+    assert found(fault) == (FaultClass.RETRY, "RdmaUnknown")
+    assert fault is not None and "broken" in fault.message
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert found(rdma.check("a", (name,))) == (FaultClass.CONFIGURE, "RdmaUnavailable")
+
+
+_run = commands.run
