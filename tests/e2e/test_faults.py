@@ -279,7 +279,8 @@ try:
         secure.settimeout(10)
         path = sys.argv[4]
         secure.sendall(f"GET {path} HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n".encode())
-        print("answered", secure.recv(100))
+        answer = secure.recv(100)
+        print("answered" if answer else "refused: closed without a word", answer)
 except ssl.SSLError as error:
     print("refused", error.reason)
 except ConnectionError as error:
@@ -377,7 +378,8 @@ def in_forming(line: Any, deploy: Deploy) -> Any:
     # A rank that is stopped as it is born holds the others in MLX's init, where no signal reaches them.
     forms = deploy("forming")
     forms.until("its ranks are placed", lambda: len(forms.ranks()) == 2)
-    stopped = f"until pkill -STOP -f '{RANK}.*{forms.name}'; do :; done"
+    # The brackets keep the pattern from matching the shell that it is given to.
+    stopped = f"until pkill -STOP -f '[t]{RANK[1:]}.*{forms.name}'; do :; done"
     assert line.run(forms.ranks()[1]["node"], "timeout", "30", "sh", "-c", stopped, seconds=40).returncode == 0
     forms.until("Forming", lambda: forms.state == "Forming")
     return forms
