@@ -9,6 +9,7 @@ A kubelet speaks to it through the files of FOLDER alone:
 - ``alive``: a named pipe that the shim keeps open for writing, so whoever has it open for reading sees the end of the
   file when the shim is gone, whatever ended it, and cannot be fooled by a process number that was given to another.
 - ``running.json``: ``shim`` and ``pid`` (process numbers), ``birth`` (of ``pid``), ``startedAt`` (seconds since the epoch).
+- ``claimed``: there as soon as a shim has taken the attempt; a second one leaves it alone.
 - ``stop``: seconds of grace as text; then SIGTERM to the shim. May be repeated with less grace.
 - ``exit.json``: ``exitCode``, ``signal``, ``startedAt``, ``finishedAt``, ``reason``, ``message``, ``graceExceeded``. Written
   when no process of the container is left, after the last line of the log.
@@ -522,6 +523,12 @@ def main() -> int:
         os.open(shim.path("alive"), os.O_RDWR | os.O_CLOEXEC)
         if os.path.exists(shim.path("exit.json")):
             os.write(writer, b"given up before it had started")
+            os._exit(0)
+        try:
+            os.close(os.open(shim.path("claimed"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            # A kubelet ended in the middle, and the next one has sent another shim: whoever comes first runs the program.
+            os.write(writer, b"started")
             os._exit(0)
         problem = shim.start()
         null = os.open("/dev/null", os.O_RDWR)

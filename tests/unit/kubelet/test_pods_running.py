@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -167,20 +168,19 @@ class World:
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    path = tmp_path
-    while path != path.parent and path.stat().st_uid == os.geteuid() and path != Path("/tmp"):
-        # The containers' user comes through here.
-        path.chmod(path.stat().st_mode | 0o011)
-        path = path.parent
-    image = tmp_path / "image"
-    (image / "bin").mkdir(parents=True)
-    world = World(tmp_path / "node", image)
-    world.root.mkdir()
-    yield world
-    manager = world.managers[-1] if world.managers else await world.boot()
-    await manager.stop(end_pods=True)
-    assert world.processes() == []
+async def world() -> AsyncIterator[World]:
+    # Not one of pytest's folders: another run of pytest closes those to the containers' user at any moment.
+    with tempfile.TemporaryDirectory(prefix="kubelet-", ignore_cleanup_errors=True) as name:
+        path = Path(name)
+        os.chmod(path, 0o755)
+        image = path / "image"
+        (image / "bin").mkdir(parents=True)
+        world = World(path / "node", image)
+        world.root.mkdir()
+        yield world
+        manager = world.managers[-1] if world.managers else await world.boot()
+        await manager.stop(end_pods=True)
+        assert world.processes() == []
 
 
 def sh(script: str, **more: Any) -> Json:
@@ -897,3 +897,17 @@ async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
     status = await world.phase("once", "Running")
     assert status["containerStatuses"][0]["restartCount"] == 0
     await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+
+
+async def test_a_second_shim_leaves_the_attempt_alone(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("one", {"containers": [sh("echo up; exec sleep 600")]})
+    await world.phase("one", "Running")
+    await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    before = world.processes()
+    folder = next(world.root.glob("pods/*/containers/main/0"))
+    late = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), env={})
+    assert await asyncio.wait_for(late.wait(), 20) == 0
+    await world.until(lambda: world.processes() == before)
+    assert await world.log("one") == "up\n"
+    assert world.api.pod("one")["status"]["phase"] == "Running"
