@@ -61,7 +61,9 @@ class RankPlan(_Value):
     ring_ports: tuple[Port, ...] = ()
     """A block outside the ephemeral range; each attempt takes the next that can be bound."""
     devices: tuple[str | None, ...] = ()
-    """JACCL: the RDMA device that faces each rank, null for itself."""
+    """JACCL: the RDMA device that faces each rank; null for itself and, in a ring, for all but the neighbours."""
+    coordinator: str | None = None
+    """The address at which this rank reaches rank 0; null for rank 0 itself."""
     layers: tuple[int, int] | None = None
     """Pipeline: first layer (included) and last (excluded). The last layers belong to rank 0."""
     memory_bytes: Annotated[int, Field(ge=0)]

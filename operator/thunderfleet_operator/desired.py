@@ -116,6 +116,8 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
             gateway_port=held.gateway,
             ring_address=entry.ring_address,
             ring_ports=held.ring,
+            devices=entry.devices,
+            coordinator=entry.coordinator,
             layers=entry.layers,
             memory_bytes=entry.memory_bytes,
         )
@@ -130,6 +132,7 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
         model=served_name(deployment),
         model_path=placement.model_path,
         backend={Transport.NONE: Backend.NONE, Transport.RING: Backend.RING}.get(placement.transport, Backend.JACCL),
+        jaccl_ring=placement.transport is Transport.JACCL_RING,
         split=Split(placement.split.value),
         ranks=ranks,
         memory=MemoryPlan(

@@ -13,6 +13,7 @@ from thunderfleet_crds.modeldeployment import (
     MODEL_RESOLVED,
     PLACED,
     READY,
+    Group,
     ModelDeployment,
     ModelDeploymentStatus,
 )
@@ -47,12 +48,22 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
             found.append(Occurrence(new.reason, new.message))
         elif kind == READY and old is not None and old.status is ConditionStatus.TRUE:
             found.append(Occurrence(new.reason, new.message, warning=new.reason != "ScaledToZero"))
-    epochs = {group.index: group.epoch for group in before.groups if group.ranks}
+    known = {group.index: group for group in before.groups if group.ranks}
     for group in after.groups:
-        if group.ranks and epochs.get(group.index) != group.epoch:
-            nodes = ", ".join(rank.node for rank in group.ranks)
-            found.append(Occurrence("Placed", f"group {group.index}, epoch {group.epoch}, on {nodes}: {group.reason}"))
+        past = known.get(group.index)
+        if not group.ranks or (past is not None and past.epoch == group.epoch):
+            continue
+        nodes, told = _nodes(group), f"group {group.index}, epoch {group.epoch}"
+        if past is not None and _nodes(past) != nodes:
+            why = f" after {group.last_failure.reason}" if group.last_failure and group.restarts else ""
+            found.append(Occurrence("Moved", f"{told}, from {_nodes(past)} to {nodes}{why}: {group.reason}"))
+        else:
+            found.append(Occurrence("Placed", f"{told}, on {nodes}: {group.reason}"))
     return found
+
+
+def _nodes(group: Group) -> str:
+    return ", ".join(rank.node for rank in group.ranks)
 
 
 def manifest(about: ModelDeployment | ThunderboltLink, occurrence: Occurrence, instance: str) -> Json:

@@ -6,7 +6,7 @@ does, what it finds done it leaves alone.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from thunderfleet_crds.common import (
@@ -24,7 +24,7 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
-from thunderfleet_operator import desired, events, linkstatus, snapshot, status
+from thunderfleet_operator import desired, events, linkstatus, places, snapshot, status
 from thunderfleet_operator.act import Actor
 from thunderfleet_operator.cache import (
     CONFIGMAPS,
@@ -37,12 +37,13 @@ from thunderfleet_operator.cache import (
     SERVICES,
     Cache,
 )
+from thunderfleet_operator.fleets import Fleets
 from thunderfleet_operator.groups import Groups
 from thunderfleet_operator.keys import KeyPair, group_keys
 from thunderfleet_operator.lifecycle import Decision, Verdict, decide
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.placement import Placement, Unplaceable, plan
-from thunderfleet_operator.ports import NoPortsLeft, PortSettings, RankPorts, allocate
+from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
+from thunderfleet_operator.ports import PortSettings, RankPorts
 from thunderfleet_operator.resolve import resolve
 from thunderfleet_operator.snapshot import GroupView, Parsed
 from thunderfleet_operator.status import Blocked, Outcome, Resolution
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 UNPLACED_SECONDS = 30.0
 BLOCKED_SECONDS = 10.0
 FIRST_ANSWER_SECONDS = 5.0
+BETTER_SECONDS = 30.0
+"""How often at most it is asked whether a group that serves would be placed better today."""
 PORT_TAKEN = ("PortInUse", "PortTaken", "AddressInUse")
 """Reasons of a runner whose lasting port something else holds."""
 
@@ -88,6 +91,8 @@ class Reconciler:
         self._master = master
         self._clock = clock
         self._parsed = Parsed()
+        self._fleets = Fleets()
+        self._better: dict[tuple[str, int], tuple[object, datetime, str | None]] = {}
         self._secrets: set[str] = set()
         self.unplaced: set[str] = set()
         """Deployments that wait for room: whatever ends or joins is news for them."""
@@ -116,7 +121,8 @@ class Reconciler:
         wanted_hash = snapshot.spec_hash(md.spec)
         nodes = snapshot.node_views(self._cache)
         used = snapshot.taken(self._cache)
-        resolution = resolve(snapshot.fleet(self._cache, self._parsed, used), snapshot.request(md.spec))
+        fleet = self._fleets.fleet(self._cache, self._parsed, used)
+        resolution = resolve(fleet, snapshot.request(md.spec))
         heard = {i: self._groups.heard(key, i, view.epoch.number if view.epoch else 0) for i, view in wanted.items()}
         rolling = self._may_roll(wanted, wanted_hash, heard_ready={i for i, h in heard.items() if _ready(h.state)})
 
@@ -140,6 +146,7 @@ class Reconciler:
         after = snapshot.groups(self._cache, md)
         self._listen(key, {index: view for index, view in after.items() if index < md.spec.replicas})
         outcomes = [_with_view(outcome, after.get(outcome.view.index, outcome.view)) for outcome in outcomes]
+        outcomes = [replace(entry, better=self._better_place(md, entry, fleet, used)) for entry in outcomes]
         await self._status(md, outcomes, resolution, after)
         if any(outcome.unplaceable or outcome.blocked for outcome in outcomes):
             self.unplaced.add(key)
@@ -206,8 +213,10 @@ class Reconciler:
         self, md: ModelDeployment, view: GroupView, decision: Decision
     ) -> tuple[Placement, Sequence[RankPorts]] | Unplaceable:
         """Where to, with ports. Macs to avoid are taken when no others will do."""
+        everything = snapshot.taken(self._cache)
         used = snapshot.taken(self._cache, md.metadata.uid, view.index)
-        fleet = snapshot.fleet(self._cache, self._parsed, used)
+        whole = self._fleets.fleet(self._cache, self._parsed, everything)
+        fleet = self._fleets.without(whole, self._cache, self._parsed, everything, used)
         current = tuple(rank.node for rank in view.plan.ranks) if view.plan else ()
         own = [pod for pod in snapshot.children(self._cache[PODS], md) if snapshot.pod_view(pod).name in _names(view)]
         kept = snapshot.kept_ports(view, own)
@@ -217,28 +226,25 @@ class Reconciler:
             held = kept.pop(failure.node, None)
             if held is not None:
                 used = snapshot.with_ports(used, failure.node, held.all)
-        avoid = dict(decision.avoid or {})
-        full: dict[str, str] = {}
-        while True:
-            found = plan(fleet, snapshot.request(md.spec, current, {**avoid, **full}))
-            if isinstance(found, Unplaceable):
-                if avoid:
-                    avoid = {}
-                    continue
-                return found
-            try:
-                ports = allocate(
-                    self._settings.ports,
-                    found.nodes,
-                    used.ports,
-                    ring_size=desired.ring_size(md, found),
-                    gateway=md.spec.server.port,
-                    kept=kept,
-                )
-            except NoPortsLeft as error:
-                full[error.node] = error.lack
-                continue
-            return found, ports
+        return places.choose(fleet, md, used, self._settings.ports, current=current, avoid=decision.avoid, kept=kept)
+
+    def _better_place(self, md: ModelDeployment, outcome: Outcome, fleet: Fleet, used: snapshot.Taken) -> str | None:
+        """Whether a group that stays where it is would go elsewhere today. Told, never done: moving costs its users more."""
+        view, key = outcome.view, (f"{md.metadata.namespace}/{md.metadata.name}", outcome.view.index)
+        if view.plan is None or outcome.decision.verdict is not Verdict.KEEP or not _ready(outcome.heard.state):
+            self._better.pop(key, None)
+            return None
+        now, known = self._clock(), self._better.get(key)
+        seen = (fleet, view.plan.epoch)
+        if known is not None:
+            same = known[0] == seen
+            if same or (now - known[1]).total_seconds() < BETTER_SECONDS:
+                return known[2]
+        less = snapshot.taken(self._cache, md.metadata.uid, view.index)
+        own = self._fleets.without(fleet, self._cache, self._parsed, used, less)
+        told = better(own, snapshot.request(md.spec, tuple(rank.node for rank in view.plan.ranks)))
+        self._better[key] = (seen, now, told)
+        return told
 
     async def _secret(self, md: ModelDeployment, made: Plan) -> None:
         """Once a run of the operator: the bytes are derived, so applying them again changes nothing."""
@@ -391,12 +397,12 @@ def _with_view(outcome: Outcome, view: GroupView) -> Outcome:
     heard = outcome.heard
     if outcome.placed_now:
         heard = type(heard)()
-    return Outcome(view, outcome.decision, heard, outcome.placed_now, outcome.outdated, outcome.unplaceable, outcome.blocked)
+    return replace(outcome, view=view, heard=heard)
 
 
 def _with_blocked(outcome: Outcome, blocked: Blocked | None) -> Outcome:
-    return Outcome(outcome.view, outcome.decision, outcome.heard, outcome.placed_now, outcome.outdated, None, blocked)
+    return replace(outcome, placed_now=False, unplaceable=None, blocked=blocked)
 
 
 def _with_unplaceable(outcome: Outcome, unplaceable: Unplaceable) -> Outcome:
-    return Outcome(outcome.view, outcome.decision, outcome.heard, False, outcome.outdated, unplaceable, None)
+    return replace(outcome, placed_now=False, unplaceable=unplaceable, blocked=None)

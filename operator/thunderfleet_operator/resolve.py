@@ -23,7 +23,7 @@ def _names(names: list[str]) -> str:
 def resolve(fleet: Fleet, request: Request) -> Resolution:
     """The condition ModelResolved."""
     what = f"path {request.path}" if request.path else f"repository {request.repository}"
-    macs = sorted(fleet.macs, key=lambda mac: mac.name)
+    macs = sorted(fleet.macs.values(), key=lambda mac: mac.name)
     found = {mac.name: wanted_model(mac, request) for mac in macs}
     whole = [name for name, models in found.items() if any(model.complete for model in models)]
     if whole:

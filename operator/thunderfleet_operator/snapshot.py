@@ -7,8 +7,9 @@ import hashlib
 import ipaddress
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -19,7 +20,6 @@ from thunderfleet_crds.common import (
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
     LABEL_GROUP,
-    LABEL_OS,
     LABEL_RANK,
     MODELDEPLOYMENT_KIND,
     TAINT_MACOS,
@@ -27,31 +27,19 @@ from thunderfleet_crds.common import (
 )
 from thunderfleet_crds.kube import Json, key_of
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
-from thunderfleet_crds.nodeprofile import Model, NodeProfile, ReachabilityState
 from thunderfleet_crds.plan import PLAN_KEY, Plan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 from thunderfleet_operator.cache import (
     CONFIGMAPS,
     DEPLOYMENTS,
-    LINKS,
-    NODEPROFILES,
     NODES,
     PODS,
     Cache,
     Store,
 )
 from thunderfleet_operator.placement import (
-    Cable,
-    End,
-    Fleet,
-    KVLayer,
-    Mac,
     MemoryRequest,
-    ModelFacts,
     Request,
-    Taint,
-    TensorFacts,
     Toleration,
     WantedSplit,
     WantedTransport,
@@ -104,9 +92,9 @@ def pod_node(pod: Json) -> str | None:
         return str(spec["nodeName"])
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     for term in (required or {}).get("nodeSelectorTerms") or []:
-        for field in term.get("matchFields") or []:
-            if field.get("key") == "metadata.name" and len(field.get("values") or []) == 1:
-                return str(field["values"][0])
+        for match in term.get("matchFields") or []:
+            if match.get("key") == "metadata.name" and len(match.get("values") or []) == 1:
+                return str(match["values"][0])
     return None
 
 
@@ -270,12 +258,18 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@lru_cache(maxsize=4096)
+def _plan(text: str) -> Plan | None:
+    """Plans are immutable, and read in every round."""
+    try:
+        return Plan.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
 def _epoch(item: Json) -> Epoch:
     annotations = item["metadata"].get("annotations") or {}
-    try:
-        plan: Plan | None = Plan.model_validate_json((item.get("data") or {}).get(PLAN_KEY, ""))
-    except ValidationError:
-        plan = None
+    plan = _plan((item.get("data") or {}).get(PLAN_KEY, ""))
     return Epoch(
         group=_number(item, LABEL_GROUP),
         number=_number(item, LABEL_EPOCH),
@@ -359,45 +353,30 @@ def loopback(cache: Cache) -> bool:
     return False
 
 
-def _facts(model: Model) -> ModelFacts:
-    pipeline = model.pipeline
-    return ModelFacts(
-        path=model.path,
-        repository=model.repository,
-        revision=model.revision,
-        bytes=model.bytes,
-        complete=model.complete,
-        problem=model.problem,
-        sized=any(size.tensor_bytes_per_rank for size in model.sizes) and bool(model.kv),
-        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
-        layer_bytes=pipeline.layer_bytes if pipeline else (),
-        shared_bytes=pipeline.shared_bytes if pipeline else 0,
-        pipeline_refusal=pipeline.refusal if pipeline else "no dry run of a pipeline is known",
-        kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
-        prefill_bytes=model.prefill_workspace_bytes or 0,
-    )
-
-
 def _is_group(item: Json, uid: str | None, index: int | None) -> bool:
     return uid is not None and owner_uid(item) == uid and _number(item, LABEL_GROUP) == index
 
 
-def _planned_without_pod(cache: Cache, uid: str | None, index: int | None) -> list[tuple[str, int, frozenset[int]]]:
-    """(node, bytes, ports) of ranks whose plan exists and whose pod does not yet."""
+def _newest(cache: Cache, uid: str | None, index: int | None) -> list[Plan]:
+    """The newest plan of each group but ``index`` of ``uid``."""
     newest: dict[tuple[str | None, int], Json] = {}
     for item in cache[CONFIGMAPS]:
         key = (owner_uid(item), _number(item, LABEL_GROUP))
         if key not in newest or _number(item, LABEL_EPOCH) > _number(newest[key], LABEL_EPOCH):
             newest[key] = item
-    found = []
-    for item in newest.values():
-        epoch = _epoch(item)
-        if epoch.plan is None or _is_group(item, uid, index) or item["metadata"].get("deletionTimestamp"):
-            continue
-        for rank in epoch.plan.ranks:
-            if f"{epoch.plan.namespace}/{rank.pod}" not in cache[PODS].items:
-                ports = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
-                found.append((rank.node, rank.memory_bytes, ports))
+    alive = [item for item in newest.values() if not item["metadata"].get("deletionTimestamp")]
+    plans = [_epoch(item).plan for item in alive if not _is_group(item, uid, index)]
+    return [plan for plan in plans if plan is not None]
+
+
+def _queue_pairs(plan: Plan) -> dict[tuple[str, str], int]:
+    """By node and RDMA device: one for each rank that the device faces; two in a ring of two, a pair a direction."""
+    found: dict[tuple[str, str], int] = {}
+    each = 2 if plan.jaccl_ring and plan.world_size == 2 else 1
+    for rank in plan.ranks:
+        for device in rank.devices:
+            if device is not None:
+                found[rank.node, device] = found.get((rank.node, device), 0) + each
     return found
 
 
@@ -409,6 +388,10 @@ class Taken:
     ports: Mapping[str, frozenset[int]]
     groups: frozenset[str]
     """Macs on which another group has a rank."""
+    addresses: frozenset[tuple[str, str]] = frozenset()
+    """Mac and address, of the cables that rings of others run over."""
+    queue_pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By Mac and RDMA device."""
 
 
 def taken(cache: Cache, uid: str | None = None, index: int | None = None) -> Taken:
@@ -424,79 +407,26 @@ def taken(cache: Cache, uid: str | None = None, index: int | None = None) -> Tak
         ports.setdefault(node, set()).update(pod_ports(pod))
         if owner_uid(pod) is not None:
             others.add(node)
-    for node, size, held in _planned_without_pod(cache, uid, index):
-        memory[node] = memory.get(node, 0) + size
-        ports.setdefault(node, set()).update(held)
-        others.add(node)
-    return Taken(memory, {node: frozenset(held) for node, held in ports.items()}, frozenset(others))
+    addresses: set[tuple[str, str]] = set()
+    queue_pairs: dict[tuple[str, str], int] = {}
+    for plan in _newest(cache, uid, index):
+        for key, count in _queue_pairs(plan).items():
+            queue_pairs[key] = queue_pairs.get(key, 0) + count
+        for rank in plan.ranks:
+            if rank.ring_address:
+                addresses.add((rank.node, rank.ring_address))
+            if f"{plan.namespace}/{rank.pod}" in cache[PODS].items:
+                continue
+            memory[rank.node] = memory.get(rank.node, 0) + rank.memory_bytes
+            ports.setdefault(rank.node, set()).update((rank.gateway_port, rank.control_port, *rank.ring_ports))
+            others.add(rank.node)
+    held = {node: frozenset(numbers) for node, numbers in ports.items()}
+    return Taken(memory, held, frozenset(others), frozenset(addresses), queue_pairs)
 
 
 def with_ports(used: Taken, node: str, ports: frozenset[int]) -> Taken:
     """The same, with ports that something else than a pod holds."""
-    return Taken(used.memory, {**used.ports, node: used.ports.get(node, frozenset()) | ports}, used.groups)
-
-
-def fleet(cache: Cache, parsed: Parsed, used: Taken) -> Fleet:
-    """All Macs (Nodes that say darwin) and all cables, as one value."""
-    profiles = {profile.metadata.name: profile for profile in parsed.all(NodeProfile, cache[NODEPROFILES])}
-    addresses = {str(node["metadata"]["name"]): internal_ip(node) for node in cache[NODES]}
-    ready = node_views(cache)
-    macs = []
-    for node in cache[NODES]:
-        name = str(node["metadata"]["name"])
-        labels = {str(k): str(v) for k, v in (node["metadata"].get("labels") or {}).items()}
-        if labels.get(LABEL_OS) != "darwin":
-            continue
-        profile = profiles.get(name)
-        status = profile.status if profile else None
-        spec, state = node.get("spec") or {}, node.get("status") or {}
-        allocatable = to_bytes((state.get("allocatable") or {}).get("memory") or 0)
-        boot = (state.get("nodeInfo") or {}).get("bootID")
-        quarantine = status.quarantine if status else None
-        macs.append(
-            Mac(
-                name=name,
-                address=addresses[name],
-                allocatable_bytes=allocatable,
-                free_bytes=max(0, allocatable - used.memory.get(name, 0)),
-                ready=name in ready and ready[name].ready,
-                schedulable=not spec.get("unschedulable"),
-                labels=labels,
-                # What a cordon and a missed heartbeat leave behind is judged by its cause, with a better sentence.
-                taints=tuple(
-                    Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
-                    for t in spec.get("taints") or []
-                    if not str(t.get("key")).startswith("node.kubernetes.io/")
-                    or str(t.get("key")).endswith(("-pressure", "/out-of-service"))
-                ),
-                backends=frozenset(status.runtime.backends) if status and status.runtime else frozenset(),
-                mlx_version=status.runtime.mlx_version if status and status.runtime else None,
-                profiled=bool(status and status.runtime),
-                models=tuple(_facts(model) for model in status.models) if status else (),
-                in_use=name in used.groups,
-                quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
-                reached=frozenset(
-                    entry.node
-                    for entry in (status.reachability if status else ())
-                    if entry.state is ReachabilityState.REACHABLE and entry.address == addresses.get(entry.node)
-                ),
-            )
-        )
-    cables = []
-    for link in parsed.all(ThunderboltLink, cache[LINKS]):
-        ends = {endpoint.node: endpoint for endpoint in link.status.endpoints}
-        a, b = ends.get(link.spec.a.node), ends.get(link.spec.b.node)
-        speeds = [end.speed_mbps for end in (a, b) if end and end.speed_mbps]
-        cables.append(
-            Cable(
-                name=link.metadata.name,
-                a=End(link.spec.a.node, a.address if a else None),
-                b=End(link.spec.b.node, b.address if b else None),
-                speed_mbps=min(speeds, default=0),
-                connected=any(end.sees_peer for end in (a, b) if end),
-            )
-        )
-    return Fleet(tuple(macs), tuple(cables))
+    return replace(used, ports={**used.ports, node: used.ports.get(node, frozenset()) | ports})
 
 
 MACOS_TOLERATION = Toleration(key=TAINT_MACOS, exists=True)
@@ -521,6 +451,7 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
         current=current,
         avoid=avoid or {},
+        ring_without_relay=spec.bootstrap.ring_without_relay,
     )
 
 

@@ -81,6 +81,8 @@ class Outcome:
     outdated: bool = False
     unplaceable: Unplaceable | None = None
     blocked: Blocked | None = None
+    better: str | None = None
+    """A better place that exists today; a group never moves for it alone."""
 
 
 def host_port(address: str, port: int) -> str:
@@ -89,6 +91,10 @@ def host_port(address: str, port: int) -> str:
 
 def endpoint(plan: Plan) -> str:
     return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
+
+
+def transport(plan: Plan) -> PlannedTransport:
+    return PlannedTransport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
 def _failure(told: report.Failure) -> Failure:
@@ -206,7 +212,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         epoch=plan.epoch,
         state=stage,
         message=message[:MESSAGE_LENGTH],
-        transport=TRANSPORTS[plan.backend],
+        transport=transport(plan),
         parallelism=PlannedParallelism(plan.split.value),
         reason=view.epoch.reason if view.epoch else "",
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
@@ -241,7 +247,7 @@ def benchmark(told: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
         group=plan.index,
         epoch=plan.epoch,
         world_size=plan.world_size,
-        transport=TRANSPORTS[plan.backend],
+        transport=transport(plan),
         parallelism=PlannedParallelism(plan.split.value),
         measured_at=told.measured_at,
     )
@@ -317,6 +323,11 @@ def build(
         say(PLACED, False, wait.reason, prefix + wait.message)
     elif all(outcome.view.plan for outcome in outcomes):
         where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
+        where += [
+            f"group {outcome.view.index} would be placed better today, and stays: on {outcome.better}"
+            for outcome in outcomes
+            if outcome.better
+        ]
         say(PLACED, True, "Placed", _short(where))
     else:
         say(PLACED, False, "Pending", "placements are being made")

@@ -4,8 +4,20 @@ Nothing in this package knows Kubernetes, a clock, a file or a socket: its input
 replayed from a snapshot and checked against brute force.
 """
 
-from thunderfleet_operator.placement.fleet import Cable, End, Fleet, KVLayer, Mac, ModelFacts, Taint, TensorFacts
-from thunderfleet_operator.placement.planner import plan
+from thunderfleet_operator.placement.fleet import (
+    AddressKind,
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Kind,
+    KVLayer,
+    Mac,
+    ModelFacts,
+    Taint,
+    TensorFacts,
+)
+from thunderfleet_operator.placement.planner import better, plan
 from thunderfleet_operator.placement.request import (
     Lack,
     MemoryRequest,
@@ -13,19 +25,21 @@ from thunderfleet_operator.placement.request import (
     Placement,
     RankPlacement,
     Request,
-    Split,
+    RunnerUp,
     Toleration,
-    Transport,
     Unplaceable,
-    WantedSplit,
-    WantedTransport,
 )
+from thunderfleet_operator.placement.score import Score
+from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
 __all__ = [
+    "AddressKind",
     "Cable",
+    "Dials",
     "End",
     "Fleet",
     "KVLayer",
+    "Kind",
     "Lack",
     "Mac",
     "MemoryRequest",
@@ -34,6 +48,8 @@ __all__ = [
     "Placement",
     "RankPlacement",
     "Request",
+    "RunnerUp",
+    "Score",
     "Split",
     "Taint",
     "TensorFacts",
@@ -42,5 +58,6 @@ __all__ = [
     "Unplaceable",
     "WantedSplit",
     "WantedTransport",
+    "better",
     "plan",
 ]

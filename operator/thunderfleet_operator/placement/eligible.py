@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from thunderfleet_operator.placement.fleet import Mac, ModelFacts, Taint
-from thunderfleet_operator.placement.request import Request, Toleration, WantedTransport
+from thunderfleet_operator.placement.request import Request, Toleration
+from thunderfleet_operator.placement.words import WantedTransport
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:

@@ -1,10 +1,17 @@
 """The fleet as the planner sees it: one immutable value, taken at one moment.
 
-Only what a decision needs stands here. Sizes are bytes, speeds Mbit/s.
+Only what a decision needs stands here. Sizes are bytes, speeds Mbit/s. What a search needs at once (the cables of a Mac, the
+sets of Macs that cables join) is worked out once a fleet, and carried over to the next when few things have changed.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+
+QUEUE_PAIRS = 10
+"""Queue pairs of one RDMA device, whoever uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,45 @@ class ModelFacts:
         return next((size for size in self.tensor if size.world_size == world_size), None)
 
 
+class Kind(IntEnum):
+    """What an interface is; the numbers only tell kinds apart."""
+
+    THUNDERBOLT = 0
+    ETHERNET = 1
+    WIFI = 2
+    OTHER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AddressKind:
+    """Of one address: its interface, and whether it is of a private network (RFC 1918; Tailscale's is not)."""
+
+    kind: Kind
+    private: bool = True
+    speed_mbps: int = 0
+    """Of its interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dials:
+    """Which addresses of which other Macs a Mac has dialled: two columns of equal length, by node and then address."""
+
+    nodes: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> "Dials":
+        ordered = sorted(set(pairs))
+        return cls(tuple(node for node, _ in ordered), tuple(address for _, address in ordered))
+
+    def at(self, node: str) -> tuple[str, ...]:
+        """Addresses at which ``node`` answered."""
+        first = last = bisect_left(self.nodes, node)
+        while last < len(self.nodes) and self.nodes[last] == node:
+            last += 1
+        return self.addresses[first:last]
+
+
 @dataclass(frozen=True, slots=True)
 class Mac:
     """One Mac. ``free_bytes`` is what a new rank may reserve there (allocatable less what is requested)."""
@@ -71,22 +117,27 @@ class Mac:
     taints: tuple[Taint, ...] = ()
     backends: frozenset[str] = frozenset({"ring"})
     mlx_version: str | None = None
+    mlx_lm_version: str | None = None
     profiled: bool = True
     """Whether its agent has published a NodeProfile."""
     models: tuple[ModelFacts, ...] = ()
     in_use: bool = False
     """Whether another group has a rank there."""
     quarantine: str | None = None
-    reached: frozenset[str] = frozenset()
-    """Names of the Macs whose own address this Mac has dialled."""
+    dials: Dials | None = None
+    """What its agent has dialled; None while its agent publishes no such facts."""
+    kinds: Mapping[str, AddressKind] = field(default_factory=dict)
+    """Of its own addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One end of a cable; no address yet: None."""
+    """One end of a cable. What is not known yet is None; ``queue_pairs`` are those left of its RDMA device."""
 
     node: str
     address: str | None = None
+    device: str | None = None
+    queue_pairs: int = QUEUE_PAIRS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +148,109 @@ class Cable:
     a: End
     b: End
     speed_mbps: int = 0
+    """As negotiated."""
     connected: bool = True
+    rdma_lack: str | None = "it is not known whether RDMA can be used"
+    """Why RDMA cannot be used, as a sentence's end after the cable's name; None when it can."""
+    ring_mbps: int | None = None
+    """As measured over sockets or a ring, the worse direction."""
+    rdma_mbps: int | None = None
+    in_use: bool = False
+    """Whether another group's traffic runs over it."""
 
     def end(self, node: str) -> End:
         return self.a if self.a.node == node else self.b
 
-    @property
-    def usable(self) -> bool:
-        """Fit for a ring: it is there, and both ends can be dialled."""
-        return self.connected and bool(self.a.address) and bool(self.b.address) and self.a.node != self.b.node
+    def other(self, node: str) -> str:
+        return self.b.node if self.a.node == node else self.a.node
 
 
-@dataclass(frozen=True, slots=True)
 class Fleet:
-    macs: tuple[Mac, ...] = ()
-    cables: tuple[Cable, ...] = ()
+    """All Macs and cables by name. A value: whoever wants another makes one with ``changed``."""
+
+    def __init__(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = ()) -> None:
+        self.macs: Mapping[str, Mac] = {mac.name: mac for mac in macs}
+        self.cables: Mapping[str, Cable] = {cable.name: cable for cable in cables}
+        links: dict[str, tuple[Cable, ...]] = {}
+        for cable in self.cables.values():
+            for node in {cable.a.node, cable.b.node}:
+                links[node] = (*links.get(node, ()), cable)
+        self._links: Mapping[str, tuple[Cable, ...]] = links
+
+    def links(self, node: str) -> tuple[Cable, ...]:
+        """The cables that end at a Mac, in no order."""
+        return self._links.get(node, ())
+
+    @cached_property
+    def islands(self) -> tuple[tuple[str, ...], ...]:
+        """Names of Macs that are joined by connected cables, directly or over others; each Mac is on one island."""
+        seen: set[str] = set()
+        found: list[tuple[str, ...]] = []
+        for start in self.macs:
+            if start in seen:
+                continue
+            seen.add(start)
+            island = [start]
+            for node in island:
+                for cable in self._links.get(node, ()):
+                    peer = cable.other(node)
+                    if cable.connected and peer not in seen and peer in self.macs:
+                        seen.add(peer)
+                        island.append(peer)
+            found.append(tuple(island))
+        return tuple(found)
+
+    @cached_property
+    def reached(self) -> Mapping[str, frozenset[str]]:
+        """Per Mac the addresses at which anybody has reached it."""
+        found: dict[str, set[str]] = {}
+        for mac in self.macs.values():
+            if mac.dials is not None:
+                for node, address in zip(mac.dials.nodes, mac.dials.addresses, strict=True):
+                    found.setdefault(node, set()).add(address)
+        return {node: frozenset(addresses) for node, addresses in found.items()}
+
+    @cached_property
+    def top_mbps(self) -> int:
+        """No cable is faster."""
+        return max((max(c.speed_mbps, c.ring_mbps or 0, c.rdma_mbps or 0) for c in self.cables.values()), default=0)
+
+    def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
+        """The fleet with these Macs and cables in place of those of their names, and without those named in ``gone``.
+
+        Costs a shallow copy of the tables; what is known of islands stays when neither a Mac nor a cable came or went."""
+        made = Fleet.__new__(Fleet)
+        table, wires = dict(self.macs), dict(self.cables)
+        links = self._links
+        same = not gone
+        dialled = True
+        for mac in macs:
+            old_mac = table.get(mac.name)
+            same = same and old_mac is not None
+            dialled = dialled and old_mac is not None and old_mac.dials == mac.dials
+            table[mac.name] = mac
+        new = tuple(cables)
+        if new or gone:
+            touched: dict[str, tuple[Cable, ...]] = dict(links)
+            replaced = {cable.name for cable in new} | set(gone)
+            for name in replaced:
+                old = wires.pop(name, None)
+                if name in gone:
+                    table.pop(name, None)
+                for node in {old.a.node, old.b.node} if old else ():
+                    touched[node] = tuple(entry for entry in touched.get(node, ()) if entry.name != name)
+            for cable in new:
+                old = self.cables.get(cable.name)
+                same = same and old is not None and old.connected == cable.connected
+                wires[cable.name] = cable
+                for node in {cable.a.node, cable.b.node}:
+                    touched[node] = (*touched.get(node, ()), cable)
+            links = touched
+        made.macs, made.cables, made._links = table, wires, links
+        if same and "islands" in self.__dict__:
+            made.__dict__["islands"] = self.islands
+        if dialled and not gone and "reached" in self.__dict__:
+            made.__dict__["reached"] = self.reached
+        if not new and not gone and "top_mbps" in self.__dict__:
+            made.__dict__["top_mbps"] = self.top_mbps
+        return made

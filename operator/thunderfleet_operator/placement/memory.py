@@ -1,13 +1,13 @@
 """Hard rule 1: what a rank reserves. The figures are the model's own; here they are only added up."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add
 
 from thunderfleet_operator.placement.fleet import KVLayer, ModelFacts
 from thunderfleet_operator.placement.request import MemoryRequest
-
-GIB = 2**30
+from thunderfleet_operator.placement.words import Split
 
 
 def kv_bytes(layer: KVLayer, memory: MemoryRequest, world_size: int = 1) -> int:
@@ -41,6 +41,44 @@ def pipeline_bytes(model: ModelFacts, memory: MemoryRequest, first: int, last: i
     weights = model.shared_bytes + sum(model.layer_bytes[first:last])
     cache = sum(kv_bytes(layer, memory) for layer in model.kv[first:last])
     return _with_headroom(weights + cache + model.prefill_bytes, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What any division of a model over so many ranks needs, before anybody knows who they are: ``least`` on every Mac,
+    ``together`` on all of them. ``even``: the order of ranks makes no difference to whether they fit."""
+
+    least: int
+    together: int
+    even: bool
+
+
+def bounds(model: ModelFacts, memory: MemoryRequest, split: Split, size: int) -> Bounds | str:
+    """Or why the model cannot be divided so, whatever the Macs."""
+    if split is Split.PIPELINE:
+        count = len(model.layer_bytes)
+        if model.pipeline_refusal or not count:
+            return f"mlx-lm cannot make a pipeline of it: {model.pipeline_refusal or 'its layers are not known'}"
+        if count < size:
+            return f"the model has {count} layers, fewer than {size} ranks"
+        costs = _layer_costs(model, memory)
+        fixed = model.shared_bytes + model.prefill_bytes
+        # Headroom is rounded up rank by rank, so the sum of any division is no less than these.
+        together = (sum(costs) + size * fixed) * (100 + memory.headroom_percent) // 100
+        return Bounds(_with_headroom(fixed + min(costs), memory), together, len(set(costs)) == 1)
+    needs = [tensor_bytes(model, memory, size, rank) for rank in range(size)]
+    known = [need for need in needs if need is not None]
+    if len(known) < size:
+        entry = model.tensor_size(size)
+        why = entry.refusal if entry is not None and entry.refusal else "its dry run did not try that size"
+        return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is not known: {why}"
+    return Bounds(min(known), sum(known), len(set(known)) == 1)
+
+
+def _layer_costs(model: ModelFacts, memory: MemoryRequest) -> list[int]:
+    layers = len(model.layer_bytes)
+    caches = [kv_bytes(layer, memory) for layer in model.kv[:layers]] + [0] * max(0, layers - len(model.kv))
+    return list(map(add, model.layer_bytes, caches))
 
 
 def largest_remainder(total: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -88,8 +126,7 @@ def share_layers(
     ranges = _ranges(largest_remainder(layers, free))
     if all(pipeline_bytes(model, memory, *span) <= room for span, room in zip(ranges, free, strict=True)):
         return ranges, True
-    caches = [kv_bytes(layer, memory) for layer in model.kv[:layers]] + [0] * max(0, layers - len(model.kv))
-    sums = [0, *accumulate(map(add, model.layer_bytes, caches))]
+    sums = [0, *accumulate(_layer_costs(model, memory))]
     fixed = model.shared_bytes + model.prefill_bytes
     # From the last rank, which holds the first layers: where its layers can end, how far from the ideal, by which cuts.
     cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
@@ -108,12 +145,3 @@ def share_layers(
         return None
     ends = cuts[layers][1]
     return tuple(reversed(list(pairwise(ends)))), False
-
-
-def gib(size: int) -> str:
-    """Bytes as owners of Macs read them."""
-    if size >= 10 * GIB:
-        return f"{size / GIB:.0f} GiB"
-    if size >= GIB // 10:
-        return f"{size / GIB:.1f} GiB"
-    return f"{size / 2**20:.1f} MiB"

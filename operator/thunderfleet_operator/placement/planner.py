@@ -1,268 +1,379 @@
-"""The decision: which Macs take which ranks of a group, or why none can.
+"""The decision: which Macs take which ranks of a group, over what, or why none can.
 
-Preferences, in this order: where the group is already; fewest Macs that fit; Macs that no other group uses; the highest
-worst cable; the evenest use of memory; the smallest leftover (big Macs stay free for big models); names, so that equal
-inputs give equal outputs.
+Transports are tried in the order of preference, within each the sizes from the smallest, within each the ways to split the
+model: the first of these that any set of Macs can take has the best score, since these are its first parts. Which set takes
+it is the search's work (``search``), whether and how a set takes it that of ``fitting``.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from thunderfleet_operator.placement.eligible import lack, wanted_model
+from thunderfleet_operator.placement.fitting import RDMA, Fitting, cables_of, members_of
 from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.memory import gib, pipeline_bytes, share_layers, tensor_bytes
-from thunderfleet_operator.placement.request import (
-    Lack,
-    NearMiss,
-    Placement,
-    RankPlacement,
-    Request,
-    Split,
-    Transport,
-    Unplaceable,
-    WantedSplit,
-    WantedTransport,
-)
-from thunderfleet_operator.placement.rings import Graph, cable_graph, cycles, orders
+from thunderfleet_operator.placement.hops import MESH_RANKS, hops_of, queue_pairs_suffice
+from thunderfleet_operator.placement.memory import bounds
+from thunderfleet_operator.placement.nearmiss import explain
+from thunderfleet_operator.placement.ranks import leaders, publishes, reach
+from thunderfleet_operator.placement.request import Placement, RankPlacement, Request, RunnerUp, Unplaceable
+from thunderfleet_operator.placement.score import RANKING, Score
+from thunderfleet_operator.placement.search import Area, Found, Shortlist, Work, cliques, cycles, singles
+from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
-_JACCL = (WantedTransport.JACCL, WantedTransport.JACCL_RING)
-NEAR_MISSES = 3
+WORK_LIMIT = 400_000
+"""Steps of one plan: about a second. The steps are cheap, so a fleet that people wire never gets there."""
+STAGE_SHARE = 4
+"""One transport, size and split takes at most this part of the steps that are left."""
+MAX_RANKS = 64
 
 
-class _Candidates:
-    """The Macs that may hold one folder of the model, and the rings that they can form."""
+@dataclass(frozen=True, slots=True)
+class Universe:
+    """Macs whose ranks could work together: the same folder with the same content, the same MLX. Others refuse each other
+    when they meet."""
 
-    def __init__(self, fleet: Fleet, request: Request, path: str, macs: Mapping[str, Mac]) -> None:
+    model: ModelFacts
+    mlx: tuple[str, str]
+    macs: Mapping[str, Mac]
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        return (self.model.path, self.mlx, self.model.revision or "", self.model.bytes, min(self.macs, default=""))
+
+
+def universes(macs: Mapping[str, Mac], request: Request) -> list[Universe]:
+    """A Mac with several folders of the model is in several of them."""
+    found: dict[tuple[ModelFacts, tuple[str, str]], dict[str, Mac]] = {}
+    # Equal facts are mostly one value, and comparing them in full is not cheap.
+    known: dict[tuple[int, str, str], dict[str, Mac]] = {}
+    for name, mac in macs.items():
+        for model in wanted_model(mac, request):
+            if model.complete and model.sized:
+                mlx = (mac.mlx_version or "", mac.mlx_lm_version or "")
+                quick = (id(model), *mlx)
+                if quick not in known:
+                    known[quick] = found.setdefault((model, mlx), {})
+                known[quick][name] = mac
+    made = [Universe(model, mlx, members) for (model, mlx), members in found.items()]
+    return sorted(made, key=lambda universe: universe.order)
+
+
+def allowed_transports(request: Request) -> tuple[Transport, ...]:
+    """In the order of preference; one Mac needs none."""
+    wanted = {
+        WantedTransport.AUTO: RANKING[1:],
+        WantedTransport.JACCL: (Transport.JACCL,),
+        WantedTransport.JACCL_RING: (Transport.JACCL_RING,),
+        WantedTransport.RING: (Transport.RING,),
+    }
+    return (Transport.NONE, *wanted[request.transport])
+
+
+def allowed_splits(transport: Transport, request: Request) -> tuple[Split, ...]:
+    """In the order of preference: Tensor's small all-reduces want RDMA, a pipeline is content with TCP."""
+    if transport is Transport.NONE:
+        return (Split.NONE,)
+    if request.split is WantedSplit.TENSOR:
+        return (Split.TENSOR,)
+    if request.split is WantedSplit.PIPELINE:
+        return (Split.PIPELINE,)
+    return (Split.TENSOR, Split.PIPELINE) if transport in RDMA else (Split.PIPELINE, Split.TENSOR)
+
+
+def areas(fleet: Fleet, universe: Universe, transport: Transport, request: Request) -> list[Area]:
+    """Where groups over this transport could form, apart from one another."""
+    backend = "jaccl" if transport in RDMA else "ring"
+    macs = universe.macs
+    if transport is Transport.NONE:
+        return [Area(list(macs.values()), lambda name: {}, 0)]
+    lan = request.ring_without_relay and transport is Transport.RING
+    hops = hops_of(fleet, transport, lan)
+    joined = (tuple(macs),) if lan else fleet.islands
+    found = []
+    for island in joined:
+        members = [macs[name] for name in island if name in macs and backend in macs[name].backends]
+        if len(members) > 1:
+            top = fleet.top_mbps
+            if lan:
+                top = max([top, *(kind.speed_mbps for mac in members for kind in mac.kinds.values())])
+            found.append(Area(members, hops, top, directed=lan))
+    return sorted(found, key=lambda area: area.tie((0,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something found, with all that its placement is made from."""
+
+    score: Score
+    found: Found
+    universe: Universe
+    transport: Transport
+    split: Split
+
+
+class Search:
+    """One request on one fleet."""
+
+    def __init__(self, fleet: Fleet, request: Request, work: Work) -> None:
+        self.fleet = fleet
         self.request = request
-        self.path = path
-        self.macs = macs
-        self.facts: dict[str, ModelFacts] = {
-            name: next(model for model in wanted_model(mac, request) if model.path == path) for name, mac in macs.items()
-        }
-        ring = [name for name, mac in macs.items() if "ring" in mac.backends]
-        self.graph: Graph = {} if request.transport in _JACCL else cable_graph(fleet.cables, ring)
+        self.work = work
+        self.lacks = {name: why for name, mac in fleet.macs.items() if (why := lack(mac, request)) is not None}
+        self.eligible = {name: mac for name, mac in fleet.macs.items() if name not in self.lacks}
+        self.universes = universes(self.eligible, request)
+        self.unreached: list[tuple[Transport, tuple[str, ...]]] = []
+        """Sets that nothing but a rank 0 everybody can dial was missing of."""
+        self._areas: dict[tuple[int, bool | None], list[Area]] = {}
 
-    def splits(self, names: Sequence[str]) -> tuple[Split, ...]:
-        if len(names) == 1:
-            return (Split.NONE,)
-        wanted = self.request.split
-        facts = self.facts[names[0]]
-        pipeline = (Split.PIPELINE,) if facts.layer_bytes and not facts.pipeline_refusal else ()
-        if wanted is WantedSplit.TENSOR:
-            return (Split.TENSOR,)
-        if wanted is WantedSplit.PIPELINE:
-            return pipeline
-        return (*pipeline, Split.TENSOR)
+    def areas(self, position: int, transport: Transport) -> list[Area]:
+        key = (position, None if transport is Transport.NONE else transport in RDMA)
+        if key not in self._areas:
+            self._areas[key] = areas(self.fleet, self.universes[position], transport, self.request)
+        return self._areas[key]
 
-    def same_model(self, names: Sequence[str]) -> bool:
-        """One path is not yet one model: the folders must agree in what is in them."""
-        kinds = {(self.facts[name].bytes, self.facts[name].layer_bytes, self.facts[name].revision) for name in names}
-        return len(kinds) == 1
+    def sizes(self, transport: Transport) -> range:
+        request = self.request
+        if transport is Transport.NONE:
+            return range(1, 2 if request.min_nodes == 1 else 1)
+        joined = max((len(area) for i in range(len(self.universes)) for area in self.areas(i, transport)), default=0)
+        least = 3 if transport is Transport.JACCL_RING and request.transport is WantedTransport.AUTO else 2
+        return range(max(least, request.min_nodes), min(self._most(transport), joined) + 1)
 
-    def numbered(self, cycle: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """The ways to number this ring, best first: rank 0 is whom most others have dialled, then who has most room."""
+    def _most(self, transport: Transport) -> int:
+        most = min(self.request.max_nodes or MAX_RANKS, len(self.eligible), MAX_RANKS)
+        return min(most, MESH_RANKS) if transport is Transport.JACCL else most
 
-        def preference(order: tuple[str, ...]) -> tuple[object, ...]:
-            first = self.macs[order[0]]
-            dialled = sum(first.name in self.macs[name].reached for name in order[1:])
-            return (-dialled, -first.free_bytes, order)
+    def near_sizes(self, transport: Transport) -> range:
+        """Sizes to explain: those that the request allows, whatever the cables."""
+        return range(max(2, self.request.min_nodes), self._most(transport) + 1)
 
-        return sorted(orders(cycle), key=preference)
+    def transports(self) -> tuple[Transport, ...]:
+        return allowed_transports(self.request)
 
-    def fit(self, order: Sequence[str], split: Split) -> tuple[list[RankPlacement], str] | None:
-        """Ranks in this order if each has room, and a remark for people."""
-        memory = self.request.memory
-        model = self.facts[order[0]]
-        macs = [self.macs[name] for name in order]
-        layers: list[tuple[int, int] | None] = [None] * len(order)
-        remark = ""
-        if split is Split.PIPELINE:
-            shared = share_layers(model, memory, [mac.free_bytes for mac in macs])
-            if shared is None:
-                return None
-            layers = list(shared[0])
-            needs: list[int | None] = [pipeline_bytes(model, memory, *span) for span in shared[0]]
-            counts = "/".join(str(last - first) for first, last in shared[0])
-            remark = f"layers {counts} by free memory" if shared[1] else f"layers {counts}, moved until every rank fits"
-        else:
-            needs = [tensor_bytes(self.facts[name], memory, len(order), rank) for rank, name in enumerate(order)]
-        ranks: list[RankPlacement] = []
-        for rank, (mac, need) in enumerate(zip(macs, needs, strict=True)):
-            if need is None or need > mac.free_bytes or mac.address is None:
-                return None
-            ring_address = None
-            if len(order) > 1:
-                # A rank listens for the one before it, on its own end of the cable between the two.
-                ring_address = self.graph[order[rank - 1]][mac.name].end(mac.name).address
-            ranks.append(RankPlacement(rank, mac.name, mac.address, need, layers[rank], ring_address))
-        return ranks, remark
+    def splits(self, transport: Transport) -> tuple[Split, ...]:
+        return allowed_splits(transport, self.request)
 
-    def place(self, orders_: Iterable[Sequence[str]], why: str) -> Placement | None:
-        """The first of these orders that fits, with the first split that does."""
-        listed = [tuple(order) for order in orders_]
-        if not listed or not self.same_model(listed[0]):
-            return None
-        for split in self.splits(listed[0]):
-            for order in listed:
-                fitted = self.fit(order, split)
-                if fitted is None:
+    def candidates(self, count: int) -> Iterator[Candidate]:
+        """The best of all, then what comes after it, up to ``count`` a stage."""
+        for transport in allowed_transports(self.request):
+            for size in self.sizes(transport):
+                for preference, split in enumerate(allowed_splits(transport, self.request)):
+                    yield from sorted(self._stage(transport, size, split, preference, count), key=_candidate_order)
+
+    def _stage(self, transport: Transport, size: int, split: Split, preference: int, count: int) -> Iterator[Candidate]:
+        for position, universe in enumerate(self.universes):
+            need = bounds(universe.model, self.request.memory, split, size)
+            if isinstance(need, str):
+                continue
+            shortlist = Shortlist(count)
+            given = max(1, self.work.left // STAGE_SHARE)
+            work = Work(given if self.work.left > 0 else 0)
+            memory = self.request.memory
+            fitting = Fitting(self.fleet, universe.model, memory, transport, split, size, need, shortlist, work)
+            for area in self.areas(position, transport):
+                if not area.may_hold(size, need.least, need.together):
                     continue
-                ranks, remark = fitted
-                size = len(order)
-                cables = tuple(self.graph[order[i]][order[(i + 1) % size]].name for i in range(size)) if size > 1 else ()
-                transport = Transport.RING if size > 1 else Transport.NONE
-                parts = [why, _kind(transport, split, size), remark]
-                return Placement(self.path, transport, split, tuple(ranks), cables, "; ".join(part for part in parts if part))
-        return None
+                if transport is Transport.NONE:
+                    singles(area, need.least, shortlist, work, fitting.evaluate)
+                else:
+                    look = cliques if transport is Transport.JACCL else cycles
+                    look(area, size, need.least, need.together, shortlist, work, fitting.evaluate)
+                if work.cut:
+                    break
+            self.work.left -= given - work.left
+            self.work.cut = self.work.cut or work.cut
+            self.unreached += [(transport, names) for names in fitting.unreached]
+            for found in shortlist.entries:
+                score = Score(RANKING.index(transport), size, preference, *found.key)
+                yield Candidate(score, found, universe, transport, split)
 
-    def sets(self, size: int) -> Iterator[tuple[str, ...]]:
-        if size == 1:
-            yield from ((name,) for name in sorted(self.macs))
-        else:
-            yield from cycles(self.graph, size)
-
-    def current(self) -> Placement | None:
+    def current(self) -> Candidate | None:
+        """Where the group is, if it may stay there: over the best transport that its Macs still have."""
         order = self.request.current
         size = len(order)
-        if not order or any(name not in self.macs for name in order) or len(set(order)) != size:
+        if not order or len(set(order)) != size or any(name not in self.eligible for name in order):
             return None
-        if size < self.request.min_nodes or size > (self.request.max_nodes or size):
-            return None
-        if size > 1 and any(order[(i + 1) % size] not in self.graph.get(order[i], {}) for i in range(size)):
-            return None
-        return self.place([order], "kept where it was")
+        for transport in allowed_transports(self.request):
+            if size not in self.sizes(transport):
+                continue
+            for preference, split in enumerate(allowed_splits(transport, self.request)):
+                for position, universe in enumerate(self.universes):
+                    if any(name not in universe.macs for name in order):
+                        continue
+                    found = self._kept(position, transport, split, order)
+                    if found is not None:
+                        score = Score(RANKING.index(transport), size, preference, *found.key)
+                        return Candidate(score, found, universe, transport, split)
+        return None
 
-    def score(self, placement: Placement) -> tuple[object, ...]:
-        """Less is better; the module says what and why."""
-        macs = [self.macs[name] for name in placement.nodes]
-        names = placement.nodes
-        hops = zip(names, (*names[1:], names[0]), strict=True) if len(names) > 1 else ()
-        speeds = [self.graph[one][other].speed_mbps for one, other in hops]
-        used = [rank.memory_bytes * 1000 // max(1, mac.free_bytes) for rank, mac in zip(placement.ranks, macs, strict=True)]
-        leftover = sum(mac.free_bytes - rank.memory_bytes for rank, mac in zip(placement.ranks, macs, strict=True))
-        return (
-            any(mac.in_use for mac in macs),
-            -min(speeds, default=0),
-            max(used) - min(used),
-            leftover,
-            placement.nodes,
-            placement.model_path,
+    def _kept(self, position: int, transport: Transport, split: Split, names: tuple[str, ...]) -> Found | None:
+        size = len(names)
+        universe = self.universes[position]
+        need = bounds(universe.model, self.request.memory, split, size)
+        if isinstance(need, str):
+            return None
+        for whole in self.areas(position, transport):
+            at = {mac.name: i for i, mac in enumerate(whole.macs)}
+            if any(name not in at for name in names):
+                continue
+            order = tuple(at[name] for name in names)
+            pairs = list(combinations(order, 2))
+            if transport in (Transport.RING, Transport.JACCL_RING):
+                pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
+            if any(other not in whole.hops(one) for one, other in pairs):
+                continue
+            hops = [whole.hops(one)[other] for one, other in pairs]
+            distinct = {hop.cable.name: hop.shared for hop in hops if hop.cable is not None}
+            shared = sum(whole.used[i] for i in order) + sum(distinct.values())
+            speed = min((hop.speed_mbps for hop in hops), default=0)
+            shortlist = Shortlist(1)
+            memory = self.request.memory
+            fitting = Fitting(self.fleet, universe.model, memory, transport, split, size, need, shortlist, self.work)
+            cables = [cable for cable in cables_of(whole, transport, order) if cable is not None]
+            if transport in RDMA and not queue_pairs_suffice(names, cables, 1):
+                return None
+            if size > 1 and names[0] not in {x.name for x in leaders(self.fleet, members_of(whole, order), transport)}:
+                return None
+            divided = fitting.division(members_of(whole, order))
+            if divided is None:
+                return None
+            free = [whole.free[i] for i in order]
+            key = (shared, -speed, max(free) - min(free), sum(free))
+            return Found(key, whole.tie(order), whole, order, divided[1], divided[0], divided[2])
+        return None
+
+    def placement(self, candidate: Candidate, why: str) -> Placement:
+        """With ranks, addresses and devices."""
+        found, transport = candidate.found, candidate.transport
+        area, order = found.area, found.order
+        macs = members_of(area, order)
+        size = len(macs)
+        facts = publishes(macs)
+        ranks = []
+        for rank, mac in enumerate(macs):
+            way = reach(self.fleet, mac, macs[0], facts, transport) if rank else None
+            dialled = area.hops(order[rank - 1])[order[rank]].address if transport is Transport.RING else None
+            ranks.append(
+                RankPlacement(
+                    rank=rank,
+                    node=mac.name,
+                    address=mac.address or "",
+                    memory_bytes=found.needs[rank],
+                    layers=found.ranges[rank] if found.ranges else None,
+                    ring_address=dialled,
+                    devices=tuple(self._device(candidate, rank, other) for other in range(size)) if transport in RDMA else (),
+                    coordinator=way.address if way is not None else None,
+                )
+            )
+        cables = tuple(cable.name if cable is not None else "" for cable in cables_of(area, transport, order))
+        reason = "; ".join(part for part in (why, _kind(candidate, facts), _layers(found)) if part)
+        return Placement(
+            model_path=candidate.universe.model.path,
+            transport=transport,
+            split=candidate.split,
+            ranks=tuple(ranks),
+            cables=cables,
+            reason=reason,
+            score=candidate.score,
+            proven=not self.work.cut,
         )
 
+    def _device(self, candidate: Candidate, rank: int, other: int) -> str | None:
+        """The device of ``rank`` that faces ``other``."""
+        area, order = candidate.found.area, candidate.found.order
+        size = len(order)
+        neighbours = (rank - other) % size in (1, size - 1)
+        if rank == other or (candidate.transport is Transport.JACCL_RING and not neighbours):
+            return None
+        cable = area.hops(order[rank])[order[other]].cable
+        return cable.end(area.macs[order[rank]].name).device if cable is not None else None
 
-def _kind(transport: Transport, split: Split, size: int) -> str:
+
+def _candidate_order(candidate: Candidate) -> tuple[object, ...]:
+    return (candidate.score, candidate.found.tie, candidate.universe.order)
+
+
+def _kind(candidate: Candidate, facts: bool) -> str:
+    size, transport = candidate.score.macs, candidate.transport
     if transport is Transport.NONE:
         return "one Mac holds the whole model"
-    return f"{split} parallelism over a TCP ring of {size} Macs on Thunderbolt cables"
+    if transport is Transport.RING:
+        cables = cables_of(candidate.found.area, transport, candidate.found.order)
+        lan = sum(cable is None for cable in cables)
+        over = "on Thunderbolt cables" if not lan else f"with {lan} of {size} hops over the LAN, unencrypted"
+        over = f"a TCP ring of {size} Macs {over}"
+        over += _why_no_rdma(candidate)
+    else:
+        over = f"a JACCL {'mesh' if transport is Transport.JACCL else 'ring'} of {size} Macs"
+    return f"{candidate.split} parallelism over {over}"
 
 
-def plan(fleet: Fleet, request: Request) -> Placement | Unplaceable:
-    """Where one group goes. The same fleet in any order gives the same answer."""
-    macs = {mac.name: mac for mac in sorted(fleet.macs, key=lambda mac: mac.name)}
-    lacks = {name: why for name, mac in macs.items() if (why := lack(mac, request)) is not None}
-    eligible = {name: mac for name, mac in macs.items() if name not in lacks}
-    paths = sorted({m.path for mac in eligible.values() for m in wanted_model(mac, request) if m.complete and m.sized})
-    options = []
-    for path in paths:
-        holders = {
-            name: mac
-            for name, mac in eligible.items()
-            if any(m.path == path and m.complete and m.sized for m in wanted_model(mac, request))
-        }
-        options.append(_Candidates(fleet, request, path, holders))
-
-    for option in options:
-        kept = option.current()
-        if kept is not None:
-            return kept
-    most = min(request.max_nodes or len(eligible), len(eligible))
-    for size in range(request.min_nodes, most + 1):
-        found = [
-            (option.score(placement), placement)
-            for option in options
-            for names in option.sets(size)
-            if (placement := option.place(option.numbered(names), "fewest Macs that fit")) is not None
-        ]
-        if found:
-            return min(found, key=lambda entry: entry[0])[1]
-    return _explain(request, macs, lacks, options)
+def _why_no_rdma(candidate: Candidate) -> str:
+    macs = members_of(candidate.found.area, candidate.found.order)
+    without = sorted(mac.name for mac in macs if "jaccl" not in mac.backends)
+    return f" (no RDMA: the MLX of {', '.join(without[:3])}{' …' if len(without) > 3 else ''} lacks jaccl)" if without else ""
 
 
-def _needs(option: _Candidates, names: tuple[str, ...], split: Split) -> tuple[int, str]:
-    """Bytes that this set lacks and a sentence about it."""
-    request = option.request
-    model = option.facts[names[0]]
-    free = sum(option.macs[name].free_bytes for name in names)
-    who = " + ".join(names)
-    size = len(names)
-    has = f"{'has' if size == 1 else 'have'} {gib(free)} free"
-    if split is Split.PIPELINE:
-        if len(model.layer_bytes) < size:
-            return 1 << 62, f"{who}: the model has {len(model.layer_bytes)} layers, fewer than {size} ranks"
-        least = pipeline_bytes(model, request.memory, 0, len(model.layer_bytes))
-        extra = (size - 1) * (model.shared_bytes + model.prefill_bytes) * (100 + request.memory.headroom_percent) // 100
-        need = least + extra
-        return max(1, need - free), f"{who}: Pipeline over {size} Macs needs {gib(need)}, they {has}"
-    needs = [tensor_bytes(option.facts[name], request.memory, size, rank) for rank, name in enumerate(names)]
-    if any(need is None for need in needs):
-        entry = model.tensor_size(size)
-        why = entry.refusal if entry is not None and entry.refusal else "its dry run did not try that size"
-        return 1 << 62, f"{who}: mlx-lm cannot split the model over {size} ranks: {why}"
-    known = [need for need in needs if need is not None]
-    short = sum(max(0, need - option.macs[name].free_bytes) for need, name in zip(known, names, strict=True))
-    if size == 1:
-        return max(1, short), f"{who} has {gib(free)} free, the whole model needs {gib(known[0])}"
-    return max(1, short), f"{who}: Tensor over {size} Macs needs {gib(max(known))} on each, they {has} together"
+def _layers(found: Found) -> str:
+    if not found.ranges:
+        return ""
+    counts = "/".join(str(last - first) for first, last in found.ranges)
+    return f"layers {counts} by free memory" if found.by_free_memory else f"layers {counts}, moved until every rank fits"
 
 
-def _near_misses(options: Sequence[_Candidates], request: Request) -> list[NearMiss]:
-    misses: list[NearMiss] = []
-    for option in options:
-        most = min(request.max_nodes or len(option.macs), len(option.macs))
-        for size in range(request.min_nodes, most + 1):
-            for names in option.sets(size):
-                transport = Transport.RING if size > 1 else Transport.NONE
-                if not option.same_model(names):
-                    message = f"{' + '.join(names)}: {option.path} is not the same on all of them"
-                    misses.append(NearMiss(names, transport, Split.NONE, message, 1 << 62))
-                    continue
-                for split in option.splits(names):
-                    short, message = _needs(option, names, split)
-                    misses.append(NearMiss(names, transport, split, message, short))
-    return sorted(misses, key=lambda miss: (miss.missing_bytes, len(miss.nodes), miss.nodes, miss.split))
+def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, work_limit: int = WORK_LIMIT) -> Placement | Unplaceable:
+    """Where one group goes. The same fleet in any order gives the same answer.
+
+    ``runners_up``: how many places that lost to tell of. ``work_limit``: steps of search; at the end of them the best found
+    stands, marked as not proven."""
+    search = Search(fleet, request, Work(work_limit))
+    kept = search.current()
+    winner: Candidate | None = kept
+    losers: list[Candidate] = []
+    for candidate in search.candidates(1 + runners_up) if kept is None or runners_up else ():
+        if winner is None:
+            winner = candidate
+        elif any(candidate.found.tie == other.found.tie for other in (winner, *losers)):
+            continue
+        else:
+            losers.append(candidate)
+        if len(losers) >= runners_up:
+            break
+    if winner is None:
+        return explain(search)
+    placement = search.placement(winner, "kept where it was" if kept is not None else _because(winner))
+    told = tuple(
+        RunnerUp(
+            tuple(area_macs.name for area_macs in members_of(loser.found.area, loser.found.order)),
+            loser.transport,
+            loser.split,
+            "a group stays where it is" if loser.score < winner.score else loser.score.why_worse(winner.score),
+        )
+        for loser in losers
+    )
+    return replace(placement, kept=kept is not None, runners_up=told)
 
 
-def _cable_lack(name: str, option: _Candidates, request: Request) -> str:
-    if request.transport in _JACCL:
-        return "could run it alone only: groups over JACCL are not planned by this version (transport Ring or Auto)"
-    if "ring" not in option.macs[name].backends:
-        return "cannot join a ring: its MLX lacks the ring backend"
-    if not option.graph.get(name):
-        return "has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part"
-    return f"is on no ring of {request.min_nodes} Macs that are cabled to one another and have room"
+def _because(winner: Candidate) -> str:
+    return "fewest Macs that fit" if winner.transport is Transport.NONE else "best transport, fewest Macs that fit"
 
 
-def _explain(
-    request: Request, macs: Mapping[str, Mac], lacks: Mapping[str, str], options: Sequence[_Candidates]
-) -> Unplaceable:
-    if not macs:
-        return Unplaceable("NoMacs", "There is no Mac in the cluster: join one with thunderfleet-kubelet join")
-    misses = _near_misses(options, request)
-    sentences: list[Lack] = [Lack(name, why) for name, why in lacks.items()]
-    alone = [miss for miss in reversed(misses) if len(miss.nodes) == 1]
-    single = {miss.nodes[0]: miss.message.removeprefix(f"{miss.nodes[0]} ") for miss in alone}
-    for option in options:
-        for name in option.macs:
-            sentences.append(Lack(name, single[name] if name in single else _cable_lack(name, option, request)))
-    unique = {entry.node: entry for entry in reversed(sentences)}
-    ordered = tuple(unique[name] for name in sorted(unique))
-    reason = "NoRoom"
-    if not options:
-        reason = "TransportUnavailable" if any("cannot run" in why for why in lacks.values()) else "NoMacFits"
-    elif request.min_nodes > max(len(option.macs) for option in options):
-        reason = "NotEnoughMacs"
-    elif request.min_nodes > 1 and not any(len(miss.nodes) > 1 for miss in misses):
-        reason = "NotConnected"
-    wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
-    together = [miss for miss in misses if len(miss.nodes) > 1][:NEAR_MISSES]
-    parts = [f"{entry.node} {entry.message}" for entry in ordered] + [miss.message for miss in together]
-    return Unplaceable(reason, f"{request.model} finds no place on {wanted}: " + "; ".join(parts), ordered, tuple(misses[:16]))
+def better(fleet: Fleet, request: Request) -> str | None:
+    """Whether a group that stays where it is (``request.current``) would be placed better today, in words.
+
+    Only what its users would notice counts: the transport, the number of Macs, how the model is split, the slowest hop."""
+    search = Search(fleet, request, Work(WORK_LIMIT))
+    kept = search.current()
+    if kept is None:
+        return None
+    best = next(search.candidates(1), None)
+    if best is None:
+        return None
+    one, other = best.score, kept.score
+    if (one.transport, one.macs, one.split, one.slowness) >= (other.transport, other.macs, other.split, other.slowness):
+        return None
+    if (one.transport, one.macs, one.split) == (other.transport, other.macs, other.split) and one.shared > other.shared:
+        return None
+    names = ", ".join(mac.name for mac in members_of(best.found.area, best.found.order))
+    return f"{names}: here {other.why_worse(one)}"

@@ -2,33 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class WantedSplit(StrEnum):
-    AUTO = "Auto"
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
-
-
-class WantedTransport(StrEnum):
-    AUTO = "Auto"
-    JACCL = "JACCL"
-    JACCL_RING = "JACCLRing"
-    RING = "Ring"
-
-
-class Split(StrEnum):
-    NONE = "None"
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
-
-
-class Transport(StrEnum):
-    NONE = "None"
-    RING = "Ring"
-    JACCL = "JACCL"
-    JACCL_RING = "JACCLRing"
+from thunderfleet_operator.placement.score import Score
+from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +44,8 @@ class Request:
     memory: MemoryRequest = MemoryRequest()
     current: tuple[str, ...] = ()
     avoid: Mapping[str, str] = field(default_factory=dict)
+    ring_without_relay: bool = False
+    """Whether ring traffic may cross a LAN as it is."""
 
     @property
     def model(self) -> str:
@@ -76,7 +54,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """One rank. ``layers`` (first included, last excluded) in a pipeline; ``ring_address`` in a ring."""
+    """One rank. ``layers`` (first included, last excluded) in a pipeline; ``ring_address`` in a ring: where the rank before
+    this one dials it; ``devices`` over JACCL: the RDMA device that faces each rank, None for itself and for ranks that it has
+    no cable to in a JACCL ring; ``coordinator``: where this rank reaches rank 0, None for rank 0."""
 
     rank: int
     node: str
@@ -84,11 +64,24 @@ class RankPlacement:
     memory_bytes: int
     layers: tuple[int, int] | None = None
     ring_address: str | None = None
+    devices: tuple[str | None, ...] = ()
+    coordinator: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """A place that was possible and lost."""
+
+    nodes: tuple[str, ...]
+    transport: Transport
+    split: Split
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a group goes and why. The ring's hop i → i+1 runs over ``cables[i]``."""
+    """Where a group goes and why. ``cables`` join ranks: of a ring, hop i → i+1 runs over ``cables[i]`` (empty for a hop over
+    a LAN); of a mesh, one a pair, in the order (0, 1), (0, 2), …, (1, 2), …"""
 
     model_path: str
     transport: Transport
@@ -96,6 +89,11 @@ class Placement:
     ranks: tuple[RankPlacement, ...]
     cables: tuple[str, ...] = ()
     reason: str = ""
+    score: Score | None = None
+    runners_up: tuple[RunnerUp, ...] = ()
+    kept: bool = False
+    proven: bool = True
+    """Whether the search ended before its limit: nothing better was left out."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -112,7 +110,7 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A set of Macs that nearly did."""
+    """A way that nearly worked, and what it lacks: the best of its transport stands first."""
 
     nodes: tuple[str, ...]
     transport: Transport
@@ -129,3 +127,4 @@ class Unplaceable:
     message: str
     lacks: tuple[Lack, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
+    proven: bool = True

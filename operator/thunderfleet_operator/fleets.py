@@ -1,0 +1,295 @@
+"""The fleet for the planner, kept from round to round: what has not changed is not made again.
+
+Every object is turned into its value once a version, equal models are one value for all Macs, and a fleet that differs in
+few Macs from the last is made from it (``Fleet.changed``). Nothing is decided here.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from thunderfleet_crds.common import LABEL_OS, ConditionStatus, find_condition
+from thunderfleet_crds.kube import Json
+from thunderfleet_crds.nodeprofile import AddressClass, InterfaceKind, Model, NodeProfile, NodeProfileStatus, ReachabilityState
+from thunderfleet_crds.thunderboltlink import (
+    CONNECTED,
+    RDMA_USABLE,
+    Endpoint,
+    LinkEnd,
+    MeasurementTransport,
+    ThunderboltLink,
+)
+
+from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, Cache
+from thunderfleet_operator.placement import (
+    AddressKind,
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Kind,
+    KVLayer,
+    Mac,
+    ModelFacts,
+    Taint,
+    TensorFacts,
+)
+from thunderfleet_operator.placement.fleet import QUEUE_PAIRS
+from thunderfleet_operator.quantities import to_bytes
+from thunderfleet_operator.snapshot import Parsed, Taken, internal_ip
+
+KINDS = {
+    InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,
+    InterfaceKind.ETHERNET: Kind.ETHERNET,
+    InterfaceKind.WIFI: Kind.WIFI,
+}
+
+
+def _facts(model: Model) -> ModelFacts:
+    pipeline = model.pipeline
+    return ModelFacts(
+        path=model.path,
+        repository=model.repository,
+        revision=model.revision,
+        bytes=model.bytes,
+        complete=model.complete,
+        problem=model.problem,
+        sized=any(size.tensor_bytes_per_rank for size in model.sizes) and bool(model.kv),
+        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
+        layer_bytes=pipeline.layer_bytes if pipeline else (),
+        shared_bytes=pipeline.shared_bytes if pipeline else 0,
+        pipeline_refusal=pipeline.refusal if pipeline else "no dry run of a pipeline is known",
+        kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
+        prefill_bytes=model.prefill_workspace_bytes or 0,
+    )
+
+
+@lru_cache(maxsize=256)
+def _kind(kind: InterfaceKind, private: bool, speed_mbps: int) -> AddressKind:
+    """One value for the many addresses that are alike."""
+    return AddressKind(KINDS.get(kind, Kind.OTHER), private, speed_mbps)
+
+
+def _kinds(status: NodeProfileStatus) -> dict[str, AddressKind]:
+    # An address of 127/8 on a port is a recorded Mac's, and counts as private.
+    private = (AddressClass.PRIVATE, AddressClass.LOOPBACK)
+    return {
+        entry.address: _kind(interface.kind, entry.class_ in private, interface.speed_mbps or 0)
+        for interface in (status.network.interfaces if status.network else ())
+        for entry in interface.addresses
+    }
+
+
+def _dials(status: NodeProfileStatus) -> Dials | None:
+    if not status.reachability:
+        return None
+    reached = (entry for entry in status.reachability if entry.state is ReachabilityState.REACHABLE)
+    return Dials.of((entry.node, entry.address) for entry in reached)
+
+
+def _ready(node: Json) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def _taints(node: Json) -> tuple[Taint, ...]:
+    # What a cordon and a missed heartbeat leave behind is judged by its cause, with a better sentence.
+    return tuple(
+        Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
+        for t in (node.get("spec") or {}).get("taints") or []
+        if not str(t.get("key")).startswith("node.kubernetes.io/")
+        or str(t.get("key")).endswith(("-pressure", "/out-of-service"))
+    )
+
+
+def _end(link: ThunderboltLink, end: LinkEnd, profile: NodeProfile | None) -> Endpoint | None:
+    """What one end says of the cable; else, where a display hides the other end from it, what its Mac says of the port."""
+    told = next((entry for entry in link.status.endpoints if entry.node == end.node), None)
+    if told is not None or profile is None:
+        return told
+    status = profile.status
+    ports = status.thunderbolt.ports if status.thunderbolt else ()
+    port = next((entry for entry in ports if entry.receptacle == end.port), None)
+    if port is None:
+        return None
+    interfaces = status.network.interfaces if status.network else ()
+    interface = next((entry for entry in interfaces if entry.name == port.interface), None)
+    device = next((d for d in (status.rdma.devices if status.rdma else ()) if d.name == port.rdma_device), None)
+    return Endpoint(
+        node=end.node,
+        port=end.port,
+        interface=port.interface,
+        rdma_device=port.rdma_device,
+        rdma_state=device.state if device else None,
+        address=interface.addresses[0].address if interface and interface.addresses else None,
+        speed_mbps=port.speed_mbps,
+    )
+
+
+def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int | None:
+    """The worse direction, by the first of these that was measured."""
+    for transport in transports:
+        rates = [m.throughput_mbps for m in link.status.measurements if m.transport is transport and m.throughput_mbps]
+        if rates:
+            return min(rates)
+    return None
+
+
+class Fleets:
+    """Makes fleets, each from the one before it."""
+
+    def __init__(self) -> None:
+        self._models: dict[ModelFacts, ModelFacts] = {}
+        self._facts: dict[str, tuple[object, tuple[ModelFacts, ...]]] = {}
+        self._mac_versions: dict[str, object] = {}
+        self._cable_versions: dict[str, object] = {}
+        self._fleet = Fleet()
+
+    def fleet(self, cache: Cache, parsed: Parsed, used: Taken) -> Fleet:
+        """All Macs (Nodes that say darwin) and all cables. The same value as last time while nothing has changed."""
+        profiles, nodes, links = cache[NODEPROFILES].items, cache[NODES].items, cache[LINKS].items
+        before = self._fleet
+        versions: dict[str, object] = {}
+        changed: list[Mac] = []
+        for name, node in nodes.items():
+            profile = profiles.get(name)
+            at = (
+                node["metadata"].get("resourceVersion"),
+                profile["metadata"].get("resourceVersion") if profile else None,
+                used.memory.get(name, 0),
+                name in used.groups,
+            )
+            if self._mac_versions.get(name) == at:
+                versions[name] = at
+                continue
+            if ((node["metadata"].get("labels") or {}).get(LABEL_OS)) != "darwin":
+                continue
+            versions[name] = at
+            mac = self._mac(node, parsed.get(NodeProfile, profile) if profile else None, used)
+            if before.macs.get(name) != mac:
+                changed.append(mac)
+        cables: list[Cable] = []
+        cable_versions: dict[str, object] = {}
+        for name, item in links.items():
+            spec = item["spec"]
+            ends = (str(spec["a"]["node"]), str(spec["b"]["node"]))
+            at_ends = tuple((profiles[end]["metadata"].get("resourceVersion") if end in profiles else None) for end in ends)
+            usage = self._usage(item, used) if used.addresses or used.queue_pairs else None
+            state = (item["metadata"].get("resourceVersion"), at_ends, usage)
+            cable_versions[name] = state
+            if self._cable_versions.get(name) == state:
+                continue
+            link = parsed.get(ThunderboltLink, item)
+            if link is None:
+                del cable_versions[name]
+                continue
+            cable = self._cable(link, {end: parsed.get(NodeProfile, profiles[end]) for end in ends if end in profiles}, used)
+            if before.cables.get(name) != cable:
+                cables.append(cable)
+        gone = (before.macs.keys() - versions.keys()) | (before.cables.keys() - cable_versions.keys())
+        self._mac_versions, self._cable_versions = versions, cable_versions
+        for name in gone:
+            self._facts.pop(name, None)
+        if changed or cables or gone:
+            self._fleet = before.changed(changed, cables, gone) if before.macs else Fleet(changed, cables)
+        return self._fleet
+
+    def without(self, fleet: Fleet, cache: Cache, parsed: Parsed, used: Taken, less: Taken) -> Fleet:
+        """``fleet``, which was made with ``used``, as it is for a group whose own use ``less`` leaves out."""
+        other = {name for name in used.memory.keys() | less.memory.keys() if used.memory.get(name) != less.memory.get(name)}
+        other |= used.groups ^ less.groups
+        macs = []
+        for name in other & fleet.macs.keys():
+            profile = cache[NODEPROFILES].items.get(name)
+            macs.append(self._mac(cache[NODES].items[name], parsed.get(NodeProfile, profile) if profile else None, less))
+        cables = []
+        if used.addresses != less.addresses or used.queue_pairs != less.queue_pairs:
+            near = {cable.name for name in other for cable in fleet.links(name)}
+            for name in near:
+                link = parsed.get(ThunderboltLink, cache[LINKS].items[name])
+                if link is not None:
+                    ends = (link.spec.a.node, link.spec.b.node)
+                    known = cache[NODEPROFILES].items
+                    cables.append(self._cable(link, {e: parsed.get(NodeProfile, known[e]) for e in ends if e in known}, less))
+        return fleet.changed(macs, cables) if macs or cables else fleet
+
+    def _usage(self, item: Json, used: Taken) -> tuple[object, ...]:
+        """What others do on a cable, as far as it makes a difference."""
+        told = (item.get("status") or {}).get("endpoints") or []
+        return tuple(
+            ((e.get("node"), e.get("address")) in used.addresses, used.queue_pairs.get((e.get("node"), e.get("rdmaDevice")), 0))
+            for e in told
+        )
+
+    def _models_of(self, name: str, profile: NodeProfile) -> tuple[ModelFacts, ...]:
+        at = (profile.metadata.uid, profile.metadata.resource_version)
+        known = self._facts.get(name)
+        if known is None or known[0] != at:
+            made = (_facts(model) for model in profile.status.models)
+            known = (at, tuple(self._models.setdefault(facts, facts) for facts in made))
+            self._facts[name] = known
+        return known[1]
+
+    def _mac(self, node: Json, profile: NodeProfile | None, used: Taken) -> Mac:
+        name = str(node["metadata"]["name"])
+        status = profile.status if profile else None
+        state = node.get("status") or {}
+        allocatable = to_bytes((state.get("allocatable") or {}).get("memory") or 0)
+        quarantine = status.quarantine if status else None
+        boot = (state.get("nodeInfo") or {}).get("bootID")
+        runtime = status.runtime if status else None
+        return Mac(
+            name=name,
+            address=internal_ip(node),
+            allocatable_bytes=allocatable,
+            free_bytes=max(0, allocatable - used.memory.get(name, 0)),
+            ready=_ready(node) and not node["metadata"].get("deletionTimestamp"),
+            schedulable=not (node.get("spec") or {}).get("unschedulable"),
+            labels=node["metadata"].get("labels") or {},
+            taints=_taints(node),
+            backends=_backends(tuple(runtime.backends)) if runtime else frozenset(),
+            mlx_version=runtime.mlx_version if runtime else None,
+            mlx_lm_version=runtime.mlx_lm_version if runtime else None,
+            profiled=runtime is not None,
+            models=self._models_of(name, profile) if profile else (),
+            in_use=name in used.groups,
+            quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
+            dials=_dials(status) if status else None,
+            kinds=_kinds(status) if status else {},
+        )
+
+    def _cable(self, link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], used: Taken) -> Cable:
+        known = {name: profile for name, profile in profiles.items() if profile is not None}
+        ends = [(end, _end(link, end, known.get(end.node))) for end in (link.spec.a, link.spec.b)]
+        told = [endpoint for _, endpoint in ends if endpoint is not None]
+        speed = min((endpoint.speed_mbps for endpoint in told if endpoint.speed_mbps), default=0)
+        usable = find_condition(link.status.conditions, RDMA_USABLE)
+        can = usable is not None and usable.status is ConditionStatus.TRUE
+        why = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
+        connected = find_condition(link.status.conditions, CONNECTED)
+        flapping = connected is not None and connected.reason == "Flapping"
+
+        def value(end: LinkEnd, endpoint: Endpoint | None) -> End:
+            device = endpoint.rdma_device if endpoint else None
+            left = QUEUE_PAIRS - used.queue_pairs.get((end.node, device or ""), 0)
+            return End(end.node, endpoint.address if endpoint else None, device, max(0, left))
+
+        a, b = (value(end, endpoint) for end, endpoint in ends)
+        return Cable(
+            name=link.metadata.name,
+            a=a,
+            b=b,
+            speed_mbps=speed,
+            connected=any(endpoint.sees_peer for endpoint in told) and not flapping,
+            rdma_lack=None if can else why,
+            ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
+            rdma_mbps=_measured(link, MeasurementTransport.RDMA),
+            in_use=any(
+                (end.node, end.address or "") in used.addresses or (end.node, end.device or "") in used.queue_pairs
+                for end in (a, b)
+            ),
+        )
+
+
+@lru_cache(maxsize=64)
+def _backends(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)

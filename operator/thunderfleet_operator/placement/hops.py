@@ -1,0 +1,153 @@
+"""Hard rule 3, hop by hop: from which Mac which other can be reached over a transport, by which cable or address.
+
+JACCL needs a cable that is fit for RDMA at both ends, and queue pairs left on both its devices. A ring needs dials: one to
+each next rank. A Thunderbolt cable with addresses at both ends is one, whichever end sees the other (the cable is there).
+Over anything else only what an agent has dialled counts, and only where the deployment allows ring traffic on a LAN.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from thunderfleet_operator.placement.amounts import gbits
+from thunderfleet_operator.placement.fleet import AddressKind, Cable, Fleet, Kind, Mac
+from thunderfleet_operator.placement.words import Transport
+
+RING_ORDER = (Kind.THUNDERBOLT, Kind.ETHERNET, Kind.WIFI, Kind.OTHER)
+"""Which interfaces ring traffic prefers."""
+SIDE_ORDER = (Kind.ETHERNET, Kind.WIFI, Kind.OTHER, Kind.THUNDERBOLT)
+"""Which interfaces JACCL's side channel (its meeting with rank 0) prefers: cables are for its data."""
+MESH_RANKS = 8
+"""JACCL's limit for a mesh."""
+UNKNOWN = AddressKind(Kind.OTHER, private=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One way from a Mac to another."""
+
+    speed_mbps: int
+    shared: int = 0
+    """1 when another group's traffic runs there too."""
+    cable: Cable | None = None
+    address: str | None = None
+    """Where the other is dialled."""
+
+
+Hops = Mapping[str, Hop]
+"""By the name of the other Mac."""
+
+
+def address_rank(kind: AddressKind, order: tuple[Kind, ...]) -> tuple[int, bool]:
+    """Less is better: the interface first, then private addresses before all others."""
+    return order.index(kind.kind), not kind.private
+
+
+def best_address(options: Iterable[tuple[str, AddressKind]], order: tuple[Kind, ...]) -> str | None:
+    """Of addresses that have been reached."""
+    ranked = sorted((address_rank(kind, order), address) for address, kind in options)
+    return ranked[0][1] if ranked else None
+
+
+def rdma_speed(cable: Cable) -> int:
+    return cable.rdma_mbps or cable.speed_mbps
+
+
+def ring_speed(cable: Cable) -> int:
+    return cable.ring_mbps or cable.speed_mbps
+
+
+def rdma_lack(cable: Cable, queue_pairs: int = 1) -> str | None:
+    """Why this cable cannot carry one more peer's RDMA, for people."""
+    if not cable.connected:
+        return "the cable is not seen by either end"
+    if cable.rdma_lack is not None:
+        return cable.rdma_lack
+    for end in (cable.a, cable.b):
+        if end.device is None:
+            return f"{end.node} has no RDMA device at its end"
+        if end.queue_pairs < queue_pairs:
+            return f"{end.device} of {end.node} has {end.queue_pairs} queue pairs left"
+    return None
+
+
+def ring_lack(cable: Cable) -> str | None:
+    """Why this cable cannot carry a ring's hop, for people."""
+    if not cable.connected:
+        return "the cable is not seen by either end"
+    for end in (cable.a, cable.b):
+        if not end.address:
+            return f"{end.node} has no address at its end of the cable"
+    return None
+
+
+def best_cable(cables: Iterable[Cable], lack: Callable[[Cable], str | None], speed: Callable[[Cable], int]) -> Cable | None:
+    """The one cable that a pair uses in both directions: one that nobody else uses, the fastest, by name."""
+    usable = [cable for cable in cables if lack(cable) is None]
+    return min(usable, key=lambda cable: (cable.in_use, -speed(cable), cable.name)) if usable else None
+
+
+def _by_cable(fleet: Fleet, node: str, lack: Callable[[Cable], str | None], speed: Callable[[Cable], int]) -> dict[str, Hop]:
+    by_peer: dict[str, list[Cable]] = {}
+    for cable in fleet.links(node):
+        peer = cable.other(node)
+        if peer != node:
+            by_peer.setdefault(peer, []).append(cable)
+    found: dict[str, Hop] = {}
+    for peer, cables in by_peer.items():
+        best = best_cable(cables, lack, speed)
+        if best is not None:
+            found[peer] = Hop(speed(best), int(best.in_use), best, best.end(peer).address)
+    return found
+
+
+def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
+    """The same seen from either end."""
+    return _by_cable(fleet, node, rdma_lack, rdma_speed)
+
+
+def ring_hops(fleet: Fleet, node: str, lan: bool) -> dict[str, Hop]:
+    """``lan``: also what was dialled over other interfaces; such a hop need not work the other way."""
+    found = _by_cable(fleet, node, ring_lack, ring_speed)
+    mac = fleet.macs[node]
+    if lan and mac.dials is not None:
+        for peer in dict.fromkeys(mac.dials.nodes):
+            if peer in found or peer == node or peer not in fleet.macs:
+                continue
+            hop = lan_hop(mac, fleet.macs[peer])
+            if hop is not None:
+                found[peer] = hop
+    return found
+
+
+def lan_hop(mac: Mac, peer: Mac) -> Hop | None:
+    """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
+    if mac.dials is None:
+        return None
+    known = [(address, peer.kinds.get(address, UNKNOWN)) for address in mac.dials.at(peer.name)]
+    address = best_address((entry for entry in known if entry[1].kind is not Kind.THUNDERBOLT), RING_ORDER)
+    return Hop(peer.kinds.get(address, UNKNOWN).speed_mbps, address=address) if address is not None else None
+
+
+def hops_of(fleet: Fleet, transport: Transport, lan: bool) -> Callable[[str], dict[str, Hop]]:
+    """The hops of a transport, Mac by Mac."""
+    if transport is Transport.RING:
+        return lambda node: ring_hops(fleet, node, lan)
+    return lambda node: rdma_hops(fleet, node)
+
+
+def queue_pairs_suffice(members: tuple[str, ...], cables: Iterable[Cable], each: int) -> bool:
+    """Whether the devices of these Macs bear a group on these cables, ``each`` queue pairs a cable: a device behind a hub may
+    face several ranks."""
+    wanted: dict[tuple[str, str | None], int] = {}
+    left: dict[tuple[str, str | None], int] = {}
+    for cable in cables:
+        for end in (cable.a, cable.b):
+            if end.node in members:
+                key = (end.node, end.device)
+                wanted[key] = wanted.get(key, 0) + each
+                left[key] = end.queue_pairs
+    return all(wanted[key] <= left[key] for key in wanted)
+
+
+def describe(cable: Cable) -> str:
+    return f"{cable.name} ({gbits(cable.speed_mbps)})"

@@ -1,0 +1,330 @@
+"""Why there is no place, in words that tell an owner what to buy, plug or switch on.
+
+For each transport the same search runs once more with the rules loosened: every two Macs count as joined, at a price for
+each cable that is missing or cannot be used. The cheapest set is the near miss, and what was loosened is what it lacks. Where
+memory is short even then, the bytes that are missing are told.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Protocol
+
+from thunderfleet_operator.placement.amounts import gib
+from thunderfleet_operator.placement.fitting import RDMA, Fitting
+from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
+from thunderfleet_operator.placement.hops import Hop, lan_hop, rdma_hops, rdma_lack, ring_hops, ring_lack
+from thunderfleet_operator.placement.memory import Bounds, bounds
+from thunderfleet_operator.placement.request import Lack, NearMiss, Request, Unplaceable
+from thunderfleet_operator.placement.score import LABELS
+from thunderfleet_operator.placement.search import Area, Shortlist, Work, cliques, cycles
+from thunderfleet_operator.placement.words import Split, Transport, WantedTransport
+
+POOL = 10
+"""Macs among which a near miss is looked for: those with most free memory, and whoever is cabled to the first."""
+WORK = 4_000
+LISTED = 6
+"""Macs named in a message."""
+SWITCH_ON, LOOK, PLUG, BUY = 1, 2, 3, 50
+"""What it costs an owner to mend: a setting, an address, a cable, memory."""
+
+
+class Holders(Protocol):
+    """Macs that could work together, and the model that they hold."""
+
+    @property
+    def model(self) -> ModelFacts: ...
+    @property
+    def macs(self) -> Mapping[str, Mac]: ...
+
+
+class Searched(Protocol):
+    """A search that has found nothing."""
+
+    fleet: Fleet
+    request: Request
+    work: Work
+    lacks: dict[str, str]
+    eligible: dict[str, Mac]
+    unreached: list[tuple[Transport, tuple[str, ...]]]
+
+    @property
+    def universes(self) -> Sequence[Holders]: ...
+    def transports(self) -> Sequence[Transport]: ...
+    def splits(self, transport: Transport) -> Sequence[Split]: ...
+    def near_sizes(self, transport: Transport) -> Iterable[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What two Macs lack to be joined."""
+
+    cost: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    cost: int
+    missing_bytes: int
+    near: NearMiss
+    why: str
+    """The reason's word."""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        near = self.near
+        return (self.cost, self.missing_bytes, len(near.nodes), near.nodes, near.split)
+
+
+def names(members: Iterable[str]) -> str:
+    """As many as people read."""
+    listed = list(members)
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return ", ".join(listed[:LISTED]) + more
+
+
+def gap(fleet: Fleet, one: str, other: str, transport: Transport, request: Request) -> Gap | None:
+    """What this hop lacks; None when nothing."""
+    rdma = transport in RDMA
+    usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, request.ring_without_relay)
+    if other in usable:
+        return None
+    pair = f"{one} ↔ {other}"
+    cables = sorted((c for c in fleet.links(one) if c.other(one) == other), key=lambda c: (-c.speed_mbps, c.name))
+    for cable in cables:
+        if cable.connected:
+            why = rdma_lack(cable) if rdma else ring_lack(cable)
+            return Gap(SWITCH_ON, f"{pair}: {why}")
+    if not rdma:
+        if not request.ring_without_relay and lan_hop(fleet.macs[one], fleet.macs[other]) is not None:
+            opt = "set bootstrap.ringWithoutRelay to let ring traffic cross the LAN unencrypted"
+            return Gap(SWITCH_ON, f"{one} → {other}: reached over the LAN only; plug a cable, or {opt}")
+        if request.ring_without_relay and not cables:
+            return Gap(LOOK, f"{one} → {other}: no cable, and {one} has not been seen to dial {other}")
+    return Gap(PLUG, f"{pair}: the cable is unplugged" if cables else f"{pair}: no Thunderbolt cable")
+
+
+def _pool(fleet: Fleet, members: Sequence[Mac]) -> list[Mac]:
+    """A few Macs that a near miss is likely among."""
+    ranked = sorted(members, key=lambda mac: (-mac.free_bytes, mac.name))
+    pool = {mac.name: mac for mac in ranked[: POOL // 2]}
+    by_name = {mac.name: mac for mac in members}
+    for head in ranked[: POOL // 2]:
+        for cable in sorted(fleet.links(head.name), key=lambda entry: entry.name):
+            peer = cable.other(head.name)
+            if peer in by_name and len(pool) < POOL:
+                pool[peer] = by_name[peer]
+    for mac in ranked:
+        if len(pool) >= POOL:
+            break
+        pool[mac.name] = mac
+    return [replace(mac, in_use=False, dials=None) for mac in pool.values()]
+
+
+def _loosened(
+    fleet: Fleet,
+    request: Request,
+    members: Sequence[Mac],
+    model: ModelFacts,
+    transport: Transport,
+    split: Split,
+    size: int,
+    need: Bounds,
+) -> tuple[tuple[str, ...], list[Gap]] | None:
+    """The cheapest set that would do, and what it lacks."""
+    pool = _pool(fleet, members)
+    gaps: dict[tuple[str, str], Gap | None] = {}
+
+    def hops(node: str) -> dict[str, Hop]:
+        found = {}
+        for mac in pool:
+            if mac.name != node:
+                key = (node, mac.name)
+                if key not in gaps:
+                    gaps[key] = gap(fleet, *key, transport, request)
+                lacking = gaps[key]
+                found[mac.name] = Hop(0, lacking.cost if lacking else 0)
+        return found
+
+    area = Area(pool, hops, 0)
+    if not area.may_hold(size, need.least, need.together):
+        return None
+    look = cliques if transport is Transport.JACCL else cycles
+    shortlist, work = Shortlist(1), Work(WORK)
+    # The ring's rules, without facts of who dialled whom: memory alone decides.
+    fitting = Fitting(Fleet(pool), model, request.memory, Transport.RING, split, size, need, shortlist, work)
+    look(area, size, need.least, need.together, shortlist, work, fitting.evaluate)
+    if not shortlist.entries:
+        return None
+    order = [area.macs[i].name for i in shortlist.entries[0].order]
+    pairs = list(combinations(order, 2))
+    if transport is not Transport.JACCL:
+        pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
+    found = [entry for one, other in pairs if (entry := gap(fleet, one, other, transport, request)) is not None]
+    return tuple(order), list({entry.text: entry for entry in found}.values())
+
+
+def _alone(members: Sequence[Mac], need: Bounds | str) -> Miss | None:
+    if not members:
+        return None
+    best = min(members, key=lambda mac: (-mac.free_bytes, mac.name))
+    if isinstance(need, str):
+        return Miss(BUY + 1, 0, NearMiss((best.name,), Transport.NONE, Split.NONE, f"{best.name}: {need}"), "NoRoom")
+    short = max(0, need.together - best.free_bytes)
+    text = f"{best.name} has {gib(best.free_bytes)} free, the whole model needs {gib(need.together)}"
+    return Miss(BUY, short, NearMiss((best.name,), Transport.NONE, Split.NONE, text, short), "NoRoom")
+
+
+def _memory(members: Sequence[Mac], need: Bounds, transport: Transport, split: Split, size: int, what: str) -> Miss:
+    """Not even the biggest Macs have room. ``members``: from the biggest."""
+    taken = list(members[:size])
+    total = sum(mac.free_bytes for mac in taken)
+    weakest = min(mac.free_bytes for mac in taken)
+    short = max(need.together - total, need.least - weakest, 1)
+    nodes = tuple(sorted(mac.name for mac in taken))
+    wants = f"{split} over {size} Macs needs {gib(need.together)}"
+    if need.together <= total:
+        wants += f", {gib(need.least)} on each at least"
+    text = f"{wants}; {what} {gib(total)} free: {names(nodes)}"
+    return Miss(BUY, short, NearMiss(nodes, transport, split, text, short), "NoRoom")
+
+
+def _transport(search: Searched, universe: Holders, transport: Transport) -> list[Miss]:
+    """What keeps these Macs from a group over this transport, the cheapest to mend first."""
+    fleet, request, everybody = search.fleet, search.request, list(universe.macs.values())
+    backend = "jaccl" if transport in RDMA else "ring"
+    able = [mac for mac in everybody if backend in mac.backends]
+    unable = sorted(mac.name for mac in everybody if backend not in mac.backends)
+    wanted = list(search.near_sizes(transport))
+    if len(able) < max(2, request.min_nodes):
+        if not unable or not wanted:
+            return []
+        what = "RDMA" if transport in RDMA else LABELS[transport]
+        text = f"{what}: the MLX of {names(unable)} lacks {backend}"
+        return [Miss(BUY + 2, 0, NearMiss(tuple(unable[:16]), transport, Split.NONE, text), "TransportUnavailable")]
+    ranked = sorted(able, key=lambda mac: (-mac.free_bytes, mac.name))
+    misses: list[Miss] = []
+    refused: dict[str, Miss] = {}
+    for size in wanted:
+        if size > len(able):
+            break
+        for split in search.splits(transport):
+            need = bounds(universe.model, request.memory, split, size)
+            if isinstance(need, str):
+                near = NearMiss((), transport, split, f"{split} over {size} Macs: {need}")
+                refused.setdefault(need, Miss(BUY + 1, size, near, "NoRoom"))
+                continue
+            total = sum(mac.free_bytes for mac in ranked[:size])
+            if total < need.together or ranked[size - 1].free_bytes < need.least:
+                misses.append(_memory(ranked, need, transport, split, size, f"the {size} with most have"))
+                continue
+            loose = _loosened(fleet, request, able, universe.model, transport, split, size, need)
+            if loose is None:
+                misses.append(_memory(ranked, need, transport, split, size, "no division fits Macs with together"))
+                continue
+            nodes, gaps = loose
+            if gaps:
+                lacking = "; ".join(entry.text for entry in gaps[:4]) + (f"; and {len(gaps) - 4} more" if len(gaps) > 4 else "")
+                cost = sum(entry.cost for entry in gaps)
+                text = f"{LABELS[transport]} of {names(nodes)}: {lacking}"
+                misses.append(Miss(cost, 0, NearMiss(nodes, transport, split, text), "NotConnected"))
+            for joined in _islands(fleet, able):
+                if len(joined) >= size and sum(mac.free_bytes for mac in joined[:size]) < need.together:
+                    what = "the largest connected set has"
+                    misses.append(_memory(joined, need, transport, split, size, what))
+                    break
+        if len(misses) > 12:
+            break
+    return sorted([*misses, *refused.values()], key=lambda miss: miss.order)
+
+
+def _islands(fleet: Fleet, able: Sequence[Mac]) -> list[list[Mac]]:
+    """Those that cables join, the sets with most free memory first, in each the Macs with most."""
+    table = {mac.name: mac for mac in able}
+    joined = [[table[name] for name in island if name in table] for island in fleet.islands]
+    ranked = [sorted(island, key=lambda mac: (-mac.free_bytes, mac.name)) for island in joined if island]
+    return sorted(ranked, key=lambda island: (-sum(mac.free_bytes for mac in island), island[0].name))
+
+
+def explain(search: Searched) -> Unplaceable:
+    """What the search that found nothing has to say."""
+    fleet, request = search.fleet, search.request
+    if not fleet.macs:
+        return Unplaceable("NoMacs", "There is no Mac in the cluster: join one with thunderfleet-kubelet join")
+    by_transport: list[list[Miss]] = []
+    for transport, name_sets in _unreached(search.unreached).items():
+        text = (
+            f"{LABELS[transport]} of {names(name_sets[0])}: no rank that all others have dialled yet; waiting for their agents"
+        )
+        near = NearMiss(name_sets[0], transport, Split.NONE, text)
+        by_transport.append([Miss(0, 0, near, "NotYetObserved")])
+    for transport in search.transports():
+        found: list[Miss] = []
+        for universe in search.universes:
+            if transport is not Transport.NONE:
+                found += _transport(search, universe, transport)
+            elif request.min_nodes == 1:
+                alone = _alone(list(universe.macs.values()), bounds(universe.model, request.memory, Split.NONE, 1))
+                found += [alone] if alone else []
+        if found:
+            by_transport.append(sorted(found, key=lambda miss: miss.order))
+    return _tell(search, by_transport)
+
+
+def _unreached(sets: Iterable[tuple[Transport, tuple[str, ...]]]) -> dict[Transport, list[tuple[str, ...]]]:
+    found: dict[Transport, set[tuple[str, ...]]] = {}
+    for transport, members in sets:
+        found.setdefault(transport, set()).add(members)
+    return {transport: sorted(members, key=lambda entry: (len(entry), entry)) for transport, members in found.items()}
+
+
+def _reason(search: Searched, best: Sequence[Miss]) -> str:
+    request = search.request
+    if not search.universes:
+        return "TransportUnavailable" if any("cannot run" in why for why in search.lacks.values()) else "NoMacFits"
+    if request.min_nodes > max(len(universe.macs) for universe in search.universes):
+        return "NotEnoughMacs"
+    return best[0].why if best else "NoRoom"
+
+
+def _mac_lack(search: Searched, mac: Mac) -> str:
+    """Why a Mac that may take a rank does not."""
+    request = search.request
+    if request.min_nodes == 1:
+        needs = [
+            bounds(universe.model, request.memory, Split.NONE, 1) for universe in search.universes if mac.name in universe.macs
+        ]
+        known = [need for need in needs if isinstance(need, Bounds)]
+        if known:
+            return f"has {gib(mac.free_bytes)} free, the whole model needs {gib(min(n.together for n in known))}"
+        return str(needs[0]) if needs else "has no figures of the model"
+    backend = "jaccl" if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING) else "ring"
+    if backend not in mac.backends:
+        return f"cannot join a group: its MLX lacks {backend}"
+    if not any(cable.connected for cable in search.fleet.links(mac.name)):
+        return "has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part"
+    return f"is in no set of {request.min_nodes} Macs that are joined as the transport needs it and have room"
+
+
+def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceable:
+    request = search.request
+    best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
+    reason = _reason(search, best)
+    lacks = [Lack(name, why) for name, why in search.lacks.items()]
+    lacks += [Lack(name, _mac_lack(search, mac)) for name, mac in search.eligible.items()]
+    ordered = tuple(sorted(lacks, key=lambda entry: entry.node))
+    wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
+    parts = [miss.near.message for miss in best]
+    ineligible = [entry for entry in ordered if entry.node in search.lacks]
+    if len(ordered) <= LISTED:
+        ineligible = list(ordered)
+    parts += [f"{entry.node} {entry.message}" for entry in ineligible[:LISTED]]
+    if len(ineligible) > LISTED:
+        parts.append(f"and {len(ineligible) - LISTED} more Macs")
+    if search.work.cut:
+        parts.append("the search was ended at its limit")
+    rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)
+    told = tuple(miss.near for miss in [*best, *rest][:16])
+    message = f"{request.model} finds no place on {wanted}: " + "; ".join(dict.fromkeys(parts))
+    return Unplaceable(reason, message, ordered, told, proven=not search.work.cut)

@@ -1,0 +1,74 @@
+"""How good a place is: one score, whose parts are compared in order, each the less the better.
+
+Keeping a healthy place comes before any score. Then:
+
+1. ``transport``: nothing to carry on one Mac, then JACCL mesh, JACCL ring, TCP ring;
+2. ``macs``: the fewest that fit;
+3. ``split``: what fits the transport best (Tensor over JACCL, Pipeline over TCP), else the other;
+4. ``shared``: Macs and cables that another group uses too;
+5. ``speed``: the slowest hop, as measured, else as negotiated; the higher the better;
+6. ``spread``: most less least free memory among its Macs: like Macs are used evenly;
+7. ``room``: free memory of its Macs together: big Macs stay free for big models.
+
+Equal scores are decided by free memory and names, so that equal inputs give equal outputs. Only Macs that hold the weights
+on their disks are considered, so weights to fetch are no part of it.
+"""
+
+from dataclasses import dataclass
+
+from thunderfleet_operator.placement.amounts import gbits, gib
+from thunderfleet_operator.placement.words import Transport
+
+RANKING = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
+LABELS = {
+    Transport.NONE: "one Mac",
+    Transport.JACCL: "JACCL mesh",
+    Transport.JACCL_RING: "JACCL ring",
+    Transport.RING: "TCP ring",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """Less is better, part by part."""
+
+    transport: int
+    macs: int
+    split: int
+    shared: int
+    slowness: int
+    """The slowest hop in Mbit/s, negative."""
+    spread_bytes: int
+    room_bytes: int
+
+    def texts(self) -> dict[str, str]:
+        """Each part for people, in the order of comparison."""
+        alone = self.transport == 0
+        return {
+            "transport": LABELS[RANKING[self.transport]],
+            "macs": str(self.macs),
+            "split": "whole" if alone else "preferred" if self.split == 0 else "fallback",
+            "shared": f"{self.shared} in use by others",
+            "speed": "none needed" if alone else gbits(-self.slowness),
+            "spread": gib(self.spread_bytes),
+            "room": gib(self.room_bytes),
+        }
+
+    def why_worse(self, winner: "Score") -> str:
+        """The first part in which this one loses."""
+        mine, theirs = self.texts(), winner.texts()
+        if self.transport != winner.transport:
+            return f"{mine['transport']}, the winner: {theirs['transport']}"
+        if self.macs != winner.macs:
+            return f"takes {self.macs} Macs, the winner {winner.macs}"
+        if self.split != winner.split:
+            return "can be split only in the way that suits this transport less"
+        if self.shared != winner.shared:
+            return f"shares {self.shared} Macs and cables with other groups, the winner {winner.shared}"
+        if self.slowness != winner.slowness:
+            return f"its slowest hop has {mine['speed']}, the winner's {theirs['speed']}"
+        if self.spread_bytes != winner.spread_bytes:
+            return f"its Macs differ by {mine['spread']} of free memory, the winner's by {theirs['spread']}"
+        if self.room_bytes != winner.room_bytes:
+            return f"takes Macs with {mine['room']} free, the winner's have {theirs['room']}"
+        return "equal in every part; the winner comes first by free memory and name"

@@ -1,0 +1,443 @@
+"""The planner against brute force on small fleets, and what must hold of every answer on large ones."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thunderfleet_operator.placement import (
+    AddressKind,
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Kind,
+    Mac,
+    MemoryRequest,
+    ModelFacts,
+    Placement,
+    Request,
+    Score,
+    Split,
+    TensorFacts,
+    Transport,
+    Unplaceable,
+    WantedSplit,
+    WantedTransport,
+    plan,
+)
+from thunderfleet_operator.placement.memory import pipeline_bytes, tensor_bytes
+
+NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
+PATH = "/models/a"
+JACCL = (Transport.JACCL, Transport.JACCL_RING)
+
+
+# --- brute force: every set, every order, every cut, by rules written out anew ---
+
+
+def lan_address(name: str) -> str:
+    return f"10.0.0.{ord(name) - 96}"
+
+
+def usable(cable: Cable, rdma: bool) -> bool:
+    if not cable.connected:
+        return False
+    if rdma:
+        return cable.rdma_lack is None and all(e.device and e.queue_pairs >= 1 for e in (cable.a, cable.b))
+    return all(end.address for end in (cable.a, cable.b))
+
+
+def pair_cable(fleet: Fleet, one: str, other: str, rdma: bool) -> Cable | None:
+    found = [c for c in fleet.cables.values() if {c.a.node, c.b.node} == {one, other} and usable(c, rdma)]
+
+    def speed(cable: Cable) -> int:
+        return (cable.rdma_mbps if rdma else cable.ring_mbps) or cable.speed_mbps
+
+    return min(found, key=lambda c: (c.in_use, -speed(c), c.name)) if found else None
+
+
+def hop(fleet: Fleet, one: str, other: str, transport: Transport, request: Request) -> tuple[int, Cable | None] | None:
+    """Speed and cable."""
+    rdma = transport in JACCL
+    cable = pair_cable(fleet, one, other, rdma)
+    if cable is not None:
+        return ((cable.rdma_mbps if rdma else cable.ring_mbps) or cable.speed_mbps), cable
+    dials = fleet.macs[one].dials
+    if not rdma and request.ring_without_relay and dials is not None and dials.at(other):
+        return 10_000, None
+    return None
+
+
+def reachable(fleet: Fleet, order: Sequence[str]) -> bool:
+    """Whether rank 0 of this order can be dialled by all others."""
+    macs = fleet.macs
+    if len(order) == 1 or all(macs[name].dials is None for name in order):
+        return True
+    anybody = {node for mac in macs.values() if mac.dials for node in mac.dials.nodes}
+    joined = {
+        name
+        for c in fleet.cables.values()
+        if c.connected and c.a.address and c.b.address and order[0] in (c.a.node, c.b.node)
+        for name in (c.a.node, c.b.node)
+    }
+    return all(name in joined or order[0] in anybody for name in order[1:])
+
+
+def queue_pairs(cables: Sequence[Cable]) -> bool:
+    wanted: dict[tuple[str, str | None], int] = {}
+    for cable in cables:
+        for end in (cable.a, cable.b):
+            wanted[end.node, end.device] = wanted.get((end.node, end.device), 0) + 1
+            if wanted[end.node, end.device] > end.queue_pairs:
+                return False
+    return True
+
+
+def fits(macs: Sequence[Mac], facts: ModelFacts, split: Split) -> bool:
+    size = len(macs)
+    if split is Split.PIPELINE:
+        if facts.pipeline_refusal:
+            return False
+        count = len(facts.layer_bytes)
+        for cuts in itertools.combinations(range(1, count), size - 1):
+            spans = list(itertools.pairwise((0, *cuts, count)))[::-1]
+            if all(pipeline_bytes(facts, NO_KV, *span) <= m.free_bytes for span, m in zip(spans, macs, strict=True)):
+                return True
+        return False
+    needs = [tensor_bytes(facts, NO_KV, size, rank) for rank in range(size)]
+    return all(need is not None and need <= m.free_bytes for need, m in zip(needs, macs, strict=True))
+
+
+RANKS = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
+ALLOWED = {
+    WantedTransport.AUTO: RANKS,
+    WantedTransport.JACCL: (Transport.NONE, Transport.JACCL),
+    WantedTransport.JACCL_RING: (Transport.NONE, Transport.JACCL_RING),
+    WantedTransport.RING: (Transport.NONE, Transport.RING),
+}
+
+
+def splits(transport: Transport, wanted: WantedSplit) -> tuple[Split, ...]:
+    if transport is Transport.NONE:
+        return (Split.NONE,)
+    if wanted is not WantedSplit.AUTO:
+        return (Split(wanted.value),)
+    return (Split.TENSOR, Split.PIPELINE) if transport in JACCL else (Split.PIPELINE, Split.TENSOR)
+
+
+def arrangements(
+    fleet: Fleet, names: Sequence[str], transport: Transport, request: Request
+) -> Iterator[tuple[tuple[str, ...], int, int]]:
+    """Orders of these Macs that the transport allows, with what they share and their slowest hop."""
+    macs = fleet.macs
+    used = sum(macs[name].in_use for name in names)
+    for order in itertools.permutations(names):
+        size = len(order)
+        if size == 1:
+            yield order, used, 0
+            continue
+        pairs = list(itertools.combinations(order, 2))
+        if transport is not Transport.JACCL:
+            pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
+        hops = [found for one, other in pairs if (found := hop(fleet, one, other, transport, request)) is not None]
+        if len(hops) < len(pairs) or not reachable(fleet, order):
+            continue
+        cables = [cable for _, cable in hops if cable is not None]
+        if transport in JACCL and not queue_pairs(cables):
+            continue
+        shared = used + sum(cable.in_use for cable in {cable.name: cable for cable in cables}.values())
+        yield order, shared, min(speed for speed, _ in hops)
+
+
+def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
+    for transport in ALLOWED[request.transport]:
+        for size in range(request.min_nodes, min(len(fleet.macs), request.max_nodes or 99) + 1):
+            if (transport is Transport.NONE) != (size == 1):
+                continue
+            if transport is Transport.JACCL_RING and size == 2 and request.transport is WantedTransport.AUTO:
+                continue
+            backend = "jaccl" if transport in JACCL else "ring"
+            for preference, split in enumerate(splits(transport, request.split)):
+                found: list[Score] = []
+                for names in itertools.combinations(sorted(n for n, m in fleet.macs.items() if m.models), size):
+                    macs = [fleet.macs[name] for name in names]
+                    if size > 1 and any(backend not in mac.backends for mac in macs):
+                        continue
+                    free = [mac.free_bytes for mac in macs]
+                    best: tuple[int, int] | None = None
+                    for order, shared, speed in arrangements(fleet, names, transport, request):
+                        if (best is None or (shared, -speed) < best) and fits([fleet.macs[n] for n in order], facts, split):
+                            best = (shared, -speed)
+                    if best is not None:
+                        spread = max(free) - min(free)
+                        found.append(Score(RANKS.index(transport), size, preference, *best, spread, sum(free)))
+                if found:
+                    return min(found)
+    return None
+
+
+# --- problems ---
+
+
+@st.composite
+def problems(draw: st.DrawFn, most: int = 5, even: bool = False) -> tuple[Fleet, ModelFacts, Request]:
+    names = "abcdefg"[: draw(st.integers(1, most))]
+    if even:
+        layers = (draw(st.integers(1, 4)),) * draw(st.integers(2, 9))
+    else:
+        layers = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=6)))
+    tensor = [TensorFacts(1, (sum(layers),))]
+    for size in range(2, len(names) + 1):
+        share = -(-sum(layers) // size)
+        needs = draw(st.sampled_from([None, (share,) * size]) if even else st.none() | st.tuples(*[st.integers(1, 20)] * size))
+        tensor.append(TensorFacts(size, needs or (), None if needs else "heads do not divide"))
+    refusal = draw(st.sampled_from([None, None, None, "no pipeline"]))
+    facts = ModelFacts(
+        PATH, "org/a", bytes=sum(layers), tensor=tuple(tensor), layer_bytes=layers, pipeline_refusal=refusal,
+        shared_bytes=draw(st.integers(0, 3)),
+    )  # fmt: skip
+    dialled = draw(st.booleans())
+    macs = []
+    for name in names:
+        others = [other for other in names if other != name]
+        dials = None
+        if dialled and others:
+            peers = draw(st.lists(st.sampled_from(others), unique=True))
+            dials = Dials.of((peer, lan_address(peer)) for peer in peers)
+        macs.append(
+            Mac(
+                name,
+                lan_address(name),
+                draw(st.sampled_from((4, 9, 14)) | st.integers(0, 30)),
+                models=(facts,),
+                backends=frozenset(draw(st.sampled_from((("ring",), ("ring", "jaccl"), ("ring", "jaccl"), ("jaccl",))))),
+                in_use=draw(st.booleans()),
+                dials=dials,
+                kinds={lan_address(name): AddressKind(Kind.ETHERNET, True, 10_000)},
+            )
+        )
+    cables = []
+    pairs = list(itertools.combinations(names, 2))
+    dense = draw(st.booleans())
+    for i, (one, other) in enumerate([*pairs, *(draw(st.lists(st.sampled_from(pairs), max_size=2)) if pairs else [])]):
+        if not dense and draw(st.booleans()):
+            continue
+        both = draw(st.sampled_from((True, True, True, False)))
+        cables.append(
+            Cable(
+                f"{one}--{other}.{i}",
+                End(one, f"169.254.{i}.1", "rdma_en2", draw(st.sampled_from((10, 10, 2, 1, 0)))),
+                End(other, f"169.254.{i}.2" if both else None, f"rdma_en{3 + i}"),
+                draw(st.sampled_from((40_000, 80_000, 120_000))),
+                connected=draw(st.sampled_from((True, True, True, True, False))),
+                rdma_lack=draw(st.sampled_from((None, None, "it is Down"))),
+                ring_mbps=draw(st.sampled_from((None, 30_000))),
+                in_use=draw(st.sampled_from((False, False, True))),
+            )
+        )
+    low = draw(st.integers(1, 3))
+    request = Request(
+        path=PATH,
+        min_nodes=low,
+        max_nodes=draw(st.none() | st.integers(low, most)),
+        split=draw(st.sampled_from(list(WantedSplit))),
+        transport=draw(st.sampled_from([WantedTransport.AUTO, WantedTransport.AUTO, *WantedTransport])),
+        memory=NO_KV,
+        ring_without_relay=draw(st.booleans()),
+    )
+    if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING):
+        macs = [m if "jaccl" in m.backends else Mac(m.name, m.address, m.free_bytes, models=()) for m in macs]
+    return Fleet(macs, cables), facts, request
+
+
+def _same_queue_pairs(fleet: Fleet) -> Fleet:
+    """One device has one number of queue pairs, whichever cable tells it."""
+    left: dict[tuple[str, str | None], int] = {}
+    for cable in fleet.cables.values():
+        for end in (cable.a, cable.b):
+            left[end.node, end.device] = min(end.queue_pairs, left.get((end.node, end.device), 99))
+
+    def same(end: End) -> End:
+        return End(end.node, end.address, end.device, left[end.node, end.device])
+
+    cables = (
+        Cable(c.name, same(c.a), same(c.b), c.speed_mbps, c.connected, c.rdma_lack, c.ring_mbps, c.rdma_mbps, c.in_use)
+        for c in fleet.cables.values()
+    )
+    return Fleet(fleet.macs.values(), cables)
+
+
+def check(found: Placement, fleet: Fleet, facts: ModelFacts, request: Request) -> None:
+    """What must hold of every placement."""
+    size = len(found.ranks)
+    assert request.min_nodes <= size <= (request.max_nodes or size)
+    assert len(set(found.nodes)) == size
+    assert [rank.rank for rank in found.ranks] == list(range(size))
+    assert all(rank.memory_bytes <= fleet.macs[rank.node].free_bytes for rank in found.ranks)
+    assert (found.transport is Transport.NONE) == (size == 1)
+    assert all((rank.coordinator is None) == (rank.rank == 0) for rank in found.ranks)
+    if found.split is Split.PIPELINE:
+        flat = [layer for rank in reversed(found.ranks) for layer in range(*(rank.layers or (0, 0)))]
+        assert flat == list(range(len(facts.layer_bytes))), "rank 0 holds the last layers, none is lost or held twice"
+        assert all(rank.layers and rank.layers[0] < rank.layers[1] for rank in found.ranks)
+    if found.transport in JACCL:
+        by_device = {}
+        for name in set(found.cables):
+            cable = fleet.cables[name]
+            assert usable(cable, rdma=True)
+            by_device[cable.a.node, cable.b.node] = by_device[cable.b.node, cable.a.node] = cable
+        for rank in found.ranks:
+            assert "jaccl" in fleet.macs[rank.node].backends and len(rank.devices) == size
+            for other, device in enumerate(rank.devices):
+                near = found.transport is Transport.JACCL or (rank.rank - other) % size in (1, size - 1)
+                if other == rank.rank or not near:
+                    assert device is None
+                    continue
+                cable = by_device[rank.node, found.nodes[other]]
+                assert cable.end(rank.node).device == device, "one cable a pair, the same in both directions"
+    if found.transport is Transport.RING:
+        for i, name in enumerate(found.cables):
+            one, following = found.ranks[i], found.ranks[(i + 1) % size]
+            if name:
+                cable = fleet.cables[name]
+                assert usable(cable, rdma=False) and {cable.a.node, cable.b.node} == {one.node, following.node}
+                assert following.ring_address == cable.end(following.node).address
+            else:
+                dials = fleet.macs[one.node].dials
+                assert request.ring_without_relay and dials and following.ring_address in dials.at(following.node)
+
+
+def agrees(problem: tuple[Fleet, ModelFacts, Request], seed: int) -> None:
+    fleet, facts, request = problem
+    fleet = _same_queue_pairs(fleet)
+    found = plan(fleet, request)
+    assert found.proven
+    best = brute(fleet, facts, request)
+    if isinstance(found, Placement):
+        check(found, fleet, facts, request)
+        assert found.score == best
+    else:
+        assert best is None
+        assert {entry.node for entry in found.lacks} == set(fleet.macs) and all(entry.message for entry in found.lacks)
+        assert found.message and found.reason
+    macs, cables = list(fleet.macs.values()), list(fleet.cables.values())
+    mixed = random.Random(seed)
+    mixed.shuffle(macs)
+    mixed.shuffle(cables)
+    assert plan(Fleet(macs, cables), request) == found, "the order of the input makes no difference"
+
+
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@given(problems(), st.integers())
+def test_same_feasibility_and_score_as_brute_force(problem: tuple[Fleet, ModelFacts, Request], seed: int) -> None:
+    agrees(problem, seed)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+@given(problems(most=7, even=True), st.integers())
+def test_same_as_brute_force_on_seven_macs(problem: tuple[Fleet, ModelFacts, Request], seed: int) -> None:
+    agrees(problem, seed)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@given(problems())
+def test_a_place_that_is_still_good_is_kept(problem: tuple[Fleet, ModelFacts, Request]) -> None:
+    fleet, request = _same_queue_pairs(problem[0]), problem[2]
+    found = plan(fleet, request)
+    if isinstance(found, Placement):
+        again = plan(fleet, _with_current(request, found.nodes))
+        assert isinstance(again, Placement) and again.kept and again.nodes == found.nodes
+        assert again.ranks == found.ranks and again.score == found.score
+
+
+def _with_current(request: Request, nodes: tuple[str, ...]) -> Request:
+    return replace(request, current=nodes)
+
+
+# --- large random fleets ---
+
+
+def large_fleet(seed: int, count: int, model: ModelFacts) -> Fleet:
+    """Macs with at most six cables each, of all speeds, some seen from one end, some without RDMA."""
+    dice = random.Random(seed)
+    names = [f"mac-{i:04d}" for i in range(count)]
+    macs = [
+        Mac(
+            name,
+            f"10.1.{i // 250}.{i % 250 + 1}",
+            dice.choice((48, 96, 192, 384)),
+            models=(model,),
+            backends=frozenset(dice.choice((("ring", "jaccl"), ("ring", "jaccl"), ("ring",)))),
+            in_use=dice.random() < 0.2,
+            schedulable=dice.random() < 0.95,
+        )
+        for i, name in enumerate(names)
+    ]
+    degree = dict.fromkeys(names, 0)
+    cables = []
+    for i, name in enumerate(names):
+        for other in dice.sample(names[max(0, i - 8) : i + 9], min(5, count)):
+            if other == name or degree[name] >= 6 or degree[other] >= 6:
+                continue
+            degree[name] += 1
+            degree[other] += 1
+            number = len(cables)
+            cables.append(
+                Cable(
+                    f"{name}--{other}.{number}",
+                    End(name, f"169.254.{number % 250}.1" if dice.random() < 0.9 else None, f"rdma_en{degree[name]}"),
+                    End(other, f"169.254.{number % 250}.2", f"rdma_en{degree[other]}"),
+                    dice.choice((40_000, 80_000)),
+                    rdma_lack=None if dice.random() < 0.7 else "it is Down",
+                )
+            )
+    return Fleet(macs, cables)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("wanted", [WantedTransport.AUTO, WantedTransport.RING])
+def test_invariants_on_large_fleets(seed: int, wanted: WantedTransport) -> None:
+    layers = (8,) * 60
+    tensor = tuple(TensorFacts(size, (-(-480 // size),) * size) for size in (1, 2, 4, 8))
+    facts = ModelFacts(PATH, "org/a", bytes=480, tensor=tensor, layer_bytes=layers, shared_bytes=2)
+    fleet = large_fleet(seed, 120, facts)
+    request = Request(path=PATH, memory=NO_KV, transport=wanted, min_nodes=2 + seed % 3, max_nodes=6)
+    found = plan(fleet, request)
+    if isinstance(found, Placement):
+        check(found, fleet, facts, request)
+        assert all(fleet.macs[name].schedulable for name in found.nodes)
+    macs, cables = list(fleet.macs.values()), list(fleet.cables.values())
+    random.Random(seed).shuffle(macs)
+    random.Random(seed).shuffle(cables)
+    assert plan(Fleet(macs, cables), request) == found
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@given(problems(), problems(), st.randoms(use_true_random=False))
+def test_a_changed_fleet_is_as_good_as_a_new_one(
+    one: tuple[Fleet, ModelFacts, Request], other: tuple[Fleet, ModelFacts, Request], dice: random.Random
+) -> None:
+    before, request = one[0], one[2]
+    assert before.islands is not None and before.top_mbps >= 0 and before.reached is not None
+    macs = [mac for mac in other[0].macs.values() if dice.random() < 0.5]
+    cables = [c for c in other[0].cables.values() if dice.random() < 0.5]
+    gone = {name for name in before.macs if dice.random() < 0.2} | {name for name in before.cables if dice.random() < 0.2}
+    gone -= {entry.name for entry in (*macs, *cables)}
+    after = before.changed(macs, cables, gone)
+    fresh = Fleet(after.macs.values(), after.cables.values())
+    assert after.macs.keys() == (before.macs.keys() | {mac.name for mac in macs}) - gone
+    assert {frozenset(i) for i in after.islands} == {frozenset(i) for i in fresh.islands}
+    assert after.reached == fresh.reached and after.top_mbps == fresh.top_mbps
+    assert all({c.name for c in after.links(n)} == {c.name for c in fresh.links(n)} for n in "abcdefg")
+    assert _verdict(plan(after, request)) == _verdict(plan(fresh, request))
+
+
+def _verdict(found: Placement | Unplaceable) -> object:
+    return found
