@@ -54,6 +54,7 @@ _LOADING = frozenset({Stage.LOAD, Stage.CHECK})
 
 # The first rule that matches wins: particular texts before general ones. Errnos are (Linux|macOS).
 _RULES: tuple[_Rule, ...] = (
+    # Sockets: MLX's ring, and JACCL's own rendezvous.
     _rule(r"(bind socket|bind).*error: (98|48)\)|address already in use", FaultClass.RETRY, "PortTaken",
           "another process took the port between check and use; the next attempt takes another port"),
     _rule(r"bind.*error: (99|49)\)|(can't|cannot) assign requested address", FaultClass.REPLAN, "AddressLost",
@@ -62,23 +63,51 @@ _RULES: tuple[_Rule, ...] = (
           "the system refuses the peer's address: allow the runner under Privacy & Security > Local Network"),
     _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, "PeerRefused",
           "the peer was not listening in time", echo=True),
-    _rule(r"connect.*error: (110|60|113|101|51)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
+    _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
           "PeerUnreachable", "the peer's address did not answer", echo=True),
-    _rule(r"\[ring\].*(connection to a peer was lost|closed by the peer|too many send/recv errors)|connection reset by peer"
-          r"|broken pipe", FaultClass.RETRY, "PeerLost", "a peer left the group", echo=True),
-    _rule(r"protection domain", FaultClass.REBOOT, "ProtectionDomain",
+    _rule(r"couldn't (create socket|enable reuse\w+|listen)|accept failed|too many open files", FaultClass.RETRY,
+          "SocketRefused", "the system gave no socket: too many files may be open on this Mac"),
+    _rule(r"\[ring\].*(connection to a peer was lost|closed by the peer|too many send/recv errors)"
+          r"|(receiving from|sending to) socket.*(errno|error|made no progress)"
+          r"|(send|recv) failed with errno ?=|peer closed the side channel"
+          r"|connection reset by peer|broken pipe", FaultClass.RETRY, "PeerLost", "a peer left the group", echo=True),
+    # RDMA, in the order in which JACCL uses it.
+    _rule(r"could not find device|rdma device .*not found", FaultClass.REPLAN, "DeviceMissing",
+          "the RDMA device of the plan is not there any more: is the cable in?"),
+    _rule(r"rdma device .*(not active|down)|(couldn't|could not) open (rdma )?device", FaultClass.REPLAN,
+          "DeviceDown",
+          "the RDMA device of the plan is not usable: is the cable in?"),
+    _rule(r"allocate protection domain|protection domain not allocated", FaultClass.REBOOT, "ProtectionDomain",
+          "this Mac's RDMA stack is stuck until it is rebooted"),
+    _rule(r"create completion queue", FaultClass.REBOOT, "CompletionQueue",
           "this Mac's RDMA stack is stuck until it is rebooted"),
     _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, "QueuePairBusy",
           "this Mac's RDMA stack is stuck until it is rebooted"),
-    _rule(r"queue pair.*rtr|changing queue pair|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, "RdmaAddress",
+    _rule(r"create queue pair", FaultClass.RETRY, "QueuePairsSpent",
+          "the device has about ten queue pairs: another group or program on this Mac may hold them"),
+    _rule(r"register memory region failed", FaultClass.RETRY, "MemoryRegionsSpent",
+          "the device has about a hundred memory regions: another group or program on this Mac may hold them"),
+    _rule(r"queue pair to INIT", FaultClass.RETRY, "QueuePairInit", "the device did not take the queue pair"),
+    _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, "RdmaAddress",
           "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
-    _rule(r"rdma device .*(not found|not active|down)|(couldn't|could not) open (rdma )?device", FaultClass.REPLAN,
-          "DeviceDown",
-          "the RDMA device of the plan is not usable: is the cable in?"),
+    _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, "RdmaFailed",
+          "the RDMA device refused work: the cable may have gone"),
+    _rule(r"mesh supports up to", FaultClass.REPLAN, "MeshTooLarge",
+          "a JACCL mesh has at most 8 ranks; a larger group is a ring"),
+    _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, "BackendNotAvailable",
+          "the MLX of this image has no JACCL on this Mac: it needs macOS 26.2 or newer"),
+    _rule(r"need to provide via environment variables|valid (mesh|ring)|device file should|device names should"
+          r"|connectivity matrix|can't parse address|registered once per protection|all_gather_factory"
+          r"|couldn't initialize any backend"
+          r"|as many connections to the left|no sockets to the (right|left)|only supported (to|from) direct neighbors"
+          r"|(sum_scatter|group split) not supported",
+          FaultClass.BUG, "BackendRefused", "MLX did not accept what the supervisor gave it"),
     _rule(r"Rank cannot be larger|both a rank \(MLX_RANK\)|couldn't initialize any backend|only valid values for backend",
           FaultClass.BUG, "BackendRefused", "MLX did not accept what the supervisor gave it"),
     _rule(r"planned rank|was planned, MLX says|NotFormed|all-sum", FaultClass.BUG, "WrongGroup",
           "a group formed that is not the planned one"),
+    _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang|InnocentVictim)|impacting interactivity", FaultClass.RETRY,
+          "GpuFailed", "the GPU gave up a command; if it comes back, something else on this Mac loads the GPU"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
           FaultClass.RETRY, "OutOfMemory", "something else on this Mac holds the memory that was planned for the rank"),
     _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, "ModelUnsupported",

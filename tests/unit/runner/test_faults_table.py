@@ -25,6 +25,77 @@ KNOWN = [
     (Stage.INIT, "[jaccl] Couldn't allocate protection domain", FaultClass.REBOOT, "ProtectionDomain", False),
     (Stage.INIT, "[jaccl] Couldn't create queue pair (errno 16)", FaultClass.REBOOT, "QueuePairBusy", False),
     (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "RdmaAddress", False),
+    (Stage.INIT, "[ring] Couldn't create socket (error: 24)", FaultClass.RETRY, "SocketRefused", False),
+    (Stage.INIT, "[ring] Couldn't enable reuseport (error: 22)", FaultClass.RETRY, "SocketRefused", False),
+    (Stage.INIT, "[ring] Couldn't listen (error: 22)", FaultClass.RETRY, "SocketRefused", False),
+    (Stage.INIT, "[jaccl] Accept failed (error: 53)", FaultClass.RETRY, "SocketRefused", False),
+    (Stage.SERVE, "[ring] Receiving from socket 4 failed with errno 104", FaultClass.RETRY, "PeerLost", True),
+    (Stage.SERVE, "[ring] Receiving from socket 4 made no progress", FaultClass.RETRY, "PeerLost", True),
+    (Stage.SERVE, "[ring] Sending to socket 4 failed with errno 32", FaultClass.RETRY, "PeerLost", True),
+    (
+        Stage.INIT,
+        "[ring] You need to provide via environment variables both a rank (MLX_RANK) and",
+        FaultClass.BUG,
+        "BackendRefused",
+        False,
+    ),
+    (
+        Stage.INIT,
+        "[ring] It is required to have as many connections to the left as to the right",
+        FaultClass.BUG,
+        "BackendRefused",
+        False,
+    ),
+    (Stage.INIT, "[ring] Rank 1 has no sockets to the right.", FaultClass.BUG, "BackendRefused", False),
+    (Stage.SERVE, "[ring] Send only supported to direct neighbors but tried", FaultClass.BUG, "BackendRefused", False),
+    (Stage.SERVE, "[ring] Group split not supported.", FaultClass.BUG, "BackendRefused", False),
+    (Stage.SERVE, "[ring] sum_scatter not supported.", FaultClass.BUG, "BackendRefused", False),
+    (Stage.INIT, "[distributed] Couldn't initialize any backend", FaultClass.BUG, "BackendRefused", False),
+    (
+        Stage.INIT,
+        "RuntimeError: Cannot initialize jaccl distributed backend.",
+        FaultClass.CONFIGURE,
+        "BackendNotAvailable",
+        False,
+    ),
+    (Stage.INIT, "all_gather_factory must return a callable", FaultClass.BUG, "BackendRefused", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to INIT failed with errno 16", FaultClass.REBOOT, "QueuePairBusy", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 22", FaultClass.CONFIGURE, "RdmaAddress", False),
+    (
+        Stage.INIT,
+        "[jaccl] The JACCL mesh supports up to 8 peers but 9 were provided.",
+        FaultClass.REPLAN,
+        "MeshTooLarge",
+        False,
+    ),
+    (
+        Stage.INIT,
+        "[jaccl] The configuration should define a valid mesh or a valid ring.",
+        FaultClass.BUG,
+        "BackendRefused",
+        False,
+    ),
+    (Stage.INIT, "[jaccl] The device file should start with an array", FaultClass.BUG, "BackendRefused", False),
+    (Stage.INIT, "[jaccl] Device names should be null, a string or array of strings.", FaultClass.BUG, "BackendRefused", False),
+    (Stage.INIT, "[jaccl] Couldn't connect (error: 60)", FaultClass.RETRY, "PeerUnreachable", True),
+    (Stage.INIT, "[jaccl] Couldn't connect (error: 65)", FaultClass.CONFIGURE, "LocalNetworkDenied", False),
+    (Stage.INIT, "[jaccl] Couldn't connect (error: 61)", FaultClass.RETRY, "PeerRefused", True),
+    (Stage.INIT, "[jaccl] Send failed with errno=32", FaultClass.RETRY, "PeerLost", True),
+    (
+        Stage.INIT,
+        "[jaccl] Recv failed: peer closed the side channel (another rank failed during init or exited)",
+        FaultClass.RETRY,
+        "PeerLost",
+        True,
+    ),
+    (Stage.INIT, "[jaccl] Buffer can be registered once per protection domain", FaultClass.BUG, "BackendRefused", False),
+    (
+        Stage.SERVE,
+        "[METAL] Command buffer execution failed: Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+        FaultClass.RETRY,
+        "GpuFailed",
+        False,
+    ),
     (Stage.LOAD, "ValueError: Model type foo not supported.", FaultClass.CONFIGURE, "ModelUnsupported", False),
     (Stage.LOAD, "ValueError: Missing 3 parameters: model.norm", FaultClass.CONFIGURE, "ModelIncomplete", False),
     (Stage.LOAD, "IncompleteModel: a.safetensors is cut short: tensor w", FaultClass.CONFIGURE, "ModelIncomplete", False),
@@ -32,6 +103,37 @@ KNOWN = [
     (Stage.LOAD, "[metal::malloc] Insufficient Memory", FaultClass.RETRY, "OutOfMemory", False),
     (Stage.LOAD, "ZeroDivisionError: nobody knows this", FaultClass.BUG, "Unknown", False),
 ]
+
+
+# Where JACCL fails (see the recorded JACCL, which says what JACCL says there) and what that asks for.
+JACCL_POINTS = {
+    "find_device": (FaultClass.REPLAN, "DeviceMissing"),
+    "open_device": (FaultClass.REPLAN, "DeviceDown"),
+    "protection_domain": (FaultClass.REBOOT, "ProtectionDomain"),
+    "completion_queue": (FaultClass.REBOOT, "CompletionQueue"),
+    "queue_pair": (FaultClass.RETRY, "QueuePairsSpent"),
+    "memory_region": (FaultClass.RETRY, "MemoryRegionsSpent"),
+    "init": (FaultClass.RETRY, "QueuePairInit"),
+    "gid": (FaultClass.CONFIGURE, "RdmaAddress"),
+    "rtr": (FaultClass.CONFIGURE, "RdmaAddress"),
+    "rts": (FaultClass.CONFIGURE, "RdmaAddress"),
+    "barrier": (FaultClass.RETRY, "PeerLost"),
+    "send": (FaultClass.RETRY, "RdmaFailed"),
+    "recv": (FaultClass.RETRY, "RdmaFailed"),
+}
+
+
+def test_every_point_at_which_jaccl_fails() -> None:
+    from thunderfleet_localcluster.recorded.python import recorded_jaccl
+
+    found = {}
+    for point in recorded_jaccl.POINTS:
+        stage = Stage.SERVE if point in ("send", "recv") else Stage.INIT
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            recorded_jaccl.raise_at(point, "rdma_en2", 1, 96)
+        fault = faults.from_text(stage, f"{caught.type.__name__}: {caught.value}")
+        found[point] = (fault.fault, fault.reason)
+    assert found == JACCL_POINTS
 
 
 @pytest.mark.parametrize(("stage", "text", "kind", "reason", "echo"), KNOWN)
