@@ -26,8 +26,9 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 KUBERNETES_VERSION = "v1.36.3"
 # The API server hands `kubectl exec` over as a WebSocket only to nodes that declare this.
 DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
-# Written at least so often, so that a reader sees a heartbeat that is not years old.
-REPORT_SECONDS = 300.0
+# Written at least so often, so that a reader sees a heartbeat that is not years old. That the node lives is what its Lease
+# says, to the node controller too: a large fleet that has nothing new to say writes nothing else.
+REPORT_SECONDS = 86400.0
 GIB = 1024**3
 # A tenth of a large Mac's disk is more than some Macs have: short is a tenth or 10 GiB, whichever is less.
 DISK_FLOOR_BYTES = 10 * GIB
