@@ -23,7 +23,7 @@ from thunderfleet_crds.nodeprofile import Runtime
 from thunderfleet_agent.facts import Facts, Source
 from thunderfleet_agent.host import Failure, FailureKind, Host, Output, quote
 from thunderfleet_agent.models import RUNNER, Library
-from thunderfleet_agent.parsers import ParseError, hardware, network, rdma, thunderbolt
+from thunderfleet_agent.parsers import ParseError, hardware, network, rdma, require_text, thunderbolt
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +164,7 @@ class Collector:
             failure = outcome if text is None else None
         if text is not None:
             try:
+                require_text(" ".join(question.argv), text)
                 self._answer(question, question.parse(text))
             except ParseError as error:
                 failure = Failure(error.command, FailureKind.UNREADABLE, error.problem)

@@ -22,6 +22,8 @@ class ParseError(Exception):
         self.problem = problem
 
 
+# Colours and the like are cut out by `clean`; these mean that what was printed is no text at all.
+_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -31,6 +33,14 @@ def clean(value: object, limit: int) -> str | None:
         return None
     text = _CONTROL.sub(" ", value.encode("utf-8", "replace").decode("utf-8", "replace")).strip()
     return (text if len(text) <= limit else text[: limit - 1] + "…") or None
+
+
+def require_text(command: str, text: str) -> None:
+    """Raises ParseError for output with characters that no command prints."""
+    found = _NO_TEXT.search(text)
+    if found:
+        before = quote(text[max(0, found.start() - 60) : found.start()])
+        raise ParseError(command, f"printed what is no text (character {ord(found.group()):#04x} after {before!r})")
 
 
 def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from thunderfleet_agent.host import quote
 from thunderfleet_agent.parsers import ParseError, clean
 
 HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")
@@ -25,6 +26,10 @@ _PREFIX = re.compile(r"\bprefixlen\s+(\d{1,3})\b")
 _MEDIA = re.compile(r"\b(\d{1,5})(G?)base", re.IGNORECASE)
 _SERVICE = re.compile(r"^\((\d+|\*)\)\s*(.+)$")
 _SERVICE_PORT = re.compile(r"^\(Hardware Port:\s*(.*?),\s*Device:\s*([^)]*)\)\s*$")
+
+
+# How whole lines of ifconfig end.
+_WHOLE_LINE = re.compile(r"[>)]$|\bstatus: \w+$|\s[0-9a-fA-F:.x]{3,}$|\b(port|cost|flowid|mtu|timeout|flags) \w+$")
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,10 @@ def parse_ifconfig(text: str) -> tuple[Interface, ...]:
         found.setdefault(current.name, current)
     if not found:
         raise ParseError(" ".join(IFCONFIG_COMMAND), "shows no interface")
+    last = text.rpartition("\n")[2].rstrip()
+    if last and not _WHOLE_LINE.search(last):
+        # Half an answer must not look like interfaces that have gone.
+        raise ParseError(" ".join(IFCONFIG_COMMAND), f"breaks off in the middle of a line: {quote(last)}")
     return tuple(found.values())
 
 

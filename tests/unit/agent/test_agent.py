@@ -33,6 +33,8 @@ PROFILE = f"{PROFILES}/studio-1"
 LINK = f"{LINKS}/studio-1.tb1--studio-2.tb3"
 
 
+NO_TEXT = "printf 'enabled\\nhw.memsize: 1\\nen0: flags=8863<UP> mtu 1500\\n\\000\\001'"
+
 # Collecting
 
 
@@ -50,12 +52,15 @@ async def test_everything_answers(machine: Any) -> None:
 @pytest.mark.parametrize(
     "command", ["system_profiler", "networksetup", "ifconfig", "sysctl", "sw_vers", "rdma_ctl", "ibv_devices", "ibv_devinfo"]
 )
-@pytest.mark.parametrize("damage", ["absent", "fails", "empty", "garbage"])
+@pytest.mark.parametrize("damage", ["absent", "fails", "empty", "garbage", "no text"])
 async def test_one_broken_command_costs_its_part_and_is_named(command: str, damage: str, machine: Any) -> None:
     if damage == "absent":
         machine.lacks(command)
     else:
-        machine.script(command, {"fails": "echo broken >&2; exit 1", "empty": "exit 0", "garbage": "echo '}{ ???'"}[damage])
+        machine.script(
+            command,
+            {"fails": "echo broken >&2; exit 1", "empty": "exit 0", "garbage": "echo '}{ ???'", "no text": NO_TEXT}[damage],
+        )
     collector = Collector(Host())
     await asyncio.gather(collector.fast(), collector.slow())
     found = profile(collector.facts, datetime.now(UTC))

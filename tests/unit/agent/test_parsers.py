@@ -247,3 +247,13 @@ def test_devinfo_with_lines_run_together_and_a_gid_in_full() -> None:
 def test_clean_text_fits_and_encodes(value: str, limit: int) -> None:
     text = clean(value, limit)
     assert text is None or (0 < len(text) <= limit and text.encode() and not any(ord(c) < 32 for c in text))
+
+
+def test_ifconfig_that_breaks_off_is_no_list_of_interfaces_that_have_gone(shapes: Any) -> None:
+    whole = network.parse_ifconfig(shapes.ifconfig)
+    assert network.parse_ifconfig(shapes.ifconfig.rstrip("\n")) == whole
+    cut = shapes.ifconfig.index("mtu 1500") + 3
+    with pytest.raises(ParseError, match="breaks off in the middle of a line"):
+        network.parse_ifconfig(shapes.ifconfig[: shapes.ifconfig.index("netmask 0xffffff00") + 4])
+    with pytest.raises(ParseError, match="ifconfig -a"):
+        network.parse_ifconfig(shapes.ifconfig[:cut])

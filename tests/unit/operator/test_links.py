@@ -55,7 +55,7 @@ def verdicts(made: Json) -> dict[str, tuple[str, str, str]]:
         # The cause is named, not what it leads to at the other end.
         (link(end("a", rdmaState="Down"), end("b", rdmaState=None)), {"b": {"enabled": False}}, "RDMADisabled", "start b in"),
         (link(end("a"), end("b", rdmaState="Unknown")), {"b": {"state": "StackHung"}}, "StackHung", "reboot it"),
-        (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "ifconfig bridge0 deletem en2`"),
+        (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "bridge0 deletem en2`"),
         (link(end("a", rdmaState="Down"), end("b")), {}, "PortDown", "`ibv_devinfo -v` on a"),
         (link(end("a"), end("b", rdmaDevice="rdma_en9")), {}, "NoIPv4Address", "`sudo ifconfig en2 inet"),
         (link(end("a"), end("b")), {}, "Usable", "both ends"),
