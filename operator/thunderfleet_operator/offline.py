@@ -1,0 +1,486 @@
+"""``thunderfleet-operator plan``: the planner on files, without a cluster. How people ask "what would happen if".
+
+The fleet is what ``kubectl get nodes,np,tbl,md,pods -A -o yaml`` prints, edited at will; with ``configmaps`` in the list the
+queue pairs and cables that other groups use are read from their plans, else worked out from the statuses of the deployments.
+Reading is apart from deciding: the decision is the operator's own (``places.choose``).
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from thunderfleet_crds.common import LABEL_GROUP, ApiModel, PlannedTransport
+from thunderfleet_crds.kube import Json, key_of
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+
+from thunderfleet_operator import places, snapshot
+from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
+from thunderfleet_operator.fleets import Fleets
+from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
+from thunderfleet_operator.placement.amounts import gib
+from thunderfleet_operator.placement.hops import rdma_hops, ring_hops
+from thunderfleet_operator.placement.score import LABELS
+from thunderfleet_operator.ports import PortSettings, RankPorts
+from thunderfleet_operator.quantities import to_bytes
+from thunderfleet_operator.resolve import resolve
+from thunderfleet_operator.snapshot import Parsed, Taken
+
+KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
+    "Node": (NODES, None),
+    "Pod": (PODS, None),
+    "ConfigMap": (CONFIGMAPS, None),
+    "NodeProfile": (NODEPROFILES, NodeProfile),
+    "ThunderboltLink": (LINKS, ThunderboltLink),
+    "ModelDeployment": (DEPLOYMENTS, ModelDeployment),
+}
+
+
+class BadInput(Exception):
+    """A file that cannot be used; names the file, the object and the field."""
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _documents(path: Path, text: str) -> Iterator[Json]:
+    try:
+        documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" line {where.line + 1}" if where else ""
+        raise BadInput(f"{path}:{at} is neither YAML nor JSON: {getattr(error, 'problem', None) or error}") from None
+    for number, document in enumerate(documents, 1):
+        if document is None:
+            continue
+        if not isinstance(document, dict):
+            raise BadInput(f"{path}: document {number} is not an object, but {type(document).__name__}")
+        if not str(document.get("kind", "")).endswith("List"):
+            yield document
+            continue
+        items = document.get("items")
+        if not isinstance(items, list):
+            raise BadInput(f"{path}: {document.get('kind')}: items: must be a list")
+        for position, item in enumerate(items):
+            if not isinstance(item, dict):
+                raise BadInput(f"{path}: {document['kind']}: items[{position}]: must be an object")
+            yield item
+
+
+def _name(path: Path, item: Json) -> str:
+    """How messages call an object; checks what every object has."""
+    kind = item.get("kind")
+    if not isinstance(kind, str) or not kind:
+        raise BadInput(f"{path}: an object has no kind")
+    metadata = item.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise BadInput(f"{path}: a {kind}: metadata.name: is missing")
+    return f"{kind} {metadata['name']}"
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{to_camel(part) if '_' in part else part}"
+    return text.lstrip(".") or "(the whole)"
+
+
+def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
+    name = _name(path, item)
+    for part in ("metadata", "spec", "status"):
+        if item.get(part) is not None and not isinstance(item[part], dict):
+            raise BadInput(f"{path}: {name}: {part}: must be an object")
+    if model is not None:
+        try:
+            model.load(item)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BadInput(f"{path}: {name}: {_field(first['loc'])}: {first['msg']}") from None
+        return
+    try:
+        if item["kind"] == "Node":
+            field = "status.allocatable.memory"
+            to_bytes(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0)
+        else:
+            field = "spec.containers[].resources.requests.memory"
+            snapshot.pod_memory(item)
+            field = "spec.containers[].ports"
+            snapshot.pod_ports(item)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: {name}: {field}: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None
+
+
+def read_fleet(path: Path) -> Cache:
+    """The objects of a file, as the operator keeps them; kinds that do not matter are left out. Raises ``BadInput``."""
+    cache = Cache()
+    found = 0
+    for number, item in enumerate(_documents(path, _text(path)), 1):
+        name = _name(path, item)
+        known = KINDS.get(str(item["kind"]))
+        if known is None:
+            continue
+        collection, model = known
+        _check(path, item, model)
+        if key_of(item) in cache[collection].items:
+            raise BadInput(f"{path}: {name}: metadata.name: stands there twice")
+        # Edited objects keep their old versions, so order and versions of the file say nothing.
+        item["metadata"] = {**item["metadata"], "resourceVersion": str(number)}
+        item["metadata"].setdefault("uid", f"{item['kind']}/{key_of(item)}")
+        cache[collection].items[key_of(item)] = item
+        found += item["kind"] == "Node"
+    if not found:
+        raise BadInput(f"{path}: has no Node: print it with `kubectl get nodes,np,tbl,md,pods -A -o yaml`")
+    return cache
+
+
+def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
+    """The one ModelDeployment of a file, with the identity and status of the one of that name in the fleet, if there is one.
+    Raises ``BadInput``."""
+    found = [item for item in _documents(path, _text(path)) if _name(path, item).startswith("ModelDeployment ")]
+    if len(found) != 1:
+        names = ", ".join(str(item["metadata"]["name"]) for item in found) or "none"
+        raise BadInput(f"{path}: must hold exactly one ModelDeployment, holds {len(found)}: {names}")
+    item = found[0]
+    item["metadata"].setdefault("namespace", "default")
+    known = cache[DEPLOYMENTS].items.get(key_of(item))
+    uid = known["metadata"]["uid"] if known else "planned"
+    item = {**item, "metadata": {**item["metadata"], "uid": uid}}
+    if known is not None:
+        item["status"] = known.get("status") or {}
+    _check(path, item, ModelDeployment)
+    made = ModelDeployment.load(item)
+    name = f"{path}: ModelDeployment {made.metadata.name}"
+    if (made.spec.model.repository is None) == (made.spec.model.path is None):
+        raise BadInput(f"{name}: spec.model: names exactly one of repository and path")
+    if made.spec.nodes.max is not None and made.spec.nodes.max < made.spec.nodes.min:
+        raise BadInput(f"{name}: spec.nodes.max: is at least nodes.min ({made.spec.nodes.min}), or unset for no bound")
+    return made
+
+
+# --- deciding --------------------------------------------------------------------------------------------------------
+
+
+def _told_use(cache: Cache, fleet: Fleet, used: Taken, own: tuple[str | None, int]) -> Taken:
+    """With the cables and queue pairs of groups whose plans are not in the file: theirs are the best cables of their pairs."""
+    planned = {
+        (snapshot.owner_uid(item), (item["metadata"].get("labels") or {}).get(LABEL_GROUP)) for item in cache[CONFIGMAPS]
+    }
+    addresses, queue_pairs = set(used.addresses), dict(used.queue_pairs)
+    for item in cache[DEPLOYMENTS]:
+        md = ModelDeployment.load(item)
+        for group in md.status.groups:
+            if (md.metadata.uid, group.index) == own or (md.metadata.uid, str(group.index)) in planned:
+                continue
+            nodes = [rank.node for rank in sorted(group.ranks, key=lambda rank: rank.rank) if rank.node in fleet.macs]
+            if len(nodes) < 2:
+                continue
+            pairs = list(combinations(nodes, 2))
+            if group.transport is not PlannedTransport.JACCL:
+                pairs = [(node, nodes[(i + 1) % len(nodes)]) for i, node in enumerate(nodes)]
+            for one, other in pairs:
+                rdma = group.transport in (PlannedTransport.JACCL, PlannedTransport.JACCL_RING)
+                hop = (rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, lan=False)).get(other)
+                for end in (hop.cable.a, hop.cable.b) if hop and hop.cable else ():
+                    if rdma and end.device:
+                        queue_pairs[end.node, end.device] = queue_pairs.get((end.node, end.device), 0) + 1
+                    elif end.address:
+                        addresses.add((end.node, end.address))
+    return replace(used, addresses=frozenset(addresses), queue_pairs=queue_pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One group: its place with ports, or why it has none."""
+
+    index: int
+    found: Placement | Unplaceable
+    ports: tuple[RankPorts, ...] = ()
+
+
+def decide(cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int) -> list[Decided]:
+    """All groups, one after the other: each takes room from those after it. What another deployment holds stays."""
+    parsed, decided = Parsed(), list[Decided]()
+    uid = deployment.metadata.uid
+    for index in range(deployment.spec.replicas):
+        # Groups of this deployment that run: those before this one are planned anew below, those after it still hold theirs.
+        used = snapshot.taken(cache, uid, index)
+        bare = Fleets().fleet(cache, parsed, used)
+        used = _told_use(cache, bare, used, (uid, index))
+        fleet = Fleets().fleet(cache, parsed, used)
+        for earlier in decided:
+            if isinstance(earlier.found, Placement):
+                fleet, used = _with(fleet, used, earlier.found, earlier.ports)
+        before = next((group for group in deployment.status.groups if group.index == index), None)
+        current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
+        found = places.choose(fleet, deployment, used, settings, current=current, runners_up=runners_up)
+        if isinstance(found, Unplaceable):
+            decided.append(Decided(index, found))
+        else:
+            decided.append(Decided(index, found[0], tuple(found[1])))
+    return decided
+
+
+def _with(fleet: Fleet, used: Taken, made: Placement, ports: tuple[RankPorts, ...]) -> tuple[Fleet, Taken]:
+    """The fleet with one more group on it."""
+    macs = []
+    held = dict(used.ports)
+    for rank, taken in zip(made.ranks, ports, strict=True):
+        mac = fleet.macs[rank.node]
+        macs.append(replace(mac, free_bytes=max(0, mac.free_bytes - rank.memory_bytes), in_use=True))
+        held[rank.node] = held.get(rank.node, frozenset()) | taken.all
+    faced: dict[tuple[str, str], int] = {}
+    for rank in made.ranks:
+        for device in rank.devices:
+            if device is not None:
+                faced[rank.node, device] = faced.get((rank.node, device), 0) + 1
+    cables = []
+    for cable in {c.name: c for rank in made.ranks for c in fleet.links(rank.node)}.values():
+        a, b = (
+            replace(end, queue_pairs=max(0, end.queue_pairs - faced.get((end.node, end.device or ""), 0)))
+            for end in (cable.a, cable.b)
+        )
+        cables.append(replace(cable, a=a, b=b, in_use=cable.in_use or cable.name in made.cables))
+    return fleet.changed(macs, cables), replace(used, ports=held)
+
+
+# --- telling ---------------------------------------------------------------------------------------------------------
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+
+class LayersTold(_Told):
+    first: int = Field(description="First layer, counted from 0.")
+    count: int = Field(description="Number of layers.")
+
+
+class RankTold(_Told):
+    rank: int = Field(description="Number of the rank, from 0.")
+    node: str = Field(description="Mac that it is placed on.")
+    address: str = Field(description="The Mac's own address: gateway and control listen on it.")
+    gateway_port: int = Field(description="Port of the OpenAI-compatible API.")
+    control_port: int = Field(description="Port that supervisors talk over.")
+    memory_bytes: int = Field(description="What is reserved for it.")
+    free_bytes: int = Field(description="What was free on that Mac before.")
+    layers: LayersTold | None = Field(default=None, description="Its layers, in a pipeline.")
+    ring_address: str | None = Field(default=None, description="Where the rank before it dials it, in a TCP ring.")
+    devices: tuple[str | None, ...] = Field(default=(), description="RDMA device that faces each rank, over JACCL.")
+    coordinator: str | None = Field(default=None, description="Where it reaches rank 0.")
+
+
+class ScorePartTold(_Told):
+    part: str = Field(description="Name of the part; parts are compared in the order of this list.")
+    value: int = Field(description="Less is better (speed is negative Mbit/s, spread and room are bytes).")
+    text: str = Field(description="For people.")
+
+
+class RunnerUpTold(_Told):
+    nodes: tuple[str, ...] = Field(description="Macs, by rank.")
+    transport: str
+    parallelism: str
+    why: str = Field(description="Why it lost.")
+
+
+class NearMissTold(_Told):
+    nodes: tuple[str, ...] = Field(description="Macs considered.")
+    transport: str
+    parallelism: str
+    message: str = Field(description="What it lacks.")
+    missing_bytes: int = Field(description="Memory that is missing, when that is it.")
+
+
+class MacTold(_Told):
+    node: str
+    message: str = Field(description="Why it takes no rank.")
+
+
+class GroupTold(_Told):
+    index: int = Field(description="Number of the group, from 0.")
+    placed: bool
+    reason: str = Field(description="Why so; for a group without a place one word in CamelCase.")
+    message: str = Field(default="", description="For a group without a place: what is missing.")
+    proven: bool = Field(description="Whether nothing was left out of the search.")
+    kept: bool = Field(default=False, description="Whether it stays where it is.")
+    transport: str | None = Field(default=None, description="None, JACCL, JACCLRing or Ring.")
+    parallelism: str | None = Field(default=None, description="None, Tensor or Pipeline.")
+    model_path: str | None = Field(default=None, description="Folder of the model on each Mac.")
+    ranks: tuple[RankTold, ...] = ()
+    cables: tuple[str, ...] = Field(default=(), description="ThunderboltLinks that join the ranks.")
+    score: tuple[ScorePartTold, ...] = ()
+    runners_up: tuple[RunnerUpTold, ...] = ()
+    near_misses: tuple[NearMissTold, ...] = ()
+    macs: tuple[MacTold, ...] = Field(default=(), description="For a group without a place: every Mac, and what it lacks.")
+
+
+class PlanTold(_Told):
+    """What ``thunderfleet-operator plan -o json`` prints."""
+
+    deployment: str = Field(description="namespace/name")
+    model: str
+    model_resolved: str = Field(description="Where the model was found, or not.")
+    placed: bool = Field(description="Whether every group has a place.")
+    groups: tuple[GroupTold, ...]
+
+
+def tell(cache: Cache, deployment: ModelDeployment, decided: list[Decided]) -> PlanTold:
+    whole = Fleets().fleet(cache, Parsed(), snapshot.taken(cache))
+    groups = []
+    held: dict[str, int] = {}
+    for entry in decided:
+        base = Fleets().fleet(cache, Parsed(), snapshot.taken(cache, deployment.metadata.uid, entry.index))
+        groups.append(_group(entry, {name: mac.free_bytes - held.get(name, 0) for name, mac in base.macs.items()}))
+        for rank in entry.found.ranks if isinstance(entry.found, Placement) else ():
+            held[rank.node] = held.get(rank.node, 0) + rank.memory_bytes
+    return PlanTold(
+        deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
+        model=deployment.spec.model.repository or deployment.spec.model.path or "",
+        model_resolved=resolve(whole, snapshot.request(deployment.spec)).message,
+        placed=all(isinstance(entry.found, Placement) for entry in decided),
+        groups=tuple(groups),
+    )
+
+
+def _group(entry: Decided, free: dict[str, int]) -> GroupTold:
+    found = entry.found
+    if isinstance(found, Unplaceable):
+        return GroupTold(
+            index=entry.index,
+            placed=False,
+            reason=found.reason,
+            message=found.message,
+            proven=found.proven,
+            near_misses=tuple(
+                NearMissTold(
+                    nodes=miss.nodes,
+                    transport=miss.transport.value,
+                    parallelism=miss.split.value,
+                    message=miss.message,
+                    missing_bytes=miss.missing_bytes if miss.missing_bytes < 1 << 62 else 0,
+                )
+                for miss in found.near_misses
+            ),
+            macs=tuple(MacTold(node=lack.node, message=lack.message) for lack in found.lacks),
+        )
+    ranks = tuple(
+        RankTold(
+            rank=rank.rank,
+            node=rank.node,
+            address=rank.address,
+            gateway_port=ports.gateway,
+            control_port=ports.control,
+            memory_bytes=rank.memory_bytes,
+            free_bytes=free[rank.node],
+            layers=LayersTold(first=rank.layers[0], count=rank.layers[1] - rank.layers[0]) if rank.layers else None,
+            ring_address=rank.ring_address,
+            devices=rank.devices,
+            coordinator=rank.coordinator,
+        )
+        for rank, ports in zip(found.ranks, entry.ports, strict=True)
+    )
+    score = found.score
+    parts = ("transport", "macs", "split", "shared", "slowness", "spread_bytes", "room_bytes")
+    texts = score.texts() if score else {}
+    return GroupTold(
+        index=entry.index,
+        placed=True,
+        reason=found.reason,
+        proven=found.proven,
+        kept=found.kept,
+        transport=found.transport.value,
+        parallelism=found.split.value,
+        model_path=found.model_path,
+        ranks=ranks,
+        cables=tuple(dict.fromkeys(name for name in found.cables if name)),
+        score=tuple(
+            ScorePartTold(part=name, value=getattr(score, part), text=text)
+            for part, (name, text) in zip(parts, texts.items(), strict=bool(texts))
+        ),
+        runners_up=tuple(
+            RunnerUpTold(nodes=r.nodes, transport=r.transport.value, parallelism=r.split.value, why=r.why)
+            for r in found.runners_up
+        ),
+    )
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def table(told: PlanTold) -> str:
+    """For people."""
+    lines = [f"{told.deployment}: {told.model}", told.model_resolved]
+    for group in told.groups:
+        lines.append("")
+        if not group.placed:
+            lines.append(f"group {group.index}: no place ({group.reason})")
+            lines += [f"  near miss: {miss.message}" for miss in group.near_misses]
+            lines += [f"  {line}" for line in _columns([("MAC", "LACKS"), *((mac.node, mac.message) for mac in group.macs)])]
+            if not group.proven:
+                lines.append("  the search was ended at its limit: a place may exist")
+            continue
+        label = LABELS.get(next((t for t in LABELS if t.value == group.transport), None), "")  # type: ignore[arg-type]
+        lines.append(f"group {group.index}: {label}, {group.parallelism}" + (" (stays where it is)" if group.kept else ""))
+        lines.append(f"  {group.reason}" + ("" if group.proven else "; not proven best: the search was ended at its limit"))
+        rows: list[tuple[str, ...]] = [("RANK", "MAC", "LAYERS", "MEMORY", "FREE", "ADDRESS", "RING", "RANK 0 AT", "DEVICES")]
+        for rank in group.ranks:
+            layers = f"{rank.layers.first}-{rank.layers.first + rank.layers.count - 1}" if rank.layers else "all"
+            if group.parallelism == "Tensor":
+                layers = f"{rank.rank + 1}/{len(group.ranks)} of each"
+            devices = ",".join(device or "-" for device in rank.devices)
+            rows.append(
+                (
+                    str(rank.rank),
+                    rank.node,
+                    layers,
+                    gib(rank.memory_bytes),
+                    gib(rank.free_bytes),
+                    f"{rank.address}:{rank.gateway_port}",
+                    rank.ring_address or "-",
+                    rank.coordinator or "-",
+                    devices or "-",
+                )
+            )
+        lines += [f"  {line}" for line in _columns(rows)]
+        lines.append(f"  cables: {', '.join(group.cables) or 'none'}")
+        lines.append("  score (compared in this order): " + ", ".join(f"{part.part} {part.text}" for part in group.score))
+        lines += [f"  runner-up: {', '.join(r.nodes)} ({r.transport}, {r.parallelism}): {r.why}" for r in group.runners_up] or [
+            "  runner-up: none"
+        ]
+    return "\n".join(lines)
+
+
+def render(told: PlanTold, form: str) -> str:
+    """``table``, ``json`` or ``yaml``."""
+    if form == "table":
+        return table(told)
+    body: Any = told.model_dump(mode="json", by_alias=True)
+    return json.dumps(body, indent=2) if form == "json" else yaml.safe_dump(body, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def schema() -> str:
+    """JSON Schema of what ``-o json`` prints."""
+    return json.dumps(PlanTold.model_json_schema(by_alias=True), indent=2)
+
+
+def run(fleet: Path, deployment: Path, form: str, settings: PortSettings, runners_up: int) -> tuple[int, str]:
+    """Exit status and what to print. Raises ``BadInput``."""
+    cache = read_fleet(fleet)
+    wanted = read_deployment(deployment, cache)
+    told = tell(cache, wanted, decide(cache, wanted, settings, runners_up))
+    return (0 if told.placed else 3), render(told, form)
