@@ -78,6 +78,15 @@ def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkRepo
     )
 
 
+def due_seconds(last: BenchmarkReport | None, plan: BenchmarkPlan, now: datetime) -> float | None:
+    """How long until the next benchmark is due; None: never again."""
+    if last is None:
+        return 0.0
+    if plan.every_seconds == 0:
+        return None
+    return max(0.0, plan.every_seconds - (now - last.measured_at).total_seconds())
+
+
 async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
     """Measures when no client is served. Raises Unavailable when the group goes, Unusable when nothing could be measured."""
     thrown = 0
@@ -111,7 +120,22 @@ async def _measure(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
     # The first prompt of a shape pays for compiling it.
     await _undisturbed(service, _request(prompt(prompt_tokens, vocabulary, source), 2))
     measured = await _undisturbed(service, _request(prompt(prompt_tokens, vocabulary, source), generation))
-    return report(measured, prompt_tokens, datetime.now(UTC))
+    found = report(measured, prompt_tokens, datetime.now(UTC))
+    if service.plan.world_size == 1:
+        return found
+    together = await service.measure_all_reduce()
+    return found if together is None else with_all_reduce(found, together)
+
+
+def with_all_reduce(found: BenchmarkReport, together: protocol.Measured) -> BenchmarkReport:
+    """The report with the all-reduce's figures."""
+    return found.model_copy(
+        update={
+            "all_reduce_microseconds": together.latency_microseconds,
+            "all_reduce_megabytes_per_second": together.megabytes_per_second,
+            "ran": f"{found.ran}; all-reduces of 4 KiB (latency) and 4 MiB (bandwidth: bytes of the array by time)",
+        }
+    )
 
 
 def _request(tokens: tuple[int, ...], generation: int) -> protocol.Request:

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 from pydantic import BaseModel
 
-from thunderfleet_runner import mlxlm, protocol
+from thunderfleet_runner import allreduce, mlxlm, protocol
 from thunderfleet_runner.mlxlm import Broken, Ended, Prefilling, Sampled, Started, Work
 from thunderfleet_runner.pulse import Pulse
 from thunderfleet_runner.stops import StopFinder
@@ -29,7 +29,7 @@ LOWEST_LOGPROB = -9999.0
 _REMEMBERED = 256
 
 Send = Callable[[BaseModel], None]
-Command = protocol.Turn | protocol.Check | protocol.Stop
+Command = protocol.Turn | protocol.Check | protocol.Measure | protocol.Stop
 
 
 def _finite(value: float) -> float:
@@ -220,6 +220,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self._send = send
         self._pulse = pulse
+        self._group = group
         self._rank = 0 if group is None else group.rank()
         self._vocabulary = vocabulary
         self._context = context
@@ -341,6 +342,11 @@ class Engine:
     def _wait(self) -> bool:
         self._pulse.rest()
         self._current = self._commands.get()
+        while isinstance(self._current, protocol.Measure):
+            self._pulse.wake("prefill")
+            self._send(allreduce.measure(self._group, self._pulse))
+            self._pulse.rest()
+            self._current = self._commands.get()
         if isinstance(self._current, protocol.Stop):
             return False
         self._pulse.wake("prefill")

@@ -374,6 +374,10 @@ class Leader:
         """Wakes every rank of the attempt."""
         self._order(peers.TurnRank(attempt=attempt, number=number))
 
+    def measure(self, attempt: int) -> None:
+        """Lets every rank of the attempt measure the all-reduce."""
+        self._order(peers.MeasureRank(attempt=attempt))
+
     # --- time ---
 
     async def run(self) -> None:
@@ -435,3 +439,6 @@ class _Link:
 
     def announce(self, turn: int) -> None:
         self._leader.turn(self._attempt, turn)
+
+    def measure(self) -> None:
+        self._leader.measure(self._attempt)

@@ -109,6 +109,11 @@ class Member:
             # Turns wait behind nothing: tokens depend on them.
             self._process.send(protocol.Turn(number=order.number))
             return
+        if isinstance(order, peers.MeasureRank):
+            # Not through the queue: turns pass it by, and every rank must meet turns and measurements in the same order.
+            if order.attempt == self._attempt:
+                self.to_rank(protocol.Measure())
+            return
         if isinstance(order, peers.Gathered):
             if order.attempt == self._attempt:
                 self.to_rank(protocol.Gathered(number=order.number, data=order.data))

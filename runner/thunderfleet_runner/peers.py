@@ -178,6 +178,13 @@ class TurnRank(_Message):
     number: int
 
 
+class MeasureRank(_Message):
+    """Measure the all-reduce; between turns."""
+
+    type: Literal["measure"] = "measure"
+    attempt: int
+
+
 class StopRank(_Message):
     """Stop together: the rank leaves by itself; answer Ended when it has."""
 
@@ -199,7 +206,7 @@ class Beat(_Message):
 
 
 Order = Annotated[
-    Preflight | Launch | Gathered | End | CheckRank | TurnRank | StopRank | Release | Beat,
+    Preflight | Launch | Gathered | End | CheckRank | TurnRank | MeasureRank | StopRank | Release | Beat,
     Field(discriminator="type"),
 ]
 Answer = Annotated[Welcome | Refusal, Field(discriminator="type")]

@@ -146,6 +146,12 @@ class Cancel(_Message):
     id: str
 
 
+class Measure(_Message):
+    """Every rank, between turns: measure the group's all-reduce together. Every rank answers ``Measured``."""
+
+    type: Literal["measure"] = "measure"
+
+
 class Stop(_Message):
     """End the turn if one runs, free the model, pass the group's barrier, exit 0."""
 
@@ -160,7 +166,7 @@ class Gathered(_Message):
     data: str
 
 
-ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Stop | Gathered, Field(discriminator="type")]
+ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Measure | Stop | Gathered, Field(discriminator="type")]
 
 # --- rank -> supervisor ---------------------------------------------------------------------------------------------
 
@@ -285,6 +291,16 @@ class Idle(_Message):
     turn: int
 
 
+class Measured(_Message):
+    """What the all-reduce of ``Measure`` took on this rank."""
+
+    type: Literal["measured"] = "measured"
+    latency_microseconds: int
+    """Median of small ones."""
+    megabytes_per_second: float
+    """Of large ones: an array's bytes by the time that its sum took."""
+
+
 class Failed(_Message):
     """Last words: the rank exits 1 after them. ``text`` is the error as its library said it."""
 
@@ -300,7 +316,20 @@ class Log(_Message):
 
 
 FromRank = Annotated[
-    Formed | Gather | Progress | Loaded | Ready | Prepared | Token | Done | RequestError | Heartbeat | Idle | Failed | Log,
+    Formed
+    | Gather
+    | Progress
+    | Loaded
+    | Ready
+    | Prepared
+    | Token
+    | Done
+    | RequestError
+    | Heartbeat
+    | Idle
+    | Measured
+    | Failed
+    | Log,
     Field(discriminator="type"),
 ]
 

@@ -90,7 +90,7 @@ class Rank:
 
     def _dispatch(self, engine: "Engine", message: protocol.ToRank) -> None:
         match message:
-            case protocol.Turn() | protocol.Check() | protocol.Stop():
+            case protocol.Turn() | protocol.Check() | protocol.Measure() | protocol.Stop():
                 engine.command(message)
             case protocol.Prepare(request=request):
                 self.send(engine.prepare(request))

@@ -7,9 +7,11 @@ work for them begins with a word to all of them.
 """
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 from thunderfleet_crds.group import BenchmarkReport, GroupState
@@ -17,6 +19,8 @@ from thunderfleet_crds.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
 
+REST_SECONDS = 5.0
+"""How long the end of a turn is waited for before the all-reduce is not measured."""
 PREPARE_SECONDS = 30.0
 """How long a rank may take to render and count one prompt."""
 
@@ -45,6 +49,9 @@ class RankLink(Protocol):
 
     def announce(self, turn: int) -> None:
         """Turn ``turn`` to every rank of the group, rank 0 included."""
+
+    def measure(self) -> None:
+        """The all-reduce's measurement to every rank; only between turns."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,12 @@ class Service:
         self._turn_open = False
         self._streams: dict[str, asyncio.Queue[protocol.Token | protocol.Done | Exception]] = {}
         self._counts: dict[str, asyncio.Future[int]] = {}
+        self._measured: asyncio.Future[protocol.Measured] | None = None
+        self._between = asyncio.Event()
+        """Set while no turn is open."""
+        self._between.set()
+        self.used_at = time.monotonic()
+        """When something was generated last."""
 
     # --- for the gateway ---
 
@@ -146,6 +159,7 @@ class Service:
             raise Refused(f"request id {request.id} is in use")
         stream: asyncio.Queue[protocol.Token | protocol.Done | Exception] = asyncio.Queue()
         self._streams[request.id] = stream
+        self.used_at = time.monotonic()
         ended = False
         try:
             # The request first: rank 0 must find it in its queue when the turn begins, or it would end the turn at once.
@@ -161,6 +175,26 @@ class Service:
             if not ended:
                 self.cancel(request.id)
             self._streams.pop(request.id, None)
+            self.used_at = time.monotonic()
+
+    async def measure_all_reduce(self) -> protocol.Measured | None:
+        """What the ranks' all-reduce takes now; None when requests run, or begin to wait, so that it would say nothing.
+
+        Raises Unavailable when no group is Ready or the group fails meanwhile.
+        """
+        # The last request's turn ends a moment after the request.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                await self._between.wait()
+        link = self._admitting()
+        if self._turn_open or self._streams or self._measured is not None:
+            return None
+        measured: asyncio.Future[protocol.Measured] = asyncio.get_running_loop().create_future()
+        self._measured = measured
+        # As a turn: requests that come meanwhile wait for its end, a few tens of milliseconds.
+        self._open()
+        link.measure()
+        return await measured
 
     def cancel(self, request_id: str) -> None:
         """Ends a request soon; its iterator gets Done with finish_reason cancelled. Nothing happens when it has ended."""
@@ -172,9 +206,10 @@ class Service:
     def attach(self, link: RankLink, vocabulary: Vocabulary) -> None:
         """The group is Ready: rank 0 is reached through ``link``."""
         self._link = link
+        self._measured = None
         self.vocabulary = vocabulary
         self._turn = 0
-        self._turn_open = False
+        self._close()
 
     def detach(self, why: str) -> None:
         """The group is not Ready any more: everything that runs ends with Unavailable."""
@@ -182,9 +217,13 @@ class Service:
         self._away = why
         for stream in self._streams.values():
             stream.put_nowait(Unavailable(why))
-        for count in self._counts.values():
-            if not count.done():
-                count.set_exception(Unavailable(why))
+        waiting: list[asyncio.Future[Any]] = [*self._counts.values()]
+        if self._measured is not None:
+            waiting.append(self._measured)
+            self._measured = None
+        for future in waiting:
+            if not future.done():
+                future.set_exception(Unavailable(why))
 
     def deliver(self, message: protocol.FromRank) -> None:
         """A message of rank 0's process that concerns requests; others are ignored."""
@@ -202,12 +241,27 @@ class Service:
                         count.set_result(tokens)
                     else:
                         count.set_exception(Refused(error))
+            case protocol.Measured() if self._measured is not None:
+                measured, self._measured = self._measured, None
+                self._close()
+                if not measured.done():
+                    measured.set_result(message)
+                if self._streams:
+                    self._open_turn()
             case protocol.Idle(turn=number) if number == self._turn:
-                self._turn_open = False
+                self._close()
                 if self._streams:
                     self._open_turn()
             case _:
                 pass
+
+    def _open(self) -> None:
+        self._turn_open = True
+        self._between.clear()
+
+    def _close(self) -> None:
+        self._turn_open = False
+        self._between.set()
 
     def _admitting(self) -> RankLink:
         if not self.leader:
@@ -222,5 +276,5 @@ class Service:
         if self._link is None or self._turn_open:
             return
         self._turn += 1
-        self._turn_open = True
+        self._open()
         self._link.announce(self._turn)

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 
-from thunderfleet_runner import attempts, control, peers, preflight
+from thunderfleet_runner import attempts, canary, control, peers, preflight
 from thunderfleet_runner.follower import Follower
 from thunderfleet_runner.leader import Leader
 from thunderfleet_runner.member import Member
 from thunderfleet_runner.metrics import GroupMetrics
 from thunderfleet_runner.rankprocess import end_orphan, rank_command
 from thunderfleet_runner.rendezvous import Identity
-from thunderfleet_runner.service import Service
+from thunderfleet_runner.service import Service, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,7 @@ class Supervisor:
             self._start(self.member.run(), "member")
             self._start(self.role.run(), "role")
             if leader is not None:
+                self._start(canary.run(self.service), "canary")
                 leader.feed(attempts.Joined(0))
             ending = asyncio.create_task(self._ending.wait(), name="ending")
             await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -228,19 +230,29 @@ class Supervisor:
         return {self.rank: self.member.heartbeat_age}
 
     def _ready(self) -> None:
-        if not self.settings.benchmark or self.service.benchmark is not None:
+        if not self.settings.benchmark:
             return
         if self._benchmark is None or self._benchmark.done():
             self._benchmark = asyncio.create_task(self._measure(), name="benchmark")
 
     async def _measure(self) -> None:
+        """Benchmarks when it is due, again and again; ends when the group goes (``_ready`` begins anew)."""
         from thunderfleet_runner import benchmark
 
-        try:
-            self.service.benchmark = await benchmark.run(self.service, self.plan.benchmark)
-        except Exception:
-            # A figure that could not be taken must not take the group with it.
-            log.exception("the benchmark did not end")
+        while True:
+            due = benchmark.due_seconds(self.service.benchmark, self.plan.benchmark, datetime.now(UTC))
+            if due is None:
+                return
+            await asyncio.sleep(due)
+            try:
+                self.service.benchmark = await benchmark.run(self.service, self.plan.benchmark)
+            except Unavailable as error:
+                log.info("the benchmark waits for the group: %s", error)
+                return
+            except Exception:
+                # A figure that could not be taken must not take the group with it.
+                log.exception("the benchmark did not end")
+                return
 
 
 async def _once_free(listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner:

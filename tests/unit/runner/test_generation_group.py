@@ -163,6 +163,9 @@ async def test_a_pipeline_answers_the_same_and_measures_itself(
         report = service.benchmark
         assert (report.prompt_tokens, report.generation_tokens) == (64, 32)
         assert report.prefill_tokens_per_second > 0 < report.decode_tokens_per_second
+        assert report.all_reduce_microseconds > 0 < report.all_reduce_megabytes_per_second
+        # Turns go on after it.
+        await check_answers(client, yardstick)
 
 
 # What clients send, and what they should not: every field with values of the right and of the wrong kind.

@@ -6,19 +6,21 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.group import FaultClass, GroupPhase
 from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster import recorded, tinymodel
 from thunderfleet_localcluster.fleet import parse_fleet
 from thunderfleet_localcluster.layout import plan_layout
 from thunderfleet_runner import attempts, protocol
 from thunderfleet_runner.rankprocess import rank_command
+
+SECONDS = 150.0
+"""For what takes a few when the machine is not busy: imports of real ranks."""
 
 FLEET = """
 machines:
@@ -78,7 +80,12 @@ class Macs:
     def works(self, rank: int) -> None:
         (self.homes[rank] / "python" / "control.json").unlink()
 
-    async def start(self, *, form_seconds: float = 20.0, **changes: Any) -> Any:
+    def down(self, rank: int) -> None:
+        """As if nothing were at the other ends of this Mac's cables."""
+        for file in (self.homes[rank] / "recorded").glob("ibv_devinfo*"):
+            file.write_text(file.read_text().replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
+
+    async def start(self, *, form_seconds: float = 60.0, **changes: Any) -> Any:
         """All supervisors; the leader's is returned."""
         plan = self.group.folder / "plan.json"
         plan.write_text(self.group.plan.model_dump_json(by_alias=True))
@@ -101,8 +108,12 @@ class Macs:
         (file,) = self.group.folder.glob(f"*-tiny-0-{rank}/rank.pid")
         return int(file.read_text())
 
+    async def until_ready(self) -> None:
+        leader, _ = self.group.running[0]
+        await self.group.until(lambda: leader.state.phase is GroupPhase.READY, "the group is Ready", SECONDS)
+
     async def until_failed(self, leader: Any) -> Any:
-        await self.group.until(lambda: leader.state.failure is not None, "a failure is reported")
+        await self.group.until(lambda: leader.state.failure is not None, "a failure is reported", SECONDS)
         return leader.state.failure
 
     async def end(self) -> None:
@@ -131,7 +142,7 @@ async def macs(
 
 async def answer(leader: Any, name: str) -> list[int]:
     request = protocol.Request(id=name, kind="chat", messages=tinymodel.DEMO_MESSAGES, max_tokens=tinymodel.DEMO_TOKENS)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SECONDS):
         return [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
 
 
@@ -149,7 +160,7 @@ async def test_a_mesh_forms_through_the_supervisors_and_answers_as_one_process_d
 ) -> None:
     group = macs(size)
     leader = await group.start()
-    await group.group.until_ready()
+    await group.until_ready()
     assert leader.state.attempt == 1
     assert await answer(leader, "first") == await yardstick(tiny)
 
@@ -157,20 +168,53 @@ async def test_a_mesh_forms_through_the_supervisors_and_answers_as_one_process_d
 async def test_a_killed_rank_is_noticed_though_jaccl_says_nothing(macs: Callable[..., Macs]) -> None:
     group = macs()
     leader = await group.start()
-    await group.group.until_ready()
+    await group.until_ready()
     before = await answer(leader, "before")
-    killed = time.monotonic()
     os.kill(group.rank_pid(1), signal.SIGKILL)
     await group.group.until(lambda: leader.state.phase is not GroupPhase.READY, "the death is noticed", 3.0)
-    assert time.monotonic() - killed < 3.0
     failure = leader.state.failure
     assert (failure.rank, failure.node, failure.reason) == (1, "studio-1", "RankKilled")
-    await group.group.until_ready()
+    await group.until_ready()
     assert await answer(leader, "after") == before
+
+
+async def test_a_point_that_fails_once_costs_one_attempt(macs: Callable[..., Macs]) -> None:
+    group = macs()
+    group.fails(0, at="memory_region", attempts=[1], delaySeconds=0.2)
+    leader = await group.start()
+    await group.until_ready()
+    assert leader.state.attempt == 2
+    assert leader.state.failure.reason == "MemoryRegionsSpent"
+
+
+async def test_a_mac_that_must_be_rebooted_ends_the_placement_and_is_named(macs: Callable[..., Macs]) -> None:
+    group = macs()
+    group.fails(1, at="protection_domain", device=group.devices(1, 2)[0])
+    leader = await group.start()
+    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up", SECONDS)
+    failure = leader.state.failure
+    assert (failure.fault, failure.reason, failure.node) == (FaultClass.REBOOT, "ProtectionDomain", "studio-1")
+
+
+async def test_a_rank_that_hangs_in_jaccls_init_is_the_one_that_is_named(macs: Callable[..., Macs]) -> None:
+    group = macs()
+    group.fails(1, at="queue_pair", hang=True, attempts=[1])
+    leader = await group.start(form_seconds=10.0)
+    failure = await group.until_failed(leader)
+    assert (failure.reason, failure.rank, failure.node) == ("InitDeadline", 1, "studio-1")
+
+
+async def test_a_cable_that_was_pulled_before_the_start_needs_another_placement(macs: Callable[..., Macs]) -> None:
+    group = macs()
+    group.down(1)
+    leader = await group.start()
+    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up", SECONDS)
+    failure = leader.state.failure
+    assert (failure.fault, failure.reason, failure.node) == (FaultClass.REPLAN, "DeviceDown", "studio-1")
 
 
 async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
     group = macs()
     leader = await group.start(jaccl_environment=True)
-    await group.group.until_ready()
+    await group.until_ready()
     assert len(await answer(leader, "one")) == tinymodel.DEMO_TOKENS

@@ -2,23 +2,30 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupPhase, GroupState
-from thunderfleet_runner import protocol
+from thunderfleet_crds.group import BenchmarkReport, GroupPhase, GroupState
+from thunderfleet_crds.plan import BenchmarkPlan
+from thunderfleet_runner import benchmark, canary, protocol
 from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable, Vocabulary
 
 
 class Link:
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.announced = asyncio.Event()
 
     def send(self, message: Any) -> None:
         self.told.append((message.type, message.id if message.type == "cancel" else message.request.id))
 
     def announce(self, turn: int) -> None:
         self.told.append(("turn", turn))
+        self.announced.set()
+
+    def measure(self) -> None:
+        self.told.append(("measure",))
 
 
 @pytest.fixture
@@ -144,3 +151,81 @@ async def test_a_new_group_counts_its_turns_anew(service: Service) -> None:
     assert fresh.told == [("generate", "a"), ("turn", 1)]
     service.deliver(done("a"))
     await running
+
+
+def measured() -> protocol.Measured:
+    return protocol.Measured(latency_microseconds=30, megabytes_per_second=812.5)
+
+
+async def test_the_all_reduce_is_measured_between_turns_only(service: Service, link: Link) -> None:
+    answer = begin(service, "a")
+    await settle()
+    measuring = asyncio.create_task(service.measure_all_reduce())
+    await settle()
+    assert link.told == [("generate", "a"), ("turn", 1)]
+    service.deliver(done("a"))
+    await answer
+    service.deliver(protocol.Idle(turn=1))
+    await settle()
+    assert link.told[-1] == ("measure",)
+    # A request that comes meanwhile has its turn afterwards.
+    late = begin(service, "b")
+    await settle()
+    assert link.told[-1] == ("generate", "b")
+    service.deliver(measured())
+    assert await measuring == measured()
+    assert link.told[-1] == ("turn", 2)
+    service.deliver(done("b"))
+    await late
+
+
+async def test_a_measurement_ends_with_its_group(service: Service, link: Link) -> None:
+    measuring = asyncio.create_task(service.measure_all_reduce())
+    await settle()
+    service.detach("rank 1 went")
+    with pytest.raises(Unavailable, match="rank 1 went"):
+        await measuring
+    service.attach(link, Vocabulary(64, True))
+    again = begin(service, "a")
+    await settle()
+    assert link.told[-1] == ("turn", 1)
+    service.deliver(done("a"))
+    await again
+
+
+async def test_a_canary_comes_when_nobody_has_for_a_while(service: Service, link: Link) -> None:
+    now = service.used_at
+    assert canary.wait_seconds(service, 60, now + 20) == 40
+    running = begin(service, "a")
+    await settle()
+    assert canary.wait_seconds(service, 60, now + 1000) == 60
+    service.deliver(done("a"))
+    await running
+    service.deliver(protocol.Idle(turn=1))
+    link.announced.clear()
+    singing = asyncio.create_task(canary.run(service, 0.01))
+    await asyncio.wait_for(link.announced.wait(), 10)
+    assert link.told[-1] == ("turn", 2)
+    kind, name = link.told[-2]
+    assert (kind, name.partition("-")[0]) == ("generate", "canary")
+    link.announced.clear()
+    service.deliver(done(name))
+    service.deliver(protocol.Idle(turn=2))
+    await asyncio.wait_for(link.announced.wait(), 10)
+    assert link.told[-1] == ("turn", 3)
+    singing.cancel()
+
+
+def test_when_a_benchmark_is_due() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    report = BenchmarkReport(
+        prefill_tokens_per_second=1, decode_tokens_per_second=1, time_to_first_token_microseconds=1, prompt_tokens=1,
+        generation_tokens=2, measured_at=at,
+    )  # fmt: skip
+    plan = BenchmarkPlan(every_seconds=100)
+    assert benchmark.due_seconds(None, plan, at) == 0
+    assert benchmark.due_seconds(report, plan, at + timedelta(seconds=30)) == 70
+    assert benchmark.due_seconds(report, plan, at + timedelta(seconds=300)) == 0
+    assert benchmark.due_seconds(report, BenchmarkPlan(every_seconds=0), at) is None
+    told = benchmark.with_all_reduce(report, measured())
+    assert (told.all_reduce_microseconds, told.all_reduce_megabytes_per_second) == (30, 812.5)
