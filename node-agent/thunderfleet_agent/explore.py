@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 # Macs that no cable leads to are dialled in one round of so many; whoever is suspect in each.
 OTHERS_ROUNDS = 6
+# Whoever never answered is dialled in so many rounds at first: Macs that boot together are not all up at once.
+FIRST_TRIES = 6
 # Who is there is listed soon after the start, then ever more seldom.
 FIRST_LIST_SECONDS = 5.0
 LIST_SECONDS = 600.0
@@ -62,6 +64,7 @@ class Explorer:
         self._rounds = 0
         self._pins: dict[str, tuple[str | None, float]] = {}
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
+        self._tries: dict[tuple[str, str], int] = {}
         self._problems: dict[tuple[str, str], str] = {}
 
     @property
@@ -114,7 +117,16 @@ class Explorer:
         suspects = {(fact.node, fact.address) for fact in self.facts if fact.state is ReachabilityState.SUSPECT}
         everybody = self._rounds % OTHERS_ROUNDS == 0
         self._rounds += 1
-        due = [target for target in wanted if everybody or target.node in cabled or target.key in suspects]
+        known = {(fact.node, fact.address) for fact in self.facts}
+        self._tries = {target.key: self._tries.get(target.key, 0) + 1 for target in wanted if target.key not in known}
+        due = [
+            target
+            for target in wanted
+            if everybody
+            or target.node in cabled
+            or target.key in suspects
+            or self._tries.get(target.key, FIRST_TRIES + 1) <= FIRST_TRIES
+        ]
         limit = asyncio.Semaphore(AT_ONCE)
         outcomes = list(await asyncio.gather(*(self._dial(target, own, limit) for target in due)))
         now = datetime.now(UTC)

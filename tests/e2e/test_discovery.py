@@ -1,0 +1,285 @@
+"""Discovery end to end: eight recorded Macs in a mesh with a hub, Thunderbolt 4 cables, a link that one end alone sees, a
+bridge member and a dead RDMA stack. Objects say what is wrong with which cable and what to type, and follow what is done to it.
+
+With ``THUNDERFLEET_E2E_DISCOVERY=name`` a cluster of this fleet that runs already is taken, and left running.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster.cluster import Cluster, remove
+
+Json = dict[str, Any]
+
+CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+SYSTEM = "thunderfleet-system"
+WAIT_SECONDS = 90.0
+POLL_SECONDS = 0.5
+AGENT_METRICS_PORT = 9441
+
+FLEET = """
+machines:
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
+  - {name: studio-3, model: Mac Studio (M4 Max), memory: 64 GB, rdma: true}
+  - {name: studio-4, model: Mac Studio (M4 Max), memory: 64 GB, rdma: true, bridge: [1]}
+  - {name: mini-1, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true}
+  - {name: mini-2, model: Mac mini (M4), memory: 32 GB}
+  - {name: book-1, model: MacBook Pro (M5 Max), memory: 64 GB, rdma: false}
+  - {name: book-2, model: MacBook Pro (M4 Max), memory: 64 GB, rdma: true}
+  - {name: linux-1, kind: linux}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
+  - {a: "studio-1:2", b: "studio-3:1", speed: 120/40}
+  - {a: "studio-2:2", b: "studio-3:2", speed: 80, through: iVANKY Fusiondock Ultra}
+  - {a: "studio-1:3", b: "studio-4:1", speed: 80}
+  - {a: "studio-2:3", b: "mini-1:1", speed: 40}
+  - {a: "studio-3:3", b: "mini-2:1", speed: 40, through: OWC Thunderbolt Hub}
+  - {a: "studio-2:4", b: "book-1:2", speed: 80}
+  - {a: "studio-3:4", b: "book-2:1", speed: 80, seen: b}
+  - {a: "studio-1:4", b: "studio-2:5", speed: 80}
+"""
+FIRST = "studio-1.tb1--studio-2.tb1"
+SECOND = "studio-1.tb4--studio-2.tb5"
+# Link → the reason of its RDMAUsable, and what its message has somebody type or do.
+RDMA = {
+    FIRST: ("Usable", "both ends"),
+    SECOND: ("Usable", "both ends"),
+    "studio-1.tb2--studio-3.tb1": ("Usable", "both ends"),
+    "studio-2.tb2--studio-3.tb2": ("Usable", "both ends"),
+    "book-2.tb1--studio-3.tb4": ("Usable", "both ends"),
+    "studio-1.tb3--studio-4.tb1": ("BridgeMember", "on studio-4 run `sudo ifconfig bridge0 deletem en2`"),
+    "mini-1.tb1--studio-2.tb3": ("BelowThunderbolt5", "use a Thunderbolt 5 cable"),
+    "mini-2.tb1--studio-3.tb3": ("BelowThunderbolt5", "take OWC Thunderbolt Hub out of the way"),
+    "book-1.tb2--studio-2.tb4": ("RDMADisabled", "start book-1 in Recovery, run `rdma_ctl enable`"),
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The cluster, and how the tests look at it."""
+
+    cluster: Cluster
+
+    def get(self, kind: str, name: str) -> Json:
+        done = self.cluster.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+        found: Json = json.loads(done.stdout) if done.stdout.strip() else {}
+        return found
+
+    def items(self, kind: str) -> dict[str, Json]:
+        found = json.loads(self.cluster.kubectl("get", kind, "-o", "json").stdout)["items"]
+        return {item["metadata"]["name"]: item for item in found}
+
+    def said(self, kind: str, name: str, condition: str) -> tuple[str, str, str]:
+        """Status, reason and message of a condition."""
+        return said(self.get(kind, name), condition)
+
+    def reason(self, name: str, condition: str) -> str:
+        return self.said("tbl", name, condition)[1]
+
+    def until(self, goal: str, holds: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
+        """Waits until ``holds``; fails with ``goal`` and the objects when it never does."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                table = self.cluster.kubectl("get", "nodes,np,tbl").stdout
+                pytest.fail(f"not within {seconds:.0f} s: {goal}\n{table}")
+            time.sleep(POLL_SECONDS)
+
+    def rounds(self, machine: str) -> float:
+        """How often that Mac's agent has looked at its interfaces."""
+        address = self.cluster.machines[machine].address
+        url = f"http://{address}:{AGENT_METRICS_PORT}/metrics"
+        page = self.cluster.machines[machine].run(["curl", "-sf", "--max-time", "5", url]).stdout
+        series = 'thunderfleet_agent_command_seconds_count{source="interfaces"}'
+        return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(series)), 0.0)
+
+
+def said(item: Json, condition: str) -> tuple[str, str, str]:
+    found = item.get("status", {}).get("conditions", [])
+    one = next((c for c in found if c["type"] == condition), {})
+    return one.get("status", ""), one.get("reason", ""), one.get("message", "")
+
+
+def reaches(item: Json) -> dict[tuple[str, str], Json]:
+    return {(fact["node"], fact["address"]): fact for fact in item.get("status", {}).get("reachability", [])}
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with contextlib.ExitStack() as stack:
+        if existing := os.environ.get("THUNDERFLEET_E2E_DISCOVERY"):
+            cluster = Cluster.attach(existing)
+        else:
+            cluster = Cluster.start(FLEET, name=f"e2e-discovery-{os.getpid()}")
+            stack.callback(remove, cluster.folder, everything=True)
+            stack.callback(cluster.stop)
+            cluster.kubectl("create", "namespace", SYSTEM)
+            cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
+            values = f"agent.modelFolders={{{cluster.models}}},agent.intervalSeconds=2,operator.replicas=1"
+            cluster.helm(
+                *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--set", values, "--wait", "--timeout", "180s"),
+                seconds=200,
+            )
+        yield Fleet(cluster)
+
+
+@pytest.fixture
+def healthy(fleet: Fleet) -> Fleet:
+    """Everything as the fleet file says."""
+    fleet.until(
+        "every link says what it comes to",
+        lambda: (
+            {name: said(link, "RDMAUsable")[1] for name, link in fleet.items("tbl").items()}
+            == {name: reason for name, (reason, _) in RDMA.items()}
+        ),
+    )
+    return fleet
+
+
+def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(healthy: Fleet) -> None:
+    links = healthy.items("tbl")
+    for name, (reason, mend) in RDMA.items():
+        status, said_reason, message = said(links[name], "RDMAUsable")
+        assert (said_reason, status) == (reason, str(reason == "Usable")) and mend in message
+        assert said(links[name], "Connected")[0] == "True"
+    told = healthy.cluster.kubectl("describe", "tbl", "studio-1.tb3--studio-4.tb1").stdout
+    assert "sudo ifconfig bridge0 deletem en2" in told
+    hidden = said(links["book-2.tb1--studio-3.tb4"], "Symmetric")
+    assert hidden[:2] == ("False", "OneEnd") and "studio-3 does not see" in hidden[2]
+    assert all(said(link, "Symmetric")[0] == "True" for name, link in links.items() if "book-2" not in name)
+    ends = {end["node"]: end.get("through") for end in links["studio-2.tb2--studio-3.tb2"]["status"]["endpoints"]}
+    assert ends == {"studio-2": ["iVANKY Fusiondock Ultra"], "studio-3": None}
+    profiles = healthy.items("np")
+    assert said(profiles["book-1"], "RDMAReady")[1] == "RDMADisabled"
+    assert said(profiles["studio-4"], "BridgeFree")[:2] == ("False", "BridgeMember")
+    columns = healthy.cluster.kubectl("get", "tbl").stdout
+    assert "120G" in columns and "TB4" in columns
+
+
+def test_agents_reach_each_other_over_lan_and_over_each_cable_by_its_own_interface(healthy: Fleet) -> None:
+    machines = {name: machine for name, machine in healthy.cluster.machines.items() if machine.kind == "mac"}
+
+    def wanted(name: str) -> dict[tuple[str, str], str]:
+        found = {(other, machine.address): "en0" for other, machine in machines.items() if other != name}
+        for cable in machines[name].cables:
+            there = next(c for c in machines[cable["peer"]].cables if c["port"] == cable["peerPort"])
+            if cable["address"] and there["address"]:
+                found[(cable["peer"], there["address"])] = cable["interface"]
+        return found
+
+    def all_reached() -> bool:
+        profiles = healthy.items("np")
+        return all(
+            {key: fact["interface"] for key, fact in reaches(profiles[name]).items() if fact["state"] == "Reachable"}
+            == wanted(name)
+            for name in machines
+        )
+
+    healthy.until("every agent reached every other", all_reached)
+
+
+def test_nothing_changed_nothing_written(healthy: Fleet) -> None:
+    def versions() -> dict[str, str]:
+        objects = {**healthy.items("np"), **healthy.items("tbl")}
+        return {name: item["metadata"]["resourceVersion"] for name, item in objects.items()}
+
+    # Fresh agents still find peers: look from a time on when three rounds of an agent changed nothing.
+    def quiet() -> bool:
+        before, rounds = versions(), healthy.rounds("studio-1")
+        healthy.until("three more rounds", lambda: healthy.rounds("studio-1") >= rounds + 3)
+        return versions() == before
+
+    healthy.until("three rounds that write nothing", quiet)
+
+
+def test_a_pulled_cable_is_told_and_back_when_plugged(healthy: Fleet) -> None:
+    cluster = healthy.cluster
+    cluster.cable("pull", "studio-2:1")
+    healthy.until("the pulled cable is told", lambda: healthy.reason(FIRST, "Connected") == "Unplugged")
+    message = healthy.said("tbl", FIRST, "Connected")[2]
+    assert "plug the cable into port 1 of studio-1 and port 1 of studio-2" in message
+    assert healthy.reason(SECOND, "Connected") == "Connected", "the other cable between the two is another link"
+    address = next(c["address"] for c in cluster.machines["studio-2"].cables if c["port"] == 1)
+    healthy.until("nobody reaches over it", lambda: ("studio-2", address) not in reaches(healthy.get("np", "studio-1")))
+    events = cluster.kubectl("get", "events", "-n", "default", "--field-selector", f"involvedObject.name={FIRST}").stdout
+    assert "Unplugged" in events
+    cluster.cable("plug", "studio-1:1")
+    healthy.until("the cable is back", lambda: healthy.reason(FIRST, "RDMAUsable") == "Usable")
+
+
+def test_a_cable_that_negotiates_less_and_an_rdma_switch(healthy: Fleet) -> None:
+    cluster = healthy.cluster
+    cluster.cable("slow", "studio-1:4", 50 if cluster.network == "namespaces" else None, "40")
+    cluster.rdma("off", "studio-3")
+    healthy.until("below Thunderbolt 5", lambda: healthy.reason(SECOND, "RDMAUsable") == "BelowThunderbolt5")
+    far = "studio-1.tb2--studio-3.tb1"
+    healthy.until("RDMA is off", lambda: healthy.reason(far, "RDMAUsable") == "RDMADisabled")
+    assert "start studio-3 in Recovery" in healthy.said("tbl", far, "RDMAUsable")[2]
+    cluster.rdma("on", "studio-3")
+    cluster.cable("plug", "studio-1:4")
+    healthy.until("as fast as before", lambda: healthy.reason(SECOND, "RDMAUsable") == "Usable")
+
+
+def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fleet) -> None:
+    cluster = healthy.cluster
+    cluster.rdma("hang", "studio-1")
+    cluster.damage("garble", "mini-1", "ifconfig")
+    cluster.damage("flood", "mini-2", "system_profiler")
+    healthy.until("the stack hangs", lambda: healthy.said("np", "studio-1", "RDMAReady")[1] == "StackHung")
+    healthy.until("its links say so", lambda: healthy.reason(FIRST, "RDMAUsable") == "StackHung")
+    assert "reboot" in healthy.said("tbl", FIRST, "RDMAUsable")[2]
+    for name, words in (("studio-1", "`ibv_devices`"), ("mini-1", "`ifconfig -a`"), ("mini-2", "`system_profiler")):
+
+        def complains(name: str = name, words: str = words) -> bool:
+            return words in healthy.said("np", name, "InventoryComplete")[2]
+
+        healthy.until(f"{name} names {words}", complains)
+    # The agent lives, and follows everything else.
+    cluster.cable("pull", "studio-1:4")
+    healthy.until("a cable of that Mac is followed", lambda: healthy.reason(SECOND, "Connected") == "Unplugged")
+    cluster.cable("plug", "studio-1:4")
+    cluster.rdma("on", "studio-1")
+    cluster.damage("mend", "mini-1", "ifconfig")
+    cluster.damage("mend", "mini-2", "system_profiler")
+    for name in ("studio-1", "mini-1", "mini-2"):
+        healthy.until(f"{name} is whole again", lambda name=name: healthy.said("np", name, "InventoryComplete")[0] == "True")
+
+
+def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None:
+    before = healthy.get("np", "mini-2")["metadata"]["uid"]
+    healthy.cluster.kubectl("delete", "node", "mini-2")
+
+    def again() -> bool:
+        found = healthy.get("np", "mini-2").get("metadata", {}).get("uid")
+        node = healthy.get("node", "mini-2").get("metadata", {}).get("uid")
+        owners = healthy.get("np", "mini-2").get("metadata", {}).get("ownerReferences", [])
+        return bool(found and node) and found != before and owners[0]["uid"] == node
+
+    healthy.until("mini-2 is a Node with a profile of its own", again)
+    healthy.until("its link is whole", lambda: healthy.reason("mini-2.tb1--studio-3.tb3", "Symmetric") == "BothEnds")
+
+
+def test_a_flapping_cable_is_held_still_and_reported(healthy: Fleet) -> None:
+    cluster = healthy.cluster
+
+    def seen(plugged: bool) -> bool:
+        wanted = "Connected" if plugged else "Unplugged"
+        return healthy.reason(SECOND, "Connected") in (wanted, "Flapping")
+
+    for _ in range(4):
+        cluster.cable("pull", "studio-1:4")
+        healthy.until("pulled", lambda: seen(False))
+        cluster.cable("plug", "studio-1:4")
+        healthy.until("plugged", lambda: seen(True))
+        if healthy.reason(SECOND, "Connected") == "Flapping":
+            break
+    healthy.until("it is called flapping", lambda: healthy.reason(SECOND, "Connected") == "Flapping")
+    assert "reseat both plugs" in healthy.said("tbl", SECOND, "Connected")[2]
