@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="form of the output")
-    inspect.add_argument("--why", action="store_true", help="say for everything that does not work why, and what mends it")
+    inspect.add_argument("--why", action="store_true", help="say what each fact came from, and for each no what mends it")
     inspect.add_argument("--no-size", action="store_true", help="do not size models (faster: MLX is not started)")
 
     run = commands.add_parser(
@@ -129,7 +129,9 @@ async def _inspect(arguments: argparse.Namespace) -> int:
     from thunderfleet_agent.host import Host
 
     node = arguments.node_name or socket.gethostname()
-    collector = Collector(Host(), arguments.model_folder)
+    from thunderfleet_agent.models import hub_caches
+
+    collector = Collector(Host(), [*arguments.model_folder, *hub_caches(os.environ, Path.home())])
     await asyncio.gather(collector.fast(), collector.slow(), collector.runtime(), collector.scan_models())
     while not arguments.no_size and await collector.size_model():
         pass
@@ -137,7 +139,7 @@ async def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.output == "table":
         from thunderfleet_agent.inspection import page
 
-        print(page(node, found, why=arguments.why))
+        print(page(node, found, collector.facts if arguments.why else None))
         return 0
     whole = NodeProfile(metadata=ObjectMeta(name=node, labels=found.labels), status=found.status).dump()
     if arguments.output == "json":
@@ -153,6 +155,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.sandbox import mounted
 
     from thunderfleet_agent.agent import Settings, run
+    from thunderfleet_agent.models import hub_caches
 
     if not arguments.node_name or not arguments.host_ip:
         print("thunderfleet-agent run needs --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
@@ -163,7 +166,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             host_ip=arguments.host_ip,
             listen_port=arguments.listen_port,
             metrics_port=arguments.metrics_port,
-            model_folders=tuple(arguments.model_folder),
+            model_folders=(*arguments.model_folder, *hub_caches(os.environ, Path.home())),
             fast_seconds=arguments.interval,
             slow_seconds=arguments.thunderbolt_interval,
             models_seconds=arguments.models_interval,

@@ -87,6 +87,10 @@ SYSCTL = Question(Source.SYSCTL, "sysctl", hardware.SYSCTL_COMMAND, 10, hardware
 HARDWARE = Question(Source.HARDWARE, "hardware", hardware.HARDWARE_COMMAND, 20, hardware.parse_hardware, static=True)
 SYSTEM = Question(Source.SYSTEM, "system", hardware.SW_VERS_COMMAND, 10, hardware.parse_sw_vers, static=True)
 RUNTIME = Question(Source.RUNTIME, "runtime", CAPABILITIES_COMMAND, 60, parse_capabilities, static=True)
+QUESTIONS = (
+    *(HARDWARE, SYSCTL, SYSTEM, RUNTIME, THUNDERBOLT, HARDWARE_PORTS),
+    *(INTERFACES, SERVICES, RDMA_SWITCH, RDMA_DEVICES, RDMA_INFO),
+)
 
 
 class Collector:

@@ -14,13 +14,31 @@ from thunderfleet_crds.nodeprofile import (
 )
 from thunderfleet_crds.thunderboltlink import generation
 
+from thunderfleet_agent.collect import QUESTIONS
 from thunderfleet_agent.derive import Profile
+from thunderfleet_agent.facts import Facts, Source
 
 NONE = "-"
 
 
-def page(node: str, profile: Profile, *, why: bool = False) -> str:
-    """The whole page, without a newline at its end; with ``why`` also the reasons and remedies."""
+# What each source feeds, for people.
+FEEDS = {
+    Source.THUNDERBOLT: "ports, speeds, peers, hubs",
+    Source.HARDWARE: "model, chip, cores, memory",
+    Source.SYSCTL: "memory, cores, the GPU's limit",
+    Source.SYSTEM: "macOS",
+    Source.HARDWARE_PORTS: "which interface a port is, kinds of interfaces",
+    Source.SERVICES: "which service keeps a bridge",
+    Source.INTERFACES: "addresses, link states, bridges",
+    Source.RDMA_SWITCH: "RDMA's switch",
+    Source.RDMA_DEVICES: "RDMA devices",
+    Source.RDMA_INFO: "their states and GIDs",
+    Source.RUNTIME: "versions and backends of mlx",
+}
+
+
+def page(node: str, profile: Profile, facts: Facts | None = None) -> str:
+    """The whole page, without a newline at its end; with ``facts`` also what they came from, the reasons and remedies."""
     status = profile.status
     parts = [
         _machine(node, status),
@@ -29,9 +47,18 @@ def page(node: str, profile: Profile, *, why: bool = False) -> str:
         _titled("Models", _models(status.models) or ["none found (--model-folder says where to look)"]),
         _titled("Conditions", _conditions(status)),
     ]
-    if why:
+    if facts is not None:
+        parts.append(_titled("Where from", _sources(facts)))
         parts.append(_titled("Why not", reasons(status) or ["nothing stands in the way"]))
     return "\n\n".join(parts)
+
+
+def _sources(facts: Facts) -> list[str]:
+    rows = [("COMMAND", "SAYS", "ANSWERED")]
+    for question in QUESTIONS:
+        failure = facts.failures.get(question.source)
+        rows.append((" ".join(question.argv), FEEDS[question.source], f"no: {failure.message}" if failure else "yes"))
+    return table(rows)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -11,8 +11,9 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,27 @@ SIZE_FIELDS = frozenset(
         "layers",
         "contextLengthTokens",
         "prefillWorkspaceBytes",
+        "prefillWorkspaceBytesPerToken",
         "sizes",
         "pipeline",
         "kv",
         "sizedBy",
     )
 )
+
+
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+
+
+def hub_caches(environment: Mapping[str, str], home: Path) -> list[Path]:
+    """The Hugging Face cache, where its own variables say or where it is by default, if it is there."""
+    if named := environment.get("HF_HUB_CACHE"):
+        found = Path(named)
+    elif named := environment.get("HF_HOME"):
+        found = Path(named) / "hub"
+    else:
+        found = home / ".cache" / "huggingface" / "hub"
+    return [found] if found.is_absolute() and _is_folder(found) else []
 
 
 @dataclass(frozen=True)
@@ -126,8 +142,16 @@ def _hub_repository(folder: Path, problems: list[str]) -> Iterator[Folder]:
         problems.append(f"{folder}: {error.strerror or error}")
         return
     for snapshot in snapshots:
-        if (snapshot / CONFIG).is_file():
+        # One that was begun and has no configuration yet is a model all the same: an incomplete one.
+        if not snapshot.name.startswith(".") and _is_folder(snapshot) and ((snapshot / CONFIG).is_file() or _begun(snapshot)):
             yield Folder(snapshot, repository, clean(snapshot.name, 128))
+
+
+def _begun(snapshot: Path) -> bool:
+    try:
+        return any(entry.match(WEIGHTS) or entry.name in (CONFIG, INDEX) for entry in snapshot.iterdir())
+    except OSError:
+        return False
 
 
 def _is_folder(path: Path) -> bool:
@@ -191,6 +215,11 @@ def _what_lacks(path: Path, files: Sequence[Path]) -> str | None:
                 wanted.setdefault(name, set()).add(tensor)
         elif not weights:
             return f"no {WEIGHTS} in it: the weights are not there"
+        for name in weights:
+            # Without an index, the names themselves say how many there are.
+            if (part := _PART.search(name)) and not wanted:
+                count = min(int(part.group(1)), MAX_FILES)
+                wanted = {f"{name[: part.start()]}-{n:05}-of-{count:05}.safetensors": set() for n in range(1, count + 1)}
         missing = sorted(name for name in wanted if name not in weights)
         if missing:
             return f"{len(missing)} of {len(wanted)} weight files are missing: {quote(', '.join(missing))}"

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import json
+import os
 import shlex
 import struct
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +20,9 @@ from thunderfleet_crds.kube import ApiError, Kube
 
 # A busy machine is no failure of a property.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# `make fuzz`
+settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unhurried"))
 
 
 def bus(

@@ -249,6 +249,7 @@ def test_inspect_prints_the_page_with_reasons(machine: Any, capsys: pytest.Captu
     assert page.startswith("studio-1\n  machine  Apple M3 Ultra (Mac15,14), 28 cores\n")
     assert "1      en2         80 Gb/s   TB5   rdma_en2      Active   Mac Studio" in page
     assert "port 1: RDMA is switched off: `rdma_ctl enable` in Recovery" in page
+    assert "rdma_ctl status" in page and "RDMA's switch" in page
 
 
 @pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])

@@ -152,3 +152,50 @@ async def test_an_incomplete_model_is_not_sized(tmp_path: Path, machine: Any, ma
     library.scan()
     assert not await library.size_next()
     assert not library.models[0].complete
+
+
+def test_the_hubs_cache_is_found_where_its_variables_say(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert models.hub_caches({}, home) == []
+    default = home / ".cache" / "huggingface" / "hub"
+    for folder in (default, tmp_path / "hf" / "hub", tmp_path / "cache"):
+        folder.mkdir(parents=True)
+    assert models.hub_caches({}, home) == [default]
+    assert models.hub_caches({"HF_HOME": str(tmp_path / "hf")}, home) == [tmp_path / "hf" / "hub"]
+    both = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "cache")}
+    assert models.hub_caches(both, home) == [tmp_path / "cache"]
+
+
+def test_a_download_that_was_only_begun_is_known_as_incomplete(tmp_path: Path, make_model: Any) -> None:
+    """The hub's cache: snapshots of links into blobs; what is on its way is a blob named .incomplete."""
+    repository = tmp_path / "models--org--name"
+    begun = repository / "snapshots" / "abc"
+    begun.mkdir(parents=True)
+    (begun / models.INDEX).symlink_to("../../blobs/index")
+    library = models.Library(Host(), [tmp_path])
+    library.scan()
+    (found,) = library.models
+    assert (found.repository, found.revision, found.complete) == ("org/name", "abc", False) and found.problem
+    # Configuration and index are there; a weight file is a link to a blob that is still being written.
+    whole = make_model(tmp_path / "whole", index=True)
+    (begun / models.INDEX).unlink()
+    for file in whole.iterdir():
+        file.rename(begun / file.name)
+    weight = begun / "model-00002-of-00002.safetensors"
+    kept = weight.read_bytes()
+    weight.unlink()
+    weight.symlink_to("../../blobs/second")
+    library.scan()
+    assert not library.models[0].complete
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "second").write_bytes(kept)
+    library.scan()
+    assert library.models[0].complete
+
+
+def test_without_an_index_the_names_say_how_many_files_there_are(tmp_path: Path, make_model: Any) -> None:
+    folder = make_model(tmp_path / "model", index=True)
+    (folder / models.INDEX).unlink()
+    assert models.look(folder).problem is None
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    assert "1 of 2 weight files are missing" in (models.look(folder).problem or "")
