@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from thunderfleet_crds.plan import Split
 
 from thunderfleet_runner import mlxlm, weightfiles
@@ -60,6 +60,8 @@ def split_model(model: Any, split: Split, group: Any, ranges: Sequence[tuple[int
             if not hasattr(model, "shard"):
                 raise CannotSplit(f"mlx-lm cannot split {mlxlm.architecture(model)} by tensor parallelism")
             model.shard(group)
+            # Some of mlx-lm's shares are slices, which would keep the whole weight in memory behind them.
+            model.update(tree_map(mx.contiguous, model.parameters()))
             return
         inner = getattr(model, "model", None)
         if inner is None or not hasattr(inner, "pipeline"):

@@ -42,7 +42,8 @@ def twin(model: Any) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, stubs: dict[str, Any]) -> Iterator[None]:
+def replaced(owner: Any, stubs: dict[str, Any]) -> Iterator[None]:
+    """``owner`` with other attributes of these names, for a while."""
     kept = {name: getattr(owner, name) for name in stubs}
     try:
         for name, stub in stubs.items():
@@ -80,8 +81,8 @@ def no_values() -> Iterator[None]:
         "recv_like": lambda x, src, **_: x,
     }
     with (
-        _replaced(mx.distributed, collectives),
-        _replaced(mx.array, {"item": _zero, "tolist": _zeros}),
-        _replaced(mx, {"eval": lambda *_: None, "async_eval": lambda *_: None}),
+        replaced(mx.distributed, collectives),
+        replaced(mx.array, {"item": _zero, "tolist": _zeros}),
+        replaced(mx, {"eval": lambda *_: None, "async_eval": lambda *_: None}),
     ):
         yield

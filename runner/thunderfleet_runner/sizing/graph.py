@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from thunderfleet_runner.sizing.arithmetic import Node
+from thunderfleet_runner.sizing.blank import replaced
 
 
 def nodes(function: Callable[..., list[Any]], *operands: Any) -> tuple[list[Node], set[str]]:
@@ -22,8 +23,14 @@ def nodes(function: Callable[..., list[Any]], *operands: Any) -> tuple[list[Node
             case "outputs":
                 results.update(output[0] for output in entry["outputs"])
 
-    mx.export_function(called, function, *operands)
+    with replaced(mx, {"contiguous": _rewritten}):
+        mx.export_function(called, function, *operands)
     return found, results
+
+
+def _rewritten(array: Any, *_: Any, **__: Any) -> Any:
+    """An operation that writes its operand anew, as ``contiguous`` does, which MLX cannot export."""
+    return mx.where(True, array, array)
 
 
 def arrays(value: Any, depth: int = 6) -> list[Any]:

@@ -1,0 +1,94 @@
+"""The dry run's child: what it found before it ended is kept, and its limits hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+from thunderfleet_crds.nodeprofile import KVLayer, SizedBy
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_runner import sizing
+from thunderfleet_runner.sizing import Limits, arithmetic, bounded
+from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, Workspace
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    tinymodel.make(tmp_path)
+    return tmp_path
+
+
+def test_a_child_that_takes_too_long_leaves_the_files(tiny: Path) -> None:
+    found = sizing.size(tiny, range(1, 5), Limits(seconds=0.001))
+    assert found.sized_by is SizedBy.FILES and [size.world_size for size in found.sizes] == [1]
+    assert found.pipeline is not None and "did not end within 0.001 s" in (found.pipeline.refusal or "")
+    # Without a trace, an upper estimate from the configuration.
+    assert len(found.kv) == tinymodel.LAYERS and all(layer.bytes_per_token > 0 for layer in found.kv)
+
+
+def test_a_child_that_needs_too_much_memory_is_ended(tiny: Path) -> None:
+    found = sizing.size(tiny, range(1, 5), Limits(resident_bytes=20 * 2**20))
+    assert found.sized_by is SizedBy.FILES and found.pipeline is not None
+    assert "mlx-lm's dry run" in (found.pipeline.refusal or "")
+
+
+def test_what_was_found_before_the_end_is_kept() -> None:
+    first = Facts(total_bytes=10, layers=2, layer_bytes=(4, 4), shared_bytes=2)
+    second = Facts(total_bytes=10, layers=2, layer_bytes=(4, 4), shared_bytes=2, tensor={2: (6, 6), 3: "no"})
+    lines = "\n".join(json.dumps(bounded.to_json(facts)) for facts in (first, second))
+    kept = bounded._last((lines + '\n{"cut sho').encode(), "it was ended")
+    assert kept == Facts(**{**vars(second), "ended": "it was ended"})
+    model = arithmetic.by_mlx("/m", {"model_type": "x"}, kept, (1, 2, 3, 4))
+    assert [size.tensor_bytes_per_rank for size in model.sizes] == [(10,), (6, 6), (), ()]
+    assert [size.refusal for size in model.sizes] == [None, None, "no", "it was ended"]
+    assert model.pipeline is not None and model.pipeline.refusal == "it was ended"
+
+
+def test_facts_survive_the_pipe() -> None:
+    facts = Facts(total_bytes=1, kv=(KVLayer(bytes_per_token=3, window_tokens=5),), workspace=Workspace(7, 8))
+    assert bounded.from_json(json.loads(json.dumps(bounded.to_json(facts)))) == facts
+
+
+def test_growth_and_windows() -> None:
+    assert arithmetic.growth(1000, 2000, 100, 200) == (0, 10)
+    assert arithmetic.growth(1500, 1500, 100, 200) == (1500, 0)
+    plain = Held(None, (0, 0), (100 + 7, 200 + 7))
+    assert arithmetic.cache_of(plain, 100, 200, True) == KVLayer(fixed_bytes=7, bytes_per_token=1, tensor_split=True)
+    window = Held(50, (100, 200), (0, 0))
+    assert arithmetic.cache_of(window, 100, 200, False) == KVLayer(bytes_per_token=1, window_tokens=50)
+    both = Held(50, (100, 200), (200, 400))
+    assert arithmetic.cache_of(both, 100, 200, False) == KVLayer(fixed_bytes=50, bytes_per_token=2)
+
+
+def test_the_peak_frees_what_is_not_used_again() -> None:
+    nodes = [
+        Node("Matmul", ("w", "x"), (("a", 100),)),
+        Node("Reshape", ("a",), (("b", 100),)),
+        Node("Exp", ("b",), (("c", 100),)),
+        Node("Exp", ("c",), (("d", 100),)),
+        Node("Exp", ("d",), (("kept", 1000),)),
+    ]
+    assert arithmetic.peak_bytes(nodes, frozenset({"kept"})) == 200
+    assert arithmetic.peak_bytes(nodes, frozenset()) == 1100
+
+
+def test_short_steps_are_carried_on_to_a_full_one() -> None:
+    def used(tokens: int, seen: int) -> int:
+        return 1000 + 20 * tokens + 3 * seen + 2 * tokens * seen
+
+    samples = [Sample(tokens, seen, used(tokens, seen)) for tokens in (64, 128) for seen in (tokens, tokens + 256)]
+    found = arithmetic.workspace_of_samples(samples, 2048, ())
+    assert found == Workspace(used(2048, 2048), 3 + 2 * 2048)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, (False, None)),
+        ({"quantization": {"bits": 4, "group_size": 64}}, (True, 4)),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, (True, 4)),
+        ({"quantization_config": {"quant_method": "fp8"}}, (True, 8)),
+        ({"text_config": {"quantization_config": {"bits": 3}}}, (True, 3)),
+    ],
+)
+def test_quantization_as_configurations_say_it(config: dict[str, object], expected: tuple[bool, int | None]) -> None:
+    assert arithmetic.quantization(config) == expected
