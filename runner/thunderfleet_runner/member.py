@@ -14,7 +14,7 @@ from pathlib import Path
 from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import faults, jaccl, peers, preflight, protocol
+from thunderfleet_runner import faults, jaccl, peers, preflight, protocol, stranded
 from thunderfleet_runner.faults import Fault, Stage
 from thunderfleet_runner.ports import NoFreePort, PortBlock
 from thunderfleet_runner.rankprocess import RankProcess, rank_command
@@ -47,6 +47,7 @@ class Member:
         on_rank: Callable[[protocol.FromRank], None],
         command: Callable[[str, int, int, int], list[str]] = rank_command,
         jaccl_environment: bool = False,
+        wired: stranded.Reader | None = None,
     ) -> None:
         self.plan = plan
         self.entry = plan.ranks[rank]
@@ -56,6 +57,8 @@ class Member:
         self._on_rank = on_rank
         self._command = command
         self._coordinates = jaccl_environment and rank == 0 and jaccl.wants_coordinator(plan)
+        self._wired = wired
+        self._ledger = stranded.Ledger()
         self._block = PortBlock(self.entry.ring_ports)
         self._process: RankProcess | None = None
         self._attempt = 0
@@ -194,6 +197,9 @@ class Member:
     async def _preflight(self, attempt: int) -> None:
         await self.end()
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.PREFLIGHT, False, False
+        if (kept := await self._memory_kept()) is not None:
+            self._blame(kept)
+            return
         try:
             passed = await asyncio.to_thread(preflight.check, self.plan, self.entry)
             port = self._take_port()
@@ -205,6 +211,25 @@ class Member:
             self._blame(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
             self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
+
+    async def _memory_kept(self) -> Fault | None:
+        """What a kill has left behind on this Mac; waits while that may still be given back."""
+        if self._wired is None:
+            return None
+        while True:
+            wired, ledger = await asyncio.to_thread(self._wired), self._ledger
+            verdict = ledger.verdict(time.monotonic(), wired, self.entry.memory_bytes)
+            if verdict is stranded.Verdict.STRANDED and ledger.before is not None and wired is not None:
+                return stranded.stranded(self.entry.node, ledger.before, wired)
+            if verdict is stranded.Verdict.FREE:
+                break
+            if self._end_asked >= self._attempt:
+                # The attempt has ended elsewhere; the next one looks again.
+                return None
+            await asyncio.sleep(TICK_SECONDS)
+        self._ledger = self._ledger.settled()
+        hold = self._ledger.hold_seconds(time.monotonic())
+        return stranded.held(self.entry.node, hold) if hold > 0 else None
 
     def _take_port(self) -> int:
         """The port that this rank's MLX is to listen on; 0 when it does not listen."""
@@ -218,6 +243,8 @@ class Member:
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.INIT, False, False
         self._heartbeat, self._beating, self._silent_ticks = None, False, 0
         hostfile = self._write_hostfile(attempt, hosts) if hosts else None
+        if self._wired is not None:
+            self._ledger = self._ledger.started(await asyncio.to_thread(self._wired))
         told: dict[str, str] = {}
         try:
             if hostfile is not None:
@@ -328,6 +355,8 @@ class Member:
     def _exited(self, attempt: int, code: int) -> None:
         process, self._process = self._process, None
         self._beating = False
+        if code < 0 and self._stage in (Stage.LOAD, Stage.CHECK, Stage.SERVE):
+            self._ledger = self._ledger.killed(time.monotonic())
         log.info("attempt %d: rank %d has gone (code %d)", attempt, self.rank, code)
         if not self._ending and process is not None:
             self._blame(faults.from_exit(self._stage, code, process.tail))

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 
-from thunderfleet_runner import attempts, canary, control, peers, preflight
+from thunderfleet_runner import attempts, canary, control, peers, preflight, stranded
 from thunderfleet_runner.follower import Follower
 from thunderfleet_runner.leader import Leader
 from thunderfleet_runner.member import Member
@@ -52,6 +52,8 @@ class Settings:
     benchmark: bool = True
     jaccl_environment: bool = False
     """Rank 0's decides for the group."""
+    wired: stranded.Reader | None = field(default_factory=stranded.reader)
+    """How wired memory is read; None where a kill strands none."""
 
     @property
     def rank(self) -> int:
@@ -114,6 +116,7 @@ class Supervisor:
             self.service.deliver,
             settings.command,
             settings.jaccl_environment,
+            settings.wired,
         )
         self.role.member = self.member
 
