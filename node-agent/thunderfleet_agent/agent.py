@@ -141,7 +141,7 @@ class Loop:
         await self._observe(self._collector.fast)
         self._turned = time.monotonic()
         if before is not None and _carriers(self._collector.facts) != before:
-            # A carrier came or went: somebody has touched a cable.
+            # Somebody has touched a cable: the costly report is asked at once, not at its interval.
             self._look_around.set()
 
     async def _slow(self) -> None:
@@ -197,7 +197,8 @@ class Loop:
                 await asyncio.sleep(jittered(delay))
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, self._due() - time.monotonic()))
+                due = min(self._due(), self._damper.calm_at())
+                await asyncio.wait_for(self._changed.wait(), max(0.0, due - time.monotonic()))
 
     def _due(self) -> float:
         return 0.0 if self._looked is None else self._looked + self._look_after
@@ -252,10 +253,12 @@ class Loop:
         self._peers = peers
 
 
-def _carriers(facts: Facts) -> frozenset[tuple[str, bool]] | None:
+def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
+    """What changes when somebody touches a cable: carriers, and the states of RDMA's ports (another speed shows there)."""
     if facts.interfaces is None:
         return None
-    return frozenset((interface.name, interface.up) for interface in facts.interfaces)
+    states = [(device.name, device.state) for device in facts.rdma_info or ()]
+    return frozenset([*((interface.name, interface.up) for interface in facts.interfaces), *states])
 
 
 async def run(settings: Settings) -> int:

@@ -49,6 +49,13 @@ class Damper:
         """The receptacles whose cable comes and goes."""
         return frozenset(number for number, port in self._ports.items() if port.flapping)
 
+    def calm_at(self) -> float:
+        """When the next of them is calm if nothing more happens; infinite when there is none."""
+        return min(
+            (port.changes[-1] + CALM_SECONDS for port in self._ports.values() if port.flapping and port.changes),
+            default=float("inf"),
+        )
+
     def see(self, facts: Facts, now: float) -> None:
         """Takes in one observation."""
         if facts.thunderbolt is None:

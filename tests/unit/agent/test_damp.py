@@ -46,10 +46,12 @@ def test_coming_and_going_is_held_as_last_seen_until_it_is_calm() -> None:
         now += 3
         damper.see(facts(plugged), now)
         assert damper.held(facts(plugged)) == facts(True)
+    assert damper.calm_at() == now + CALM_SECONDS
     damper.see(facts(False), now + CALM_SECONDS - 1)
     assert damper.flapping == {1}
     damper.see(facts(False), now + CALM_SECONDS)
     assert not damper.flapping and damper.held(facts(False)) == facts(False)
+    assert damper.calm_at() == float("inf")
     # What it did before does not count again.
     damper.see(facts(True), now + CALM_SECONDS + 1)
     assert not damper.flapping
