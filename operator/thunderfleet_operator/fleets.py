@@ -22,6 +22,7 @@ from thunderfleet_crds.thunderboltlink import (
 from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, Cache
 from thunderfleet_operator.placement import (
     AddressKind,
+    AddressKinds,
     Cable,
     Dials,
     End,
@@ -139,8 +140,8 @@ class Fleets:
 
     def __init__(self) -> None:
         self._models: dict[ModelFacts, ModelFacts] = {}
-        self._facts: dict[str, tuple[object, tuple[ModelFacts, ...]]] = {}
-        self._mac_versions: dict[str, object] = {}
+        self._lists: dict[tuple[ModelFacts, ...], tuple[ModelFacts, ...]] = {}
+        self._mac_versions: dict[str, tuple[str | None, str | None]] = {}
         self._cable_versions: dict[str, object] = {}
         self._fleet = Fleet()
 
@@ -148,33 +149,39 @@ class Fleets:
         """All Macs (Nodes that say darwin) and all cables. The same value as last time while nothing has changed."""
         profiles, nodes, links = cache[NODEPROFILES].items, cache[NODES].items, cache[LINKS].items
         before = self._fleet
-        versions: dict[str, object] = {}
+        versions: dict[str, tuple[str | None, str | None]] = {}
         changed: list[Mac] = []
         for name, node in nodes.items():
             profile = profiles.get(name)
             at = (
                 node["metadata"].get("resourceVersion"),
                 profile["metadata"].get("resourceVersion") if profile else None,
-                used.memory.get(name, 0),
-                name in used.groups,
             )
-            if self._mac_versions.get(name) == at:
-                versions[name] = at
-                continue
+            known = before.macs.get(name)
+            past = self._mac_versions.get(name)
+            if known is not None and past == at and past is not None:
+                free = max(0, known.allocatable_bytes - used.memory.get(name, 0))
+                if known.free_bytes == free and known.in_use == (name in used.groups):
+                    versions[name] = past
+                    continue
             if ((node["metadata"].get("labels") or {}).get(LABEL_OS)) != "darwin":
                 continue
             versions[name] = at
             mac = self._mac(node, parsed.get(NodeProfile, profile) if profile else None, used)
-            if before.macs.get(name) != mac:
+            if known != mac:
                 changed.append(mac)
         cables: list[Cable] = []
         cable_versions: dict[str, object] = {}
         for name, item in links.items():
             spec = item["spec"]
             ends = (str(spec["a"]["node"]), str(spec["b"]["node"]))
-            at_ends = tuple((profiles[end]["metadata"].get("resourceVersion") if end in profiles else None) for end in ends)
-            usage = self._usage(item, used) if used.addresses or used.queue_pairs else None
-            state = (item["metadata"].get("resourceVersion"), at_ends, usage)
+            state: object = item["metadata"].get("resourceVersion")
+            if len((item.get("status") or {}).get("endpoints") or ()) < 2:
+                # What is missing is taken from the profiles.
+                at_ends = ((profiles[end]["metadata"].get("resourceVersion") if end in profiles else None) for end in ends)
+                state = (state, *at_ends)
+            if used.addresses or used.queue_pairs:
+                state = (state, self._usage(item, used))
             cable_versions[name] = state
             if self._cable_versions.get(name) == state:
                 continue
@@ -187,8 +194,6 @@ class Fleets:
                 cables.append(cable)
         gone = (before.macs.keys() - versions.keys()) | (before.cables.keys() - cable_versions.keys())
         self._mac_versions, self._cable_versions = versions, cable_versions
-        for name in gone:
-            self._facts.pop(name, None)
         if changed or cables or gone:
             self._fleet = before.changed(changed, cables, gone) if before.macs else Fleet(changed, cables)
         return self._fleet
@@ -220,20 +225,19 @@ class Fleets:
             for e in told
         )
 
-    def _models_of(self, name: str, profile: NodeProfile) -> tuple[ModelFacts, ...]:
-        at = (profile.metadata.uid, profile.metadata.resource_version)
-        known = self._facts.get(name)
-        if known is None or known[0] != at:
-            made = (_facts(model) for model in profile.status.models)
-            known = (at, tuple(self._models.setdefault(facts, facts) for facts in made))
-            self._facts[name] = known
-        return known[1]
+    def _models_of(self, profile: NodeProfile) -> tuple[ModelFacts, ...]:
+        name = profile.metadata.name
+        past, before = self._mac_versions.get(name), self._fleet.macs.get(name)
+        if past is not None and before is not None and past[1] == profile.metadata.resource_version:
+            return before.models
+        made = tuple(self._models.setdefault(facts, facts) for facts in map(_facts, profile.status.models))
+        return self._lists.setdefault(made, made)
 
     def _mac(self, node: Json, profile: NodeProfile | None, used: Taken) -> Mac:
         name = str(node["metadata"]["name"])
         status = profile.status if profile else None
         state = node.get("status") or {}
-        allocatable = to_bytes((state.get("allocatable") or {}).get("memory") or 0)
+        allocatable = _bytes(str((state.get("allocatable") or {}).get("memory") or 0))
         quarantine = status.quarantine if status else None
         boot = (state.get("nodeInfo") or {}).get("bootID")
         runtime = status.runtime if status else None
@@ -241,7 +245,7 @@ class Fleets:
             name=name,
             address=internal_ip(node),
             allocatable_bytes=allocatable,
-            free_bytes=max(0, allocatable - used.memory.get(name, 0)),
+            free_bytes=max(0, allocatable - used.memory[name]) if used.memory.get(name) else allocatable,
             ready=_ready(node) and not node["metadata"].get("deletionTimestamp"),
             schedulable=not (node.get("spec") or {}).get("unschedulable"),
             labels=node["metadata"].get("labels") or {},
@@ -250,11 +254,11 @@ class Fleets:
             mlx_version=runtime.mlx_version if runtime else None,
             mlx_lm_version=runtime.mlx_lm_version if runtime else None,
             profiled=runtime is not None,
-            models=self._models_of(name, profile) if profile else (),
+            models=self._models_of(profile) if profile else (),
             in_use=name in used.groups,
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
             dials=_dials(status) if status else None,
-            kinds=_kinds(status) if status else {},
+            kinds=AddressKinds.of(_kinds(status)) if status else AddressKinds(),
         )
 
     def _cable(self, link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], used: Taken) -> Cable:
@@ -288,6 +292,11 @@ class Fleets:
                 for end in (a, b)
             ),
         )
+
+
+@lru_cache(maxsize=1024)
+def _bytes(quantity: str) -> int:
+    return to_bytes(quantity)
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ replayed from a snapshot and checked against brute force.
 
 from thunderfleet_operator.placement.fleet import (
     AddressKind,
+    AddressKinds,
     Cable,
     Dials,
     End,
@@ -34,6 +35,7 @@ from thunderfleet_operator.placement.words import Split, Transport, WantedSplit,
 
 __all__ = [
     "AddressKind",
+    "AddressKinds",
     "Cable",
     "Dials",
     "End",

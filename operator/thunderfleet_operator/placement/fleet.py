@@ -104,6 +104,21 @@ class Dials:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressKinds:
+    """The kinds of a Mac's own addresses: two columns of equal length, a fraction of what a dict takes."""
+
+    addresses: tuple[str, ...] = ()
+    kinds: tuple[AddressKind, ...] = ()
+
+    @classmethod
+    def of(cls, kinds: Mapping[str, AddressKind]) -> "AddressKinds":
+        return cls(tuple(kinds), tuple(kinds.values()))
+
+    def get(self, address: str, otherwise: AddressKind) -> AddressKind:
+        return self.kinds[self.addresses.index(address)] if address in self.addresses else otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class Mac:
     """One Mac. ``free_bytes`` is what a new rank may reserve there (allocatable less what is requested)."""
 
@@ -126,7 +141,7 @@ class Mac:
     quarantine: str | None = None
     dials: Dials | None = None
     """What its agent has dialled; None while its agent publishes no such facts."""
-    kinds: Mapping[str, AddressKind] = field(default_factory=dict)
+    kinds: AddressKinds = AddressKinds()
     """Of its own addresses."""
 
 
@@ -201,14 +216,21 @@ class Fleet:
         return tuple(found)
 
     @cached_property
-    def reached(self) -> Mapping[str, frozenset[str]]:
-        """Per Mac the addresses at which anybody has reached it."""
-        found: dict[str, set[str]] = {}
+    def _dialled_by(self) -> Mapping[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
         for mac in self.macs.values():
-            if mac.dials is not None:
-                for node, address in zip(mac.dials.nodes, mac.dials.addresses, strict=True):
-                    found.setdefault(node, set()).add(address)
-        return {node: frozenset(addresses) for node, addresses in found.items()}
+            for node in dict.fromkeys(mac.dials.nodes) if mac.dials is not None else ():
+                found[node] = (*found.get(node, ()), mac.name)
+        return found
+
+    def dialled_by(self, node: str) -> tuple[str, ...]:
+        """Who has reached a Mac, at any address."""
+        return self._dialled_by.get(node, ())
+
+    def reached(self, node: str) -> frozenset[str]:
+        """The addresses at which anybody has reached a Mac."""
+        dials = (self.macs[name].dials for name in self.dialled_by(node))
+        return frozenset(address for known in dials if known is not None for address in known.at(node))
 
     @cached_property
     def top_mbps(self) -> int:
@@ -249,8 +271,8 @@ class Fleet:
         made.macs, made.cables, made._links = table, wires, links
         if same and "islands" in self.__dict__:
             made.__dict__["islands"] = self.islands
-        if dialled and not gone and "reached" in self.__dict__:
-            made.__dict__["reached"] = self.reached
+        if dialled and not gone and "_dialled_by" in self.__dict__:
+            made.__dict__["_dialled_by"] = self._dialled_by
         if not new and not gone and "top_mbps" in self.__dict__:
             made.__dict__["top_mbps"] = self.top_mbps
         return made

@@ -44,8 +44,10 @@ def address_rank(kind: AddressKind, order: tuple[Kind, ...]) -> tuple[int, bool]
 
 def best_address(options: Iterable[tuple[str, AddressKind]], order: tuple[Kind, ...]) -> str | None:
     """Of addresses that have been reached."""
-    ranked = sorted((address_rank(kind, order), address) for address, kind in options)
-    return ranked[0][1] if ranked else None
+    known = list(options)
+    if len(known) < 2:
+        return known[0][0] if known else None
+    return min((address_rank(kind, order), address) for address, kind in known)[1]
 
 
 def rdma_speed(cable: Cable) -> int:
@@ -123,9 +125,9 @@ def lan_hop(mac: Mac, peer: Mac) -> Hop | None:
     """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
     if mac.dials is None:
         return None
-    known = [(address, peer.kinds.get(address, UNKNOWN)) for address in mac.dials.at(peer.name)]
-    address = best_address((entry for entry in known if entry[1].kind is not Kind.THUNDERBOLT), RING_ORDER)
-    return Hop(peer.kinds.get(address, UNKNOWN).speed_mbps, address=address) if address is not None else None
+    known = {address: peer.kinds.get(address, UNKNOWN) for address in mac.dials.at(peer.name)}
+    address = best_address(((at, kind) for at, kind in known.items() if kind.kind is not Kind.THUNDERBOLT), RING_ORDER)
+    return Hop(known[address].speed_mbps, address=address) if address is not None else None
 
 
 def hops_of(fleet: Fleet, transport: Transport, lan: bool) -> Callable[[str], dict[str, Hop]]:

@@ -96,8 +96,8 @@ def areas(fleet: Fleet, universe: Universe, transport: Transport, request: Reque
         if len(members) > 1:
             top = fleet.top_mbps
             if lan:
-                top = max([top, *(kind.speed_mbps for mac in members for kind in mac.kinds.values())])
-            found.append(Area(members, hops, top, directed=lan))
+                top = max([top, *(kind.speed_mbps for mac in members for kind in mac.kinds.kinds)])
+            found.append(Area(members, hops, top, fleet.dialled_by if lan else None))
     return sorted(found, key=lambda area: area.tie((0,)))
 
 

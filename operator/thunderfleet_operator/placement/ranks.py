@@ -45,7 +45,7 @@ def reach(fleet: Fleet, one: Mac, other: Mac, facts: bool, transport: Transport)
     options = _options(fleet, one, other)
     itself = bool(options)
     if not options and facts:
-        options = {address: other.kinds.get(address, UNKNOWN) for address in fleet.reached.get(other.name, ())}
+        options = {address: other.kinds.get(address, UNKNOWN) for address in fleet.reached(other.name)}
     if not facts and other.address:
         # No facts at all: the Node's address, which the kubelet was reached at.
         return Reached(other.address, itself, address_rank(other.kinds.get(other.address, UNKNOWN), order))

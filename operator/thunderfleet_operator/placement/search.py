@@ -38,14 +38,18 @@ class Area:
     """Macs among which a group may form, by free memory and name, with the hops between them."""
 
     def __init__(
-        self, macs: Sequence[Mac], hops: Callable[[str], dict[str, Hop]], top_mbps: int, directed: bool = False
+        self,
+        macs: Sequence[Mac],
+        hops: Callable[[str], dict[str, Hop]],
+        top_mbps: int,
+        dialled_by: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
+        """``dialled_by``: who may have a hop to a Mac that has none back; None where hops work both ways."""
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
         self.top_mbps = top_mbps
-        self.directed = directed
-        """Whether a hop may work one way only."""
+        self.directed = dialled_by is not None
         self._ceilings: dict[tuple[int, int], int] = {}
         self.most = [0, *accumulate(reversed(self.free))]
         """By number of Macs: the free memory of so many, of those with most."""
@@ -53,7 +57,9 @@ class Area:
         self._index = {mac.name: position for position, mac in enumerate(self.macs)}
         self._hops_of = hops
         self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
-        self._into: list[list[int]] | None = None
+        self._into: list[list[int] | None] = [None] * len(self.macs)
+        self._dialled_by = dialled_by or (lambda name: ())
+        self._uniform: bool | None = None
 
     def __len__(self) -> int:
         return len(self.macs)
@@ -70,12 +76,27 @@ class Area:
 
     def into(self, i: int) -> list[int]:
         """Who has a hop to this Mac."""
-        if self._into is None:
-            self._into = [[] for _ in self.macs]
-            for one in range(len(self.macs)):
-                for other in self.hops(one):
-                    self._into[other].append(one)
-        return self._into[i]
+        found = self._into[i]
+        if found is None:
+            near = dict.fromkeys(self.hops(i))
+            if self.directed:
+                dialled = (self._index.get(name) for name in self._dialled_by(self.macs[i].name))
+                near = dict.fromkeys(j for j in (*near, *dialled) if j is not None and i in self.hops(j))
+            found = list(near)
+            self._into[i] = found
+        return found
+
+    def uniform(self) -> bool:
+        """Whether all have a hop to all, and all hops are alike, as on a switch: then every order is a ring."""
+        if self._uniform is None:
+            count = len(self) - 1
+            first = next(iter(self.hops(0).values()), None)
+            self._uniform = first is not None and all(
+                len(self.hops(i)) == count
+                and all((h.speed_mbps, h.shared) == (first.speed_mbps, 0) for h in self.hops(i).values())
+                for i in range(len(self))
+            )
+        return self._uniform
 
     def ceiling(self, size: int, each: int) -> int:
         """No ``size`` Macs, each with ``each`` hops to others of them, have a slowest hop above this."""
@@ -150,6 +171,8 @@ def _root_admitted(area: Area, root: int, size: int, each: int, shortlist: Short
 
     if not each:
         return admitted(0)
+    if len(shortlist.entries) < shortlist.size:
+        return True
     # The fleet's fastest cable is known at once; what these Macs have is worked out when that does not settle it.
     return admitted(area.top_mbps) and area.ceiling(size, each) >= 0 and admitted(area.ceiling(size, each))
 
@@ -193,6 +216,8 @@ def cliques(area: Area, size: int, least: int, together: int, shortlist: Shortli
     for root in range(bisect_left(free, least), len(area) - size + 1):
         if not work.step():
             return
+        if free[root] + area.most[size - 1] < together:
+            continue
         if _root_admitted(area, root, size, size - 1, shortlist):
             grow((root,), [i for i in area.hops(root) if i > root], area.used[root], area.top_mbps, free[root])
 
@@ -200,6 +225,9 @@ def cliques(area: Area, size: int, least: int, together: int, shortlist: Shortli
 def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlist, work: Work, evaluate: Evaluate) -> None:
     """Rings in which every one has a hop to the next, and the last to the first; of the rings over the same Macs the best
     (others where they are equally good are left out)."""
+    if area.uniform():
+        cliques(area, size, least, together, shortlist, work, evaluate)
+        return
     free = area.free
 
     def distances(root: int) -> dict[int, int]:
@@ -227,6 +255,7 @@ def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlis
         most = sorted((free[i] for i in back if i != root), reverse=True)[: size - 1]
         if free[root] + sum(most) < together:
             return
+        largest = [0, *accumulate(most)]
         visited: dict[tuple[int, int], tuple[int, int]] = {}
 
         def extend(path: tuple[int, ...], mask: int, shared: int, speed: int, total: int, high: int) -> None:
@@ -243,6 +272,8 @@ def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlis
                     continue
                 if not work.step():
                     return
+                if total + free[new] + largest[left - 1] < together:
+                    continue
                 joined, slowest = shared + area.used[new] + hop.shared, min(speed, hop.speed_mbps)
                 state = (mask | 1 << new, new)
                 before = visited.get(state)
@@ -262,5 +293,7 @@ def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlis
     for root in range(bisect_left(free, least), len(area) - size + 1):
         if not work.step():
             return
+        if free[root] + area.most[size - 1] < together:
+            continue
         if _root_admitted(area, root, size, 1 if size == 2 or area.directed else 2, shortlist):
             walk(root)

@@ -1,0 +1,305 @@
+"""Figures of the planner, which needs no cluster: against listing every cycle of the fleet, and on fleets that grow.
+
+A rack is eight Macs with a cable between every two; a LAN joins all, and each Mac has dialled those of its own rack and one
+of the next. ``python -m tests.bench.placement`` measures these alone.
+"""
+
+import gc
+import itertools
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, Cache
+from thunderfleet_operator.fleets import Fleets
+from thunderfleet_operator.placement import (
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Mac,
+    MemoryRequest,
+    ModelFacts,
+    Placement,
+    Request,
+    TensorFacts,
+    WantedTransport,
+    plan,
+)
+from thunderfleet_operator.snapshot import Parsed, taken
+
+from tests.bench.figures import Bound, Figure, table
+
+GIB = 2**30
+RACK = 8
+SIZES = (100, 300, 1_000, 3_000, 10_000)
+PATH = "/models/large"
+NO_KV = MemoryRequest(1024, 1, 0, 10)
+Say = Callable[[str], None]
+
+
+def large_model(total: int) -> ModelFacts:
+    """61 layers; splits by tensor over 2, 4 and 8."""
+    sizes = tuple(TensorFacts(size, (total // size,) * size) for size in (1, 2, 4, 8))
+    return ModelFacts(PATH, "org/large", bytes=total, tensor=sizes, layer_bytes=(total // 61,) * 61, shared_bytes=GIB)
+
+
+def address(i: int) -> str:
+    return f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"
+
+
+def racks(count: int, model: ModelFacts, backends: frozenset[str] = frozenset({"ring", "jaccl"})) -> Fleet:
+    """Macs of 96, 192 and 512 GB in turn, rack by rack."""
+    names = [f"mac-{i:05d}" for i in range(count)]
+    macs, cables = [], []
+    for i, name in enumerate(names):
+        rack = i // RACK * RACK
+        peers = [j for j in (*range(rack, min(rack + RACK, count)), (rack + RACK) % count) if j != i]
+        free = (72, 144, 384)[i // RACK % 3] * GIB
+        dials = Dials.of((names[j], address(j)) for j in peers)
+        macs.append(Mac(name, address(i), free, free, models=(model,), backends=backends, dials=dials))
+        for j in range(i + 1, min(rack + RACK, count)):
+            cables.append(
+                Cable(
+                    f"{name}.tb{j - rack}--{names[j]}.tb{i - rack}",
+                    End(name, f"169.254.{j % 250}.{i % 250}", f"rdma_en{j - rack + 2}"),
+                    End(names[j], f"169.254.{i % 250}.{j % 250}", f"rdma_en{i - rack + 2}"),
+                    80_000,
+                    rdma_lack=None,
+                )
+            )
+    return Fleet(macs, cables)
+
+
+def switch(count: int, model: ModelFacts, free: Callable[[int], int]) -> Fleet:
+    """Macs on one switch that have all dialled one another, without any cable."""
+    names = [f"mac-{i:02d}" for i in range(count)]
+    return Fleet(
+        Mac(
+            name,
+            address(i),
+            free(i),
+            models=(model,),
+            dials=Dials.of((names[j], address(j)) for j in range(count) if j != i),
+        )
+        for i, name in enumerate(names)
+    )
+
+
+def meshed(count: int, model: ModelFacts, free: int) -> Fleet:
+    """A cable between every two, whatever the number of ports."""
+    names = [f"mac-{i:02d}" for i in range(count)]
+    macs = [Mac(n, address(i), free, models=(model,), backends=frozenset({"ring", "jaccl"})) for i, n in enumerate(names)]
+    cables = (
+        Cable(f"{a}--{b}", End(a, "1", f"to-{b}"), End(b, "2", f"to-{a}"), 80_000, rdma_lack=None)
+        for a, b in itertools.combinations(names, 2)
+    )
+    return Fleet(macs, cables)
+
+
+def _seconds(work: Callable[[], Any], repeats: int) -> tuple[float, ...]:
+    """Of processor time: neither side waits for anything, and a busy machine makes no difference."""
+    found = []
+    for _ in range(repeats):
+        gc.collect()
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return tuple(found)
+
+
+def _ms(samples: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(sample * 1000 for sample in samples)
+
+
+def against_listing(repeats: int) -> Figure:
+    """Ten Macs on one switch: the planner, and a listing of all simple cycles of the same graph."""
+    import rustworkx
+
+    model = large_model(400 * GIB)
+    fleet = switch(10, model, lambda i: 96 * GIB)
+    request = Request(path=PATH, memory=NO_KV, ring_without_relay=True)
+    if not isinstance(plan(fleet, request), Placement):
+        raise AssertionError("ten Macs have room for the model")
+    graph = rustworkx.PyDiGraph()
+    nodes = {name: graph.add_node(name) for name in fleet.macs}
+    for mac in fleet.macs.values():
+        for peer in mac.dials.nodes if mac.dials else ():
+            graph.add_edge(nodes[mac.name], nodes[peer], None)
+    cycles = 0
+
+    def listing() -> None:
+        nonlocal cycles
+        cycles = sum(1 for _ in rustworkx.simple_cycles(graph))
+
+    theirs = _ms(_seconds(listing, repeats))
+    ours = _ms(_seconds(lambda: plan(fleet, request), 3 * repeats))
+    note = f"10 Macs on one switch; {cycles} cycles listed"
+    return Figure("placement 10 Macs", "ms", ours, theirs, "rustworkx simple_cycles", Bound("<=", 0.001), note)
+
+
+def one_switch(repeats: int) -> list[Figure]:
+    model = large_model(700 * GIB)
+    request = Request(path=PATH, memory=NO_KV, ring_without_relay=True)
+    figures = []
+    for kind, free in (("equal", lambda i: 96 * GIB), ("unlike", lambda i: (64 + (i * 7) % 16 * 8) * GIB)):
+        fleet = switch(16, model, free)
+        found = plan(fleet, request)
+        if not isinstance(found, Placement):
+            raise AssertionError("sixteen Macs have room for the model")
+        proven = "proven best" if found.proven else "not proven best"
+        note = f"16 {kind} Macs on one switch; {len(found.ranks)} ranks, {proven}"
+        samples = _ms(_seconds(lambda fleet=fleet: plan(fleet, request), 3 * repeats))  # type: ignore[misc]
+        figures.append(Figure(f"placement 16 {kind}", "ms", samples, bound=Bound("<=", 20), note=note))
+    return figures
+
+
+def growing(repeats: int, say: Say) -> list[Figure]:
+    """A place for a model of 900 GiB on racks, over RDMA; over a ring that may cross the LAN; and none to be found."""
+    figures = []
+    bounds = {1_000: Bound("<=", 100), 10_000: Bound("<=", 1000)}
+    requests = {
+        "mesh": (900, Request(path=PATH, memory=NO_KV)),
+        "ring+LAN": (900, Request(path=PATH, memory=NO_KV, transport=WantedTransport.RING, ring_without_relay=True)),
+        "no place": (90_000, Request(path=PATH, memory=NO_KV)),
+    }
+    for size in SIZES:
+        for kind, (gibs, request) in requests.items():
+            fleet = racks(size, large_model(gibs * GIB))
+            found = plan(fleet, request)
+            what = f"{len(found.ranks)} ranks over {found.transport}" if isinstance(found, Placement) else "none found"
+            samples = _ms(_seconds(lambda fleet=fleet, request=request: plan(fleet, request), repeats))  # type: ignore[misc]
+            note = f"{size} Macs in racks of {RACK}; {what}{'' if found.proven else ', not proven'}"
+            figures.append(Figure(f"placement {size} {kind}", "ms", samples, bound=bounds.get(size), note=note))
+            say(f"placement of {size} Macs, {kind}: {figures[-1].value:.1f} ms")
+    return figures
+
+
+def hard(repeats: int) -> Figure:
+    """64 equal Macs, all joined, and layers that fit in no order."""
+    layers = (7, 7, 7, 7, 7, 6, 6, 6)
+    model = ModelFacts(PATH, bytes=53, tensor=(TensorFacts(1, (53,)),), layer_bytes=layers)
+    fleet = meshed(64, model, 8)
+    request = Request(path=PATH, memory=MemoryRequest(1, 1, 0, 0), max_nodes=7)
+    found = plan(fleet, request)
+    if found.proven:
+        raise AssertionError("this was meant to be too hard")
+    samples = _seconds(lambda: plan(fleet, request), repeats)
+    note = "64 Macs, all joined; ended at the limit of steps, and says that it is not proven"
+    return Figure("placement hard", "s", samples, note=note)
+
+
+# --- the snapshot ---
+
+
+def objects(count: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Nodes, profiles and links of ``count`` Macs in racks, as the API server has them."""
+    fleet = racks(count, large_model(900 * GIB))
+    model = {
+        "path": PATH,
+        "repository": "org/large",
+        "bytes": 900 * GIB,
+        "complete": True,
+        "layers": 61,
+        "sizes": [{"worldSize": w, "tensorBytesPerRank": [900 * GIB // w] * w} for w in (1, 2, 4, 8)],
+        "pipeline": {"layerBytes": [900 * GIB // 61] * 61, "sharedBytes": GIB},
+        "kv": [{"bytesPerToken": 4096, "tensorSplit": True}] * 61,
+        "sizedBy": "MLX",
+    }
+    for number, mac in enumerate(fleet.macs.values(), 1):
+        assert mac.address is not None and mac.dials is not None
+        meta = {"name": mac.name, "uid": f"uid-{mac.name}", "resourceVersion": str(number)}
+        labels = {"kubernetes.io/os": "darwin", "kubernetes.io/hostname": mac.name}
+        conditions = [{"type": "Ready", "status": "True"}]
+        addresses = [{"type": "InternalIP", "address": mac.address}]
+        status = {"allocatable": {"memory": str(mac.free_bytes)}, "addresses": addresses, "conditions": conditions}
+        yield NODES, {"metadata": {**meta, "labels": labels}, "spec": {}, "status": status}
+        dials = [
+            {"node": node, "address": at, "state": "Reachable", "since": "2026-01-01T00:00:00Z"}
+            for node, at in zip(mac.dials.nodes, mac.dials.addresses, strict=True)
+        ]
+        en0 = {"address": mac.address, "prefixLength": 8, "class": "Private"}
+        profile = {
+            "runtime": {"mlxVersion": "0.32.4", "mlxLmVersion": "0.32.2", "backends": ["ring", "jaccl"]},
+            "network": {"interfaces": [{"name": "en0", "kind": "Ethernet", "addresses": [en0]}]},
+            "reachability": dials,
+            "models": [model],
+        }
+        yield NODEPROFILES, {"metadata": dict(meta), "status": profile}
+    usable = {"type": "RDMAUsable", "status": "True", "reason": "Usable", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    for number, cable in enumerate(fleet.cables.values(), 1):
+        spec = {
+            side: {"node": part.rpartition(".tb")[0], "port": int(part.rpartition(".tb")[2])}
+            for side, part in zip("ab", cable.name.split("--"), strict=True)
+        }
+        ends = [
+            {
+                "node": end.node,
+                "port": spec[side]["port"],
+                "rdmaDevice": end.device,
+                "address": end.address,
+                "speedMbps": cable.speed_mbps,
+                "seesPeer": True,
+            }
+            for side, end in (("a", cable.a), ("b", cable.b))
+        ]
+        meta = {"name": cable.name, "uid": f"uid-{number}", "resourceVersion": str(number)}
+        yield LINKS, {"metadata": meta, "spec": spec, "status": {"endpoints": ends, "conditions": [usable]}}
+
+
+def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
+    """Memory of the snapshot beyond the objects, and what it costs when one Mac changes."""
+    cache, parsed = Cache(), Parsed()
+    for collection, item in objects(count):
+        cache[collection].put(item)
+    parsed.all(NodeProfile, cache[NODEPROFILES])
+    parsed.all(ThunderboltLink, cache[LINKS])
+    used = taken(cache)
+    say(f"placement: objects of {count} Macs made")
+    gc.collect()
+    tracemalloc.start()
+    fleets = Fleets()
+    fleet = fleets.fleet(cache, parsed, used)
+    assert fleet.islands and fleet.top_mbps and fleet.dialled_by("mac-00000")
+    gc.collect()
+    per_mac = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    whole = _seconds(lambda: Fleets().fleet(cache, parsed, used), repeats)
+    versions = itertools.count(10_000_000)
+    one = next(iter(cache[NODES].items))
+
+    def change() -> None:
+        item = cache[NODES].items[one]
+        version = next(versions)
+        spec = {"unschedulable": bool(version % 2)}
+        cache[NODES].put({**item, "spec": spec, "metadata": {**item["metadata"], "resourceVersion": str(version)}})
+        changed = fleets.fleet(cache, parsed, used)
+        if changed.macs[one].schedulable == bool(version % 2):
+            raise AssertionError("the change is not in the snapshot")
+
+    again = _seconds(change, 3 * repeats)
+    note = f"{count} Macs in racks of {RACK}, {len(fleet.cables)} cables"
+    kept = "kept from the one before, against one made anew"
+    return [
+        Figure("snapshot memory", "B a Mac", (per_mac,), bound=Bound("<=", 2000), note=f"{note}; beyond the objects"),
+        Figure("snapshot, one change", "ms", _ms(again), _ms(whole), "made anew", Bound("<=", 0.2), f"{note}; {kept}"),
+    ]
+
+
+def figures(repeats: int, say: Say) -> list[Figure]:
+    """All of them."""
+    found = [against_listing(repeats), *one_switch(repeats), *growing(repeats, say), hard(repeats)]
+    return [*found, *snapshot_figures(repeats, 1_000, say)]
+
+
+def main() -> int:
+    print(table(figures(3, lambda text: print(text, file=sys.stderr, flush=True))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
