@@ -20,8 +20,8 @@ TRY = 8
 """Tokens of the forward that shows whether a split model runs, and which caches it divides."""
 FEW, MANY = 128, 256
 """Tokens of the two forwards that show how caches grow: multiples of the groups in which any model compresses its cache."""
-STEPS = (64, 128)
-BEFORE = 256
+STEPS = (16, 32)
+BEFORE = 64
 """Where a trace grows with its tokens: steps traced for the workspace, at a sequence's start and after so many tokens."""
 LONGEST = 131072
 """Tokens of context at most for which the workspace is traced; beyond, it goes on growing alike."""
