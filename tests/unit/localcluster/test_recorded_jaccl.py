@@ -1,0 +1,60 @@
+"""The recorded JACCL on its own: who gets one, what it knows of its cables, and what MLX says of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from thunderfleet_localcluster import recorded
+from thunderfleet_localcluster.fleet import parse_fleet
+from thunderfleet_localcluster.layout import Layout, plan_layout
+
+MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true"
+ASK = """
+import json, mlx.core as mx
+said = []
+for options in ({"backend": "jaccl", "strict": True}, {"backend": "jaccl"}):
+    try:
+        said.append(mx.distributed.init(**options).size())
+    except RuntimeError as error:
+        said.append(str(error)[:40])
+print(json.dumps([mx.distributed.is_available("jaccl"), mx.distributed.is_available("ring"), *said]))
+"""
+
+
+def layout() -> Layout:
+    machines = f"  - {{name: a, {MAC}, jaccl: recorded}}\n  - {{name: b, {MAC}, bridge: [1]}}\n  - {{name: c, {MAC}}}\n"
+    cables = "  - {a: 'a:1', b: 'b:1'}\n  - {a: 'a:2', b: 'c:1'}\n"
+    return plan_layout(parse_fleet(f"machines:\n{machines}cables:\n{cables}"), "namespaces")
+
+
+def test_only_a_mac_that_the_fleet_gives_one_has_it(tmp_path: Path) -> None:
+    for name in "ab":
+        recorded.write_machine(layout(), layout().machine(name), tmp_path / name / "bin")
+    assert (tmp_path / "a" / "python" / "sitecustomize.py").exists()
+    assert not (tmp_path / "b" / "python").exists()
+
+
+def test_it_knows_both_ends_of_its_cables() -> None:
+    known = recorded.jaccl.record(layout(), layout().machine("a"))["devices"]
+    one, two = list(known.values())[:2]
+    # b's end is in a bridge and has no address.
+    assert (one["peer"], one["active"]) == (None, True)
+    far = layout().machine("c").end(1)
+    assert far is not None and far.address is not None
+    assert two["peer"] == str(far.address.ip) != two["address"]
+
+
+def test_mlx_has_jaccl_and_refuses_as_jaccl_does_what_it_is_not_told(tmp_path: Path) -> None:
+    recorded.write_machine(layout(), layout().machine("a"), tmp_path / "bin")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLX_", "JACCL_"))}
+    for folder, expected in (
+        (tmp_path / "python", [True, True, "[jaccl] You need to provide via environm", 1]),
+        (tmp_path / "bin", [False, True, "Cannot initialize jaccl distributed back", 1]),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", ASK],
+            env={**environment, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert json.loads(done.stdout) == expected
