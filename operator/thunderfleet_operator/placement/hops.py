@@ -111,13 +111,19 @@ def ring_hops(fleet: Fleet, node: str, lan: bool) -> dict[str, Hop]:
     """``lan``: also what was dialled over other interfaces; such a hop need not work the other way."""
     found = _by_cable(fleet, node, ring_lack, ring_speed)
     mac = fleet.macs[node]
-    if lan and mac.dials is not None:
-        for peer in dict.fromkeys(mac.dials.nodes):
-            if peer in found or peer == node or peer not in fleet.macs:
-                continue
-            hop = lan_hop(mac, fleet.macs[peer])
-            if hop is not None:
-                found[peer] = hop
+    if not lan or mac.dials is None:
+        return found
+    best: dict[str, tuple[tuple[int, bool], str, int]] = {}
+    for peer, address in zip(mac.dials.nodes, mac.dials.addresses, strict=True):
+        other = fleet.macs.get(peer)
+        if other is None or peer in found or peer == node:
+            continue
+        kind = other.kinds.get(address, UNKNOWN)
+        way = (address_rank(kind, RING_ORDER), address, kind.speed_mbps)
+        if kind.kind is not Kind.THUNDERBOLT and (peer not in best or way < best[peer]):
+            best[peer] = way
+    for peer, (_, address, speed) in best.items():
+        found[peer] = Hop(speed, address=address)
     return found
 
 

@@ -195,9 +195,9 @@ def cliques(area: Area, size: int, least: int, together: int, shortlist: Shortli
         if not left:
             evaluate(area, chosen, shared, speed)
             return
+        if total + sum(free[i] for i in candidates[-left:]) < together:
+            return
         for position in range(len(candidates) - left + 1):
-            if total + sum(free[i] for i in candidates[position:][-left:]) < together:
-                return
             if not work.step():
                 return
             new = candidates[position]
