@@ -412,7 +412,7 @@ def send_order(folder: ClusterFolder, order: Mapping[str, object], seconds: floa
         raise LocalClusterError(f"the keeper in {folder.root} went away; see {folder.log('keeper')}")
     data: dict[str, Any] = json.loads(answer)
     if "error" in data:
-        raise LocalClusterError(str(data["error"]))
+        raise LocalClusterError(str(data["error"]), usage=bool(data.get("usage")))
     return data
 
 

@@ -552,7 +552,7 @@ class Keeper:
             try:
                 answer: dict[str, Any] = await self._obey(json.loads(line))
             except (LocalClusterError, ApiError) as error:
-                answer = {"error": str(error)}
+                answer = {"error": str(error), "usage": getattr(error, "usage", False)}
             except Exception as error:
                 log.exception("order failed")
                 answer = {"error": f"{type(error).__name__}: {error}"}

@@ -88,7 +88,8 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: fro
     ends = _speaking(link, ready)
     for node in _ends(link):
         if node not in ends:
-            return False, "EndMissing", f"{node} has not reported its end of the cable: is its agent running? {_agent(node)}"
+            text = f"{node} does not report its end: is the cable in its port {_port(link, node)}, and its agent running?"
+            return False, "EndMissing", f"{text} {_agent(node)}"
     statuses = {node: profiles[node].status if node in profiles else None for node in ends}
     if speed <= THUNDERBOLT4_MBPS:
         hubs = sorted({hub for end in ends.values() for hub in end.through})
