@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import audit, models, processes
+from tests.bench import audit, models, placement, processes
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -180,10 +180,19 @@ def _writes(written: Counter[str], seconds: float, say: Say) -> Figure:
     return Figure("API writes", "a minute", (sum(written.values()) * 60 / seconds,), bound=Bound("<=", 0), note=note)
 
 
+def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """The planner alone, which needs no cluster."""
+    try:
+        return placement.figures(repeats, say)
+    except ImportError as error:
+        raise BenchFailed(f"the other side cannot be run: {error}; make install") from error
+
+
 ALL = (
     Benchmark("up", "seconds of `thunderfleet up`", up),
     Benchmark("first-token", "apply to the first token, against mlx.launch", first_token),
     Benchmark("decode", "tokens per second through the endpoint, against mlx_lm.server on two ranks", decode),
     Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
+    Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
 )
