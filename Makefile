@@ -47,15 +47,14 @@ types: install ## Strict types
 
 .PHONY: unit
 unit: programs ## Unit and property tests
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
 
 .PHONY: e2e
 e2e: programs ## End-to-end tests on a real control plane
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e --durations=15
 
 .PHONY: test
-test: lint types programs ## Everything that must pass
-	$(BIN)/python -m pytest tests/unit tests/e2e
+test: lint types unit e2e ## Everything that must pass
 
 .PHONY: bench
 bench: programs ## Figures, as a table (JSON=FILE writes them too)
