@@ -56,6 +56,11 @@ e2e: programs ## End-to-end tests on a real control plane
 .PHONY: test
 test: lint types unit e2e ## Everything that must pass
 
+.PHONY: fuzz
+fuzz: install ## Parsers and decisions of discovery against 20,000 inputs each
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest \
+	  tests/unit/agent/test_parsers.py tests/unit/agent/test_damp.py tests/unit/agent/test_reach.py
+
 .PHONY: bench
 bench: programs ## Figures, as a table (JSON=FILE writes them too)
 	$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))

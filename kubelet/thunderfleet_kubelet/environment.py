@@ -82,7 +82,6 @@ def references(containers: list[Json]) -> tuple[set[str], set[str]]:
 def data_of(kind: str, item: Json) -> dict[str, bytes]:
     """All keys of a ConfigMap or Secret, as bytes."""
 
-
     if kind == "Secret":
         return {key: base64.b64decode(value) for key, value in (item.get("data") or {}).items()}
     plain = {key: str(value).encode() for key, value in (item.get("data") or {}).items()}
@@ -114,8 +113,10 @@ def field_value(pod: Json, path: str, sources: Sources) -> str:
 
 
 def _pairs(values: Mapping[str, str] | None) -> str:
-    quoted = {key: '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-              for key, value in (values or {}).items()}
+    quoted = {
+        key: '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        for key, value in (values or {}).items()
+    }
     return "\n".join(f"{key}={quoted[key]}" for key in sorted(quoted))
 
 

@@ -59,9 +59,7 @@ def _mapped(file: Path) -> tuple[tuple[int, int], ...] | None:
     return tuple((row[0], row[2]) for row in rows)
 
 
-def decide(
-    pod: Json, container: Json, image_user: str, default: tuple[int, int] | None, kubelet: Self
-) -> Identity:
+def decide(pod: Json, container: Json, image_user: str, default: tuple[int, int] | None, kubelet: Self) -> Identity:
     """The container's identity: runAsUser of container or pod, else the image's user, else the configured ``default`` (uid,
     gid), else the kubelet's own. Raises ConfigProblem for root that nobody asked for, and for users that cannot be had."""
     of_pod: Json = pod["spec"].get("securityContext") or {}

@@ -303,9 +303,7 @@ class _Plan:
         if not self.initialized:
             return False
         lasts = [self.seen.last(container["name"]) for container in self.mains]
-        return all(
-            last is not None and last.state == "exited" and not restarts(self.policy, last.exit_code) for last in lasts
-        )
+        return all(last is not None and last.state == "exited" and not restarts(self.policy, last.exit_code) for last in lasts)
 
     def decide(self) -> Decision:
         self.initialized = self._was_initialized()

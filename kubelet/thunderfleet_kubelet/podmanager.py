@@ -340,12 +340,7 @@ class PodManager:
 
     def statistics(self) -> dict[str, Any]:
         """Counts for the kubelet's metrics: ``pods``, ``containers`` (running), ``restarts`` (of the pods that are here)."""
-        lasts = [
-            attempts[-1]
-            for worker in self._workers.values()
-            for attempts in worker.attempts.values()
-            if attempts
-        ]
+        lasts = [attempts[-1] for worker in self._workers.values() for attempts in worker.attempts.values() if attempts]
         return {
             "pods": len(self.pods()),
             "containers": sum(attempt.state == "running" for attempt in lasts),

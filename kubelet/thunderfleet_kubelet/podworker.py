@@ -484,9 +484,7 @@ class PodWorker:
             run = self._runner(name, attempt.number)
             good, said = await probes.ask(probe, container, self._around.runtime().addresses[0], run, settings.timeout)
             if not good and (name, attempt.number) not in self._stops:
-                self._around.recorder.pod(
-                    self.pod, "Warning", "Unhealthy", f"{kind.capitalize()} probe failed: {said}", name
-                )
+                self._around.recorder.pod(self.pod, "Warning", "Unhealthy", f"{kind.capitalize()} probe failed: {said}", name)
             if count.add(good):
                 self._verdict(kind, name, good)
                 if kind == "startup" and good:

@@ -117,9 +117,10 @@ async def _http(action: Json, container: Json, host: str, seconds: float) -> tup
     try:
         # Probes check that the program answers, not who it is: certificates are not verified, as on any node.
         timeout = aiohttp.ClientTimeout(total=seconds)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(
-            url, headers=headers, ssl=False, allow_redirects=False
-        ) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(url, headers=headers, ssl=False, allow_redirects=False) as answer,
+        ):
             text = (await answer.content.read(BODY_BYTES)).decode("utf-8", "replace")
             if 200 <= answer.status < 400:
                 return True, ""

@@ -100,9 +100,7 @@ def plan(volume: Json, pod: Json, sources: Sources, tokens: Mapping[TokenWanted,
         raise VolumeProblem(f"volume {volume['name']!r}: {problem}") from problem
 
 
-def _projected(
-    source: Json, pod: Json, sources: Sources, tokens: Mapping[TokenWanted, str], mode: int
-) -> dict[str, File]:
+def _projected(source: Json, pod: Json, sources: Sources, tokens: Mapping[TokenWanted, str], mode: int) -> dict[str, File]:
     if source.get("configMap"):
         return _from_object("ConfigMap", str(source["configMap"]["name"]), source["configMap"], sources.config_maps, mode)
     if source.get("secret"):
@@ -116,9 +114,7 @@ def _projected(
     raise ConfigProblem(f"the projected source {', '.join(source)} is one that this kubelet does not know")
 
 
-def _from_object(
-    kind: str, name: str, spec: Json, objects: Mapping[str, Json | None], mode: int
-) -> dict[str, File]:
+def _from_object(kind: str, name: str, spec: Json, objects: Mapping[str, Json | None], mode: int) -> dict[str, File]:
     item = objects.get(name)
     if item is None:
         if spec.get("optional"):

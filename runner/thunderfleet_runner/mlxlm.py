@@ -577,4 +577,3 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         arguments = Namespace(chat_template_kwargs=None)
         _, segments, types, state, _ = super()._tokenize(tokenizer, request, arguments)
         return [list(map(int, segment)) for segment in segments], list(types), str(state)
-

@@ -105,9 +105,7 @@ def parse(endpoint: Endpoint, raw: bytes, limits: Limits) -> Call:
     body = {name: value for name, value in body.items() if value is not None and name not in _DROPPED}
     unknown = sorted(set(body) - allowed)
     if unknown:
-        raise _refuse(
-            unknown[0][:64], f"{_quoted(unknown)} is not supported here; allowed are {', '.join(sorted(allowed))}"
-        )
+        raise _refuse(unknown[0][:64], f"{_quoted(unknown)} is not supported here; allowed are {', '.join(sorted(allowed))}")
     _model(body, limits)
     if _integer(body, "n", 1, 1 << 31, default=1) != 1:
         raise _refuse("n", "n must be 1: one answer a request")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import audit, models, placement, processes
+from tests.bench import audit, discovery, models, placement, processes
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -195,4 +195,5 @@ ALL = (
     Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
+    Benchmark("discovery", "a pulled cable to its condition; the largest report parsed", discovery.discovery),
 )

@@ -295,7 +295,7 @@ def objects(image: str, scratch: Path) -> list[Json]:
         ),
         pod("crashes", [container(image, "echo here I crash; exit 5")]),
         pod("talks", [container(image, talk)]),
-        pod("stays", [container(image, "echo \"I am $$$$\"; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.2; done")]),
+        pod("stays", [container(image, 'echo "I am $$$$"; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.2; done')]),
         pod("who", [container(image, "id -u; id -g; sleep 3600")]),
         pod(
             "stubborn",

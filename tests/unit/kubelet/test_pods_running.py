@@ -375,7 +375,7 @@ async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
 async def test_pre_stop_runs_before_the_signal(world: World) -> None:
     await world.boot()
     hook = {"preStop": {"exec": {"command": ["sh", "-c", 'echo hooked > "$HOME/hooked"']}}}
-    script = 'trap \'cat "$HOME/hooked"; exit 0\' TERM; echo up; while :; do sleep 0.05; done'
+    script = "trap 'cat \"$HOME/hooked\"; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     world.api.add_pod("hooked", {"containers": [sh(script, lifecycle=hook)]})
     await world.phase("hooked", "Running")
     await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
@@ -442,8 +442,7 @@ async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:
         ],
         "containers": [
             sh(
-                f'cd "$HOME"; cat etc/a.txt keys/tls.key one.txt; cd {folder}; cat token ca.crt namespace; echo;'
-                "sleep 600",
+                f'cd "$HOME"; cat etc/a.txt keys/tls.key one.txt; cd {folder}; cat token ca.crt namespace; echo;sleep 600',
                 volumeMounts=[
                     {"name": "settings", "mountPath": "/etc"},
                     {"name": "settings", "mountPath": "/one.txt", "subPath": "a.txt"},

@@ -109,7 +109,7 @@ async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> 
     # Several at once, so that batches form and dissolve; each is the same as alone.
     alone = {n: (await ask(client, CHAT | {"max_tokens": n}))[1]["choices"][0]["token_ids"] for n in (5, 17, 40)}
     together = await asyncio.gather(*(ask(client, CHAT | {"max_tokens": n}) for n in (5, 17, 40, 48)))
-    for (n, ids) in zip((5, 17, 40, 48), (body["choices"][0]["token_ids"] for _, body in together), strict=True):
+    for n, ids in zip((5, 17, 40, 48), (body["choices"][0]["token_ids"] for _, body in together), strict=True):
         assert ids == yardstick[:n]
         assert alone.get(n, ids) == ids
 
