@@ -273,7 +273,8 @@ def play(demo: Demo, keep: bool) -> None:
         say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
         say(f"      export http_proxy={cluster.proxy}    # how this shell reaches status.endpoint")
         say("      kubectl get md,np,tbl,pods")
-        say(f"      {sys.argv[0]} --name {NAME} down    # when done")
+        say(f"      {sys.argv[0]} status --name {NAME}    # its processes, addresses and logs")
+        say(f"      {sys.argv[0]} down --name {NAME}      # when done")
         return
     with demo.step("Everything down again"):
         demo.down()
