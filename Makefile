@@ -50,8 +50,8 @@ unit: programs ## Unit and property tests
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
 
 .PHONY: e2e
-e2e: programs ## End-to-end tests on a real control plane
-	$(BIN)/python -m pytest tests/e2e --durations=15
+e2e: programs ## End-to-end tests on real control planes, two at a time: they mostly wait
+	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --durations=15
 
 .PHONY: test
 test: lint types unit e2e ## Everything that must pass
