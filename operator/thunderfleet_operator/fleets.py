@@ -61,6 +61,7 @@ def _facts(model: Model) -> ModelFacts:
         pipeline_refusal=pipeline.refusal if pipeline else "no dry run of a pipeline is known",
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
         prefill_bytes=model.prefill_workspace_bytes or 0,
+        prefill_bytes_per_token=model.prefill_workspace_bytes_per_token or 0,
     )
 
 

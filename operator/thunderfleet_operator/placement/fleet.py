@@ -59,6 +59,9 @@ class ModelFacts:
     pipeline_refusal: str | None = None
     kv: tuple[KVLayer, ...] = ()
     prefill_bytes: int = 0
+    """Workspace of one prefill step at the start of a sequence."""
+    prefill_bytes_per_token: int = 0
+    """What each token of context adds to it."""
 
     def tensor_size(self, world_size: int) -> TensorFacts | None:
         return next((size for size in self.tensor if size.world_size == world_size), None)

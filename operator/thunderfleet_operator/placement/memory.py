@@ -23,6 +23,11 @@ def kv_bytes(layer: KVLayer, memory: MemoryRequest, world_size: int = 1) -> int:
     return -(-total // world_size) if layer.tensor_split else total
 
 
+def prefill_bytes(model: ModelFacts, memory: MemoryRequest) -> int:
+    """Bytes of workspace of one prefill step at the end of the longest sequence that is admitted, where it needs the most."""
+    return model.prefill_bytes + model.prefill_bytes_per_token * memory.context_tokens
+
+
 def _with_headroom(reserved: int, memory: MemoryRequest) -> int:
     return -(-reserved * (100 + memory.headroom_percent) // 100)
 
@@ -33,14 +38,14 @@ def tensor_bytes(model: ModelFacts, memory: MemoryRequest, world_size: int, rank
     if size is None or size.refusal or len(size.bytes_per_rank) != world_size:
         return None
     cache = sum(kv_bytes(layer, memory, world_size) for layer in model.kv)
-    return _with_headroom(size.bytes_per_rank[rank] + cache + model.prefill_bytes, memory)
+    return _with_headroom(size.bytes_per_rank[rank] + cache + prefill_bytes(model, memory), memory)
 
 
 def pipeline_bytes(model: ModelFacts, memory: MemoryRequest, first: int, last: int) -> int:
     """What a rank with layers ``first`` (included) to ``last`` (excluded) reserves."""
     weights = model.shared_bytes + sum(model.layer_bytes[first:last])
     cache = sum(kv_bytes(layer, memory) for layer in model.kv[first:last])
-    return _with_headroom(weights + cache + model.prefill_bytes, memory)
+    return _with_headroom(weights + cache + prefill_bytes(model, memory), memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ def bounds(model: ModelFacts, memory: MemoryRequest, split: Split, size: int) ->
         if count < size:
             return f"the model has {count} layers, fewer than {size} ranks"
         costs = _layer_costs(model, memory)
-        fixed = model.shared_bytes + model.prefill_bytes
+        fixed = model.shared_bytes + prefill_bytes(model, memory)
         # Headroom is rounded up rank by rank, so the sum of any division is no less than these.
         together = (sum(costs) + size * fixed) * (100 + memory.headroom_percent) // 100
         return Bounds(_with_headroom(fixed + min(costs), memory), together, len(set(costs)) == 1)
@@ -127,7 +132,7 @@ def share_layers(
     if all(pipeline_bytes(model, memory, *span) <= room for span, room in zip(ranges, free, strict=True)):
         return ranges, True
     sums = [0, *accumulate(_layer_costs(model, memory))]
-    fixed = model.shared_bytes + model.prefill_bytes
+    fixed = model.shared_bytes + prefill_bytes(model, memory)
     # From the last rank, which holds the first layers: where its layers can end, how far from the ideal, by which cuts.
     cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for position in reversed(range(len(free))):

@@ -31,7 +31,15 @@ from thunderfleet_operator.placement import (
     better,
     plan,
 )
-from thunderfleet_operator.placement.memory import kv_bytes, largest_remainder, share_layers, tensor_bytes
+from thunderfleet_operator.placement.memory import (
+    Bounds,
+    bounds,
+    kv_bytes,
+    largest_remainder,
+    pipeline_bytes,
+    share_layers,
+    tensor_bytes,
+)
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -279,6 +287,18 @@ def test_kv_counts_what_the_gateway_admits() -> None:
 def test_headroom_and_workspace_are_reserved() -> None:
     facts = ModelFacts(PATH, tensor=(TensorFacts(1, (100,)),), prefill_bytes=50)
     assert tensor_bytes(facts, MemoryRequest(1, 1, 0, 10), 1, 0) == 165
+
+
+def test_workspace_grows_with_the_context() -> None:
+    facts = ModelFacts(
+        PATH, tensor=(TensorFacts(1, (100,)),), layer_bytes=(60, 40), prefill_bytes=50, prefill_bytes_per_token=3
+    )
+    memory = MemoryRequest(context_tokens=20, concurrent_requests=4, cached_tokens=0, headroom_percent=0)
+    assert tensor_bytes(facts, memory, 1, 0) == 100 + 50 + 3 * 20, "one step at a time, whatever the requests"
+    assert pipeline_bytes(facts, memory, 0, 1) == 60 + 50 + 3 * 20
+    assert bounds(facts, memory, Split.PIPELINE, 2) == Bounds(40 + 110, 100 + 2 * 110, False)
+    assert share_layers(facts, memory, [40 + 110, 60 + 110]) == (((1, 2), (0, 1)), True)
+    assert share_layers(facts, memory, [40 + 110, 60 + 109]) is None
 
 
 def test_split_follows_model_transport_and_wish() -> None:
