@@ -20,9 +20,11 @@ TRY = 8
 """Tokens of the forward that shows whether a split model runs, and which caches it divides."""
 FEW, MANY = 128, 256
 """Tokens of the two forwards that show how caches grow: multiples of the groups in which any model compresses its cache."""
-STEPS = (16, 32)
-BEFORE = 64
-"""Where a trace grows with its tokens: steps traced for the workspace, at a sequence's start and after so many tokens."""
+STEPS = (64, 128)
+BEFORE = 128
+"""Steps that show whether a trace grows with its tokens; if so, they are traced for the workspace, at a sequence's start and
+after so many tokens. mlx-lm's mixtures of experts sort their tokens from 64 choices on, which is an operation more or less and
+must not pass for growth: with one expert a token, 64 tokens are the first that are sorted as a full step is."""
 LONGEST = 131072
 """Tokens of context at most for which the workspace is traced; beyond, it goes on growing alike."""
 LAYER_LIMIT = 512
