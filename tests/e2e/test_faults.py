@@ -43,9 +43,10 @@ def containers(served: Any) -> dict[str, tuple[str, str, int]]:
 
 
 def pids(served: Any) -> list[str]:
-    """Processes of its pods, by machine, process id and command."""
+    """Processes of its pods, by machine, process id and command; what each is doing just now does not count."""
     processes, _ = served.seen()
-    return sorted(process for process in processes if RANK in process or SUPERVISOR in process)
+    own = [process.split(" ", 3) for process in processes if RANK in process or SUPERVISOR in process]
+    return sorted(f"{machine} {pid} {command}" for machine, pid, _state, command in own)
 
 
 def versions(served: Any) -> dict[str, str]:
