@@ -231,6 +231,12 @@ class Reachability(ApiModel):
     state: ReachabilityState = Field(description="Reachable, or Suspect after a failed round.")
     since: Time = Field(description="Since when the state holds.")
     rtt_microseconds: Int64 | None = Field(default=None, description="Round trip in microseconds.")
+    jitter_microseconds: Int64 | None = Field(
+        default=None, description="Jitter in microseconds: mean absolute difference of neighbouring round trips."
+    )
+    sent_mbps: Int64 | None = Field(default=None, description="Throughput towards that address in Mbit/s, as timed there.")
+    received_mbps: Int64 | None = Field(default=None, description="Throughput from that address in Mbit/s, as timed here.")
+    measured_at: Time | None = Field(default=None, description="When round trip, jitter and throughput were measured.")
 
 
 class ComputeBenchmark(ApiModel):
@@ -340,6 +346,19 @@ class Quarantine(ApiModel):
     evidence: LongMessage = Field(default="", description="The failure's own text, and which group saw it.")
 
 
+class GroupUse(ApiModel):
+    """A group that has this Mac; written by the operator before the group's pods, so that nothing is measured beside them."""
+
+    name: Name = Field(description="The group: <namespace>/<deployment>-<index>.")
+    epoch: Count = Field(description="The placement epoch.")
+    nodes: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
+        default=(), description="The group's Macs, rank 0 first: agents of one group dial each other."
+    )
+    links: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
+        default=(), description="The cables of this Mac that the group uses; nothing measures them meanwhile."
+    )
+
+
 class NodeProfileStatus(ApiModel):
     """What was observed; every part may be missing while it has not been."""
 
@@ -358,6 +377,11 @@ class NodeProfileStatus(ApiModel):
     benchmarks: Benchmarks | None = Field(default=None, description="What the GPU does.")
     models: Annotated[tuple[Model, ...], Field(max_length=64)] = Field(
         default=(), description="Models on this Mac's disk, by path.", json_schema_extra={"x-list-keys": ["path"]}
+    )
+    groups: Annotated[tuple[GroupUse, ...], Field(max_length=64)] = Field(
+        default=(),
+        description="Groups that have this Mac, as the operator placed them.",
+        json_schema_extra={"x-list-keys": ["name"]},
     )
     quarantine: Quarantine | None = Field(default=None, description="Why placements avoid this Mac, if they do.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
