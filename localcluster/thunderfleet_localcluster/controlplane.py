@@ -143,57 +143,49 @@ def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | N
     return Program("kube-apiserver", argv, {"GOGC": "80"})
 
 
+def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, address: str, port: int, **flags: object) -> Program:
+    """A client of the API server that serves its own health and metrics: what controller manager and scheduler share."""
+    serving = pki.pair(f"{name}-serving")
+    shared = _flags(
+        kubeconfig=kubeconfig,
+        authentication_kubeconfig=kubeconfig,
+        authorization_kubeconfig=kubeconfig,
+        bind_address=address,
+        secure_port=port,
+        tls_cert_file=serving.certificate,
+        tls_private_key_file=serving.key,
+        client_ca_file=pki.ca,
+        requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
+        # There is one of each, and its election would write a Lease every other second.
+        leader_elect=False,
+        profiling=False,
+    )
+    return Program(name, (str(binary), *shared, *_flags(**flags)), {})
+
+
 def controller_manager(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
     """The controllers, those for bootstrap tokens among them."""
-    serving = pki.pair("kube-controller-manager-serving")
-    argv = (
-        str(binary),
-        *_flags(
-            kubeconfig=kubeconfig,
-            authentication_kubeconfig=kubeconfig,
-            authorization_kubeconfig=kubeconfig,
-            bind_address=at.local,
-            secure_port=at.controller_manager,
-            tls_cert_file=serving.certificate,
-            tls_private_key_file=serving.key,
-            client_ca_file=pki.ca,
-            requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
-            # There is one of each, and its election would write a Lease every other second.
-            leader_elect=False,
-            controllers="*,bootstrapsigner,tokencleaner",
-            use_service_account_credentials=True,
-            service_account_private_key_file=pki.folder / "service-accounts.key",
-            root_ca_file=pki.ca,
-            cluster_signing_cert_file=pki.ca,
-            cluster_signing_key_file=pki.folder / "ca.key",
-            service_cluster_ip_range=SERVICES,
-            allocate_node_cidrs=False,
-            profiling=False,
-        ),
+    return _component(
+        "kube-controller-manager",
+        binary,
+        pki,
+        kubeconfig,
+        at.local,
+        at.controller_manager,
+        controllers="*,bootstrapsigner,tokencleaner",
+        use_service_account_credentials=True,
+        service_account_private_key_file=pki.folder / "service-accounts.key",
+        root_ca_file=pki.ca,
+        cluster_signing_cert_file=pki.ca,
+        cluster_signing_key_file=pki.folder / "ca.key",
+        service_cluster_ip_range=SERVICES,
+        allocate_node_cidrs=False,
     )
-    return Program("kube-controller-manager", argv, {})
 
 
 def scheduler(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
     """The scheduler."""
-    serving = pki.pair("kube-scheduler-serving")
-    argv = (
-        str(binary),
-        *_flags(
-            kubeconfig=kubeconfig,
-            authentication_kubeconfig=kubeconfig,
-            authorization_kubeconfig=kubeconfig,
-            bind_address=at.local,
-            secure_port=at.scheduler,
-            tls_cert_file=serving.certificate,
-            tls_private_key_file=serving.key,
-            client_ca_file=pki.ca,
-            requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
-            leader_elect=False,
-            profiling=False,
-        ),
-    )
-    return Program("kube-scheduler", argv, {})
+    return _component("kube-scheduler", binary, pki, kubeconfig, at.local, at.scheduler)
 
 
 AUDIT_POLICY = {
