@@ -332,14 +332,14 @@ def chat(prompt: str, tokens: int, **more: object) -> Json:
     }
 
 
-def install(cluster: Cluster) -> None:
-    """The chart and the model, as a user would."""
+def install(cluster: Cluster, *values: str) -> None:
+    """The chart and the model, as a user would. ``values``: more of the chart's, as ``key=value``."""
     tinymodel.make(cluster.models / MODEL)
     cluster.kubectl("create", "namespace", SYSTEM)
     cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
     cluster.helm(
         *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
-        *("--set", f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"),
+        *("--set", ",".join((f"agent.modelFolders={{{cluster.models}}}", "agent.modelsIntervalSeconds=2", *values))),
         seconds=INSTALL_SECONDS + 30,
     )
 
