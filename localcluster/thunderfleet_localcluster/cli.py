@@ -16,12 +16,12 @@ from thunderfleet_localcluster.assets import find_assets
 from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet import load_fleet
-from thunderfleet_localcluster.live import CABLE_ACTIONS, DAMAGES, RDMA_ACTIONS, SPEEDS
+from thunderfleet_localcluster.live import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
 from thunderfleet_localcluster.live import COMMANDS as COMMAND_NAMES
 from thunderfleet_localcluster.paths import DEFAULT_NAME, ClusterFolder, checked_name
 from thunderfleet_localcluster.progress import Progress
 
-MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "off", "on")
+MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "freeze-kubelet", "thaw-kubelet", "off", "on")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,6 +80,12 @@ def parser() -> argparse.ArgumentParser:
     cable.add_argument("end", metavar="END", help="one end, as machine:port")
     cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: the kernel lets no more Mbit/s through")
     cable.add_argument("--speed", choices=SPEEDS, help="slow: what both ends say was negotiated, in Gb/s")
+    lan = command("lan", "unplug a machine from the LAN, or plug it in again; its Thunderbolt cables stay")
+    lan.add_argument("action", choices=LAN_ACTIONS, help="what to do")
+    lan.add_argument("machine", metavar="MACHINE", help="name of the machine")
+    jaccl = command("jaccl", "tell a Mac's recorded JACCL where to fail or to be slow")
+    jaccl.add_argument("machine", metavar="MAC", help="name of the Mac")
+    jaccl.add_argument("points", metavar="JSON", help='such as [{"at": "rtr", "errno": 96}]; []: nowhere any more')
     rdma = command("rdma", "switch a Mac's RDMA, or let its stack hang (until the Mac is switched off and on)")
     rdma.add_argument("action", choices=RDMA_ACTIONS, help="what to do")
     rdma.add_argument("machine", metavar="MAC", help="name of the Mac")
@@ -87,8 +93,8 @@ def parser() -> argparse.ArgumentParser:
     damage.add_argument("action", choices=tuple(DAMAGES), help="; ".join(f"{name}: {what}" for name, what in DAMAGES.items()))
     damage.add_argument("machine", metavar="MAC", help="name of the Mac")
     damage.add_argument("program", metavar="COMMAND", help=", ".join(COMMAND_NAMES))
-    component = command("component", "kill or start a program of the control plane")
-    component.add_argument("action", choices=("off", "on"), help="off: SIGKILL")
+    component = command("component", "kill, start, freeze or thaw a program of the control plane")
+    component.add_argument("action", choices=("off", "on", "freeze", "thaw"), help="off: SIGKILL, freeze: SIGSTOP")
     component.add_argument(
         "component", metavar="COMPONENT", help="etcd, kube-apiserver, kube-controller-manager or kube-scheduler"
     )
@@ -244,6 +250,22 @@ def _rdma(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _lan(arguments: argparse.Namespace) -> int:
+    Cluster.attach(arguments.name, arguments.dir).lan(arguments.action, arguments.machine)
+    return 0
+
+
+def _jaccl(arguments: argparse.Namespace) -> int:
+    try:
+        points = json.loads(arguments.points)
+    except ValueError as error:
+        raise LocalClusterError(f"{arguments.points!r} is not JSON: {error}", usage=True) from error
+    if not isinstance(points, list):
+        raise LocalClusterError('the points are a JSON list such as [{"at": "rtr", "errno": 96}]', usage=True)
+    Cluster.attach(arguments.name, arguments.dir).jaccl(arguments.machine, points)
+    return 0
+
+
 def _damage(arguments: argparse.Namespace) -> int:
     Cluster.attach(arguments.name, arguments.dir).damage(arguments.action, arguments.machine, arguments.program)
     return 0
@@ -265,6 +287,8 @@ COMMANDS = {
     "machine": _machine,
     "mac": _mac,
     "cable": _cable,
+    "lan": _lan,
+    "jaccl": _jaccl,
     "rdma": _rdma,
     "command": _damage,
     "component": _component,

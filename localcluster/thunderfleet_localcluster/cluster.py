@@ -65,6 +65,14 @@ class Machine(MachineInfo):
         """SIGTERM to the kubelet alone."""
         self._do("stop-kubelet")
 
+    def freeze_kubelet(self) -> None:
+        """SIGSTOP to the kubelet alone."""
+        self._do("freeze-kubelet")
+
+    def thaw_kubelet(self) -> None:
+        """SIGCONT to the kubelet."""
+        self._do("thaw-kubelet")
+
     def start_kubelet(self) -> None:
         """Starts the kubelet again."""
         self._do("start-kubelet")
@@ -269,13 +277,21 @@ class Cluster:
         """A new bootstrap token, valid for an hour."""
         return str(self.order(do="token")["token"])
 
-    def component(self, name: str, action: Literal["on", "off"]) -> None:
-        """Kills (SIGKILL) or starts a program of the control plane: etcd, kube-apiserver, …"""
+    def component(self, name: str, action: Literal["on", "off", "freeze", "thaw"]) -> None:
+        """Kills (SIGKILL), starts, stops (SIGSTOP) or continues a program of the control plane: etcd, kube-apiserver, …"""
         self.order(do="component", name=name, action=action)
 
     def cable(self, action: str, end: str, rate_mbps: int | None = None, speed: str | None = None) -> None:
         """Pulls, plugs or slows the cable at ``end`` (machine:port), at both of its ends."""
         self.order(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed)
+
+    def lan(self, action: Literal["pull", "plug"], machine: str) -> None:
+        """Unplugs a machine from the LAN, or plugs it in again; its Thunderbolt cables stay. Namespaces only."""
+        self.order(do="change", what="lan", action=action, name=machine)
+
+    def jaccl(self, machine: str, points: Sequence[Mapping[str, object]]) -> None:
+        """Tells a Mac's recorded JACCL where to fail or to be slow (``recorded/python/recorded_jaccl.py``); [] : nowhere."""
+        self.order(do="change", what="jaccl", name=machine, points=list(points))
 
     def rdma(self, action: str, machine: str) -> None:
         """Switches a Mac's RDMA on or off, or lets its stack hang."""

@@ -404,6 +404,8 @@ class Keeper:
         for index, layout in enumerate(self.layout.machines):
             if layout.name in fresh:
                 commands += network.plug_lan(index, layout, self.machines[layout.name].pid)
+                if layout.name in self.live.cut:
+                    commands += network.pull_lan(index, plugged=False)
                 inside[layout.name] += network.inside_commands(layout)
         slow: list[tuple[str, str, int]] = []
         for index in range(len(self.fleet.cables)):
@@ -634,6 +636,10 @@ class Keeper:
                 await machine.kill_kubelet(signal.SIGKILL)
             case "stop-kubelet":
                 await machine.kill_kubelet(signal.SIGTERM)
+            case "freeze-kubelet":
+                await machine.signal_kubelet(signal.SIGSTOP)
+            case "thaw-kubelet":
+                await machine.signal_kubelet(signal.SIGCONT)
             case "start-kubelet":
                 if self.spec.kubelet is None:
                     raise LocalClusterError("this cluster was started without kubelets")
@@ -653,7 +659,8 @@ class Keeper:
                 if self.spec.kubelet is not None:
                     await self._start_kubelet(machine)
             case _:
-                raise LocalClusterError(f"unknown action {action!r}: kill-kubelet, stop-kubelet, start-kubelet, off or on")
+                known = "kill-kubelet, stop-kubelet, start-kubelet, freeze-kubelet, thaw-kubelet, off or on"
+                raise LocalClusterError(f"unknown action {action!r}: {known}")
         return {}
 
     def _rewrite(self) -> None:
@@ -668,6 +675,7 @@ class Keeper:
     async def _change(self, order: dict[str, Any]) -> dict[str, Any]:
         """Something happens to a cable, an RDMA stack or a command while the cluster runs."""
         from thunderfleet_localcluster.live import ends_of, find_cable
+        from thunderfleet_localcluster.recorded import jaccl
 
         what, action = str(order.get("what")), str(order.get("action"))
         if what == "cable":
@@ -680,15 +688,34 @@ class Keeper:
                 await asyncio.gather(*(self._apply_end(name, end) for name, end in ends_of(self.layout, index)))
             return {}
         machine = self._known(order)
+        if what == "lan":
+            return await self._change_lan(machine, action)
         if machine.layout.machine.kind != "mac":
             raise LocalClusterError(f"{machine.name} is no Mac", usage=True)
         if what == "rdma":
             self.live = self.live.switch(machine.name, action)
         elif what == "command":
             self.live = self.live.command(machine.name, str(order.get("command")), action)
+        elif what == "jaccl":
+            if machine.layout.machine.jaccl != "recorded":
+                raise LocalClusterError(f"{machine.name} has no recorded JACCL (jaccl: recorded in the fleet file)", usage=True)
+            jaccl.write_control(order.get("points"), self.folder.machine(machine.name) / "python")
+            return {}
         else:
-            raise LocalClusterError(f"unknown change {what!r}: cable, rdma or command")
+            raise LocalClusterError(f"unknown change {what!r}: cable, lan, rdma, jaccl or command")
         self._rewrite()
+        return {}
+
+    async def _change_lan(self, machine: "Machine", action: str) -> dict[str, Any]:
+        """A machine's LAN port is unplugged or plugged in again."""
+        from thunderfleet_localcluster import network
+
+        if self.layout.mode != "namespaces":
+            raise LocalClusterError("without network namespaces there is no LAN to unplug a machine from", usage=True)
+        self.live = self.live.lan(machine.name, action)
+        self._rewrite()
+        if machine.on:
+            network.ip_batch(network.pull_lan(list(self.machines).index(machine.name), machine.name not in self.live.cut))
         return {}
 
     async def _apply_end(self, name: str, end: "CableEnd") -> None:
@@ -721,8 +748,12 @@ class Keeper:
                 raise LocalClusterError(f"{name} runs already")
             self.held.discard(name)
             self._start_component(self.programs[name])
+        elif action in ("freeze", "thaw"):
+            if not child.running:
+                raise LocalClusterError(f"{name} does not run")
+            child.kill(signal.SIGSTOP if action == "freeze" else signal.SIGCONT)
         else:
-            raise LocalClusterError(f"unknown action {action!r}: off or on")
+            raise LocalClusterError(f"unknown action {action!r}: off, on, freeze or thaw")
         return {}
 
     async def _run(self, order: dict[str, Any]) -> dict[str, Any]:

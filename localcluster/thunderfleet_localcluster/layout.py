@@ -57,6 +57,7 @@ class MachineLayout:
     ends: tuple[CableEnd, ...]
     boots: int = 0
     """How often it was started again: domain UUIDs and the boot session are other ones then."""
+    lan_plugged: bool = True
 
     @property
     def name(self) -> str:

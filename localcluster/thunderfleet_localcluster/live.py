@@ -13,6 +13,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.layout import CableEnd, Layout, MachineLayout
 
 CABLE_ACTIONS = ("pull", "plug", "slow")
+LAN_ACTIONS = ("pull", "plug")
 RDMA_ACTIONS = ("on", "off", "hang")
 COMMANDS = (
     "system_profiler",
@@ -50,13 +51,15 @@ def _none() -> Mapping[Any, Any]:
 @dataclass(frozen=True)
 class Live:
     """``pulled`` and ``rates`` (Mbit/s) are by the cable's index, ``negotiated`` what its ends then say in Gb/s; ``rdma`` by
-    machine: on, off or hang; ``boots`` counts how often a machine came up again; ``damage`` is by (machine, command)."""
+    machine: on, off or hang; ``cut`` are the machines whose LAN port is unplugged; ``boots`` counts how often a machine came up
+    again; ``damage`` is by (machine, command)."""
 
     pulled: frozenset[int] = frozenset()
     rates: Mapping[int, int] = field(default_factory=_none)
     negotiated: Mapping[int, str] = field(default_factory=_none)
     rdma: Mapping[str, str] = field(default_factory=_none)
     off: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
     boots: Mapping[str, int] = field(default_factory=_none)
     damage: Mapping[tuple[str, str], str] = field(default_factory=_none)
 
@@ -90,6 +93,12 @@ class Live:
         if action not in RDMA_ACTIONS:
             raise LocalClusterError(f"unknown action {action!r}: {', '.join(RDMA_ACTIONS)}", usage=True)
         return replace(self, rdma={**self.rdma, machine: action})
+
+    def lan(self, machine: str, action: str) -> "Live":
+        """A machine's LAN port unplugged, or plugged in again; its cables are not touched."""
+        if action not in LAN_ACTIONS:
+            raise LocalClusterError(f"unknown action {action!r}: {', '.join(LAN_ACTIONS)}", usage=True)
+        return replace(self, cut=self.cut | {machine} if action == "pull" else self.cut - {machine})
 
     def power(self, machine: str, on: bool) -> "Live":
         """A machine that went off, or came up again with fresh domain UUIDs and a working RDMA stack, as a reboot gives."""
@@ -133,7 +142,8 @@ class Live:
         machine = layout.machine
         if layout.name in self.rdma:
             machine = machine.model_copy(update={"rdma": self.rdma[layout.name] != "off"})
-        return replace(layout, machine=machine, ends=ends, boots=self.boots.get(layout.name, 0))
+        boots, plugged = self.boots.get(layout.name, 0), layout.name not in self.cut
+        return replace(layout, machine=machine, ends=ends, boots=boots, lan_plugged=plugged)
 
     def _end(self, end: CableEnd) -> CableEnd:
         speed = self.negotiated.get(end.index)

@@ -162,6 +162,12 @@ class Machine:
         await self._order(do="kill", name="kubelet", signal=int(number))
         await self._until("the end of its kubelet", False)
 
+    async def signal_kubelet(self, number: signal.Signals) -> None:
+        """A signal that the kubelet alone gets and that does not end it: SIGSTOP, SIGCONT."""
+        if self.kubelet_pid is None:
+            raise LocalClusterError(f"{self.name}: its kubelet does not run")
+        await self._order(do="kill", name="kubelet", signal=int(number))
+
     async def run(self, argv: Sequence[str], text: str = "", seconds: float = 30, env: Mapping[str, str] | None = None) -> Ran:
         """Runs one command inside the machine with ``text`` as its input."""
         number = next(self._numbers)

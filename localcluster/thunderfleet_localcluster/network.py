@@ -133,9 +133,14 @@ def lan_commands(layout: Layout) -> str:
     )
 
 
+def lan_port(index: int) -> str:
+    """The LAN's own end of the line to a machine."""
+    return f"lan-{index}"
+
+
 def plug_lan(index: int, machine: MachineLayout, pid: int) -> str:
     """``ip`` commands that plug the machine whose first process is ``pid`` into the LAN as en0."""
-    port = f"lan-{index}"
+    port = lan_port(index)
     return (
         f"link add {port} type veth peer name en0 address {mac_address(machine.name, 'en0')} netns {pid}\n"
         f"link set {port} master {BRIDGE}\n"
@@ -150,6 +155,11 @@ def plug_cable(ends: Mapping[int, tuple[str, CableEnd]]) -> str:
         f"link add {end.interface} address {mac_address(name, end.interface)} netns {pid} type veth "
         f"peer name {end2.interface} address {mac_address(name2, end2.interface)} netns {pid2}\n"
     )
+
+
+def pull_lan(index: int, plugged: bool) -> str:
+    """``ip`` commands that pull a machine's plug out of the LAN (its en0 loses its carrier, and knows), or put it in again."""
+    return f"link set {lan_port(index)} {'up' if plugged else 'down'}\n"
 
 
 def inside_commands(machine: MachineLayout) -> str:

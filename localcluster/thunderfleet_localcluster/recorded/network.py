@@ -32,7 +32,8 @@ def interfaces(machine: MachineLayout) -> list[Interface]:
     for port, device in machine.machine.mac.interfaces:
         lan = device == "en0"
         address = machine.lan if lan else None
-        found.append(Interface(device, port, False, lan, address, mac_address(machine.name, device)))
+        carrier = lan and machine.lan_plugged
+        found.append(Interface(device, port, False, carrier, address, mac_address(machine.name, device)))
     for number, device in enumerate(machine.machine.mac.thunderbolt_interfaces, 1):
         end = machine.end(number)
         found.append(

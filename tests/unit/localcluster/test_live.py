@@ -73,6 +73,15 @@ def test_rdma_off_is_seen_by_the_peer_too(plan: Layout) -> None:
     assert Live().switch("b", "hang").damaged("b") == {"ibv_devices": "hang", "ibv_devinfo": "hang"}
 
 
+def test_a_mac_unplugged_from_the_lan_keeps_its_cables(plan: Layout) -> None:
+    live = Live().lan("a", "pull")
+    now = live.layout(plan)
+    assert "status: inactive" in texts(now, now.machine("a"))["ifconfig.en0"]
+    assert "status: active" in texts(now, now.machine("b"))["ifconfig.en0"]
+    assert sees(now, "a") == sees(plan, "a")
+    assert live.lan("a", "plug") == Live()
+
+
 def test_a_mac_that_is_off_leaves_idle_ports_and_comes_back_with_other_uuids(plan: Layout) -> None:
     live = Live().switch("b", "hang").power("b", False)
     off = live.layout(plan)

@@ -1,12 +1,15 @@
 """The recorded JACCL on its own: who gets one, what it knows of its cables, and what MLX says of it."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from thunderfleet_localcluster import recorded
+from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet import parse_fleet
 from thunderfleet_localcluster.layout import Layout, plan_layout
 
@@ -58,3 +61,21 @@ def test_mlx_has_jaccl_and_refuses_as_jaccl_does_what_it_is_not_told(tmp_path: P
             env={**environment, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
         assert json.loads(done.stdout) == expected
+
+
+def test_it_takes_only_orders_that_it_understands(tmp_path: Path) -> None:
+    control = tmp_path / "control.json"
+    for wrong in ([{"at": "nowhere"}], [{"at": "rtr", "often": 2}], [{}], ["rtr"], {"at": "rtr"}):
+        with pytest.raises(LocalClusterError):
+            recorded.jaccl.write_control(wrong, tmp_path)
+    assert not control.exists()
+    slow = {"at": "rtr", "delaySeconds": 1, "fail": False}
+    recorded.jaccl.write_control([slow], tmp_path)
+    assert json.loads(control.read_text()) == {"points": [slow]}
+    recorded.jaccl.write_control([], tmp_path)
+    assert not control.exists()
+
+
+def test_the_points_are_those_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(recorded.__file__).parent / "python"))
+    assert tuple(importlib.import_module("recorded_jaccl").POINTS) == recorded.jaccl.POINTS

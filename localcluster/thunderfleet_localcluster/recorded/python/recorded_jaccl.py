@@ -7,7 +7,8 @@ Mac has and what is at the other end of each cable. ``control.json``, when someb
 
     {"points": [{"at": "rtr", "errno": 96, "device": "rdma_en2", "attempts": [1, 2], "delaySeconds": 0.5, "hang": false}]}
 
-``at`` is one of POINTS; without ``device`` any, without ``attempts`` (the runner's, from the command line) always.
+``at`` is one of POINTS; with ``"fail": false`` it is slow only; without ``device`` any, without ``attempts`` (the runner's,
+from the command line) always.
 """
 
 import atexit
@@ -81,6 +82,8 @@ def fail_at(point: str, device: str = "", count: int = 0) -> None:
         if entry.get("hang"):
             while True:
                 signal.pause()
+        if not entry.get("fail", True):
+            continue
         raise_at(point, device, count, entry.get("errno", 0))
 
 
