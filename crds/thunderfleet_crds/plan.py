@@ -46,6 +46,16 @@ class Split(StrEnum):
     PIPELINE = "Pipeline"
 
 
+class RelayPlan(_Value):
+    """A hop of the ring that the two ranks' supervisors carry over their mutual TLS, since no Thunderbolt cable does: it is
+    the hop into the rank that this stands at, from the rank before it."""
+
+    address: str
+    """Where the supervisor that opens the connection dials the other's control port: an address that has been seen to work."""
+    backwards: bool = False
+    """Whether the rank that is dialled opens the connection, because it alone can dial the other's Mac."""
+
+
 class RankPlan(_Value):
     """One rank: where it runs, what it holds, where it listens."""
 
@@ -57,13 +67,16 @@ class RankPlan(_Value):
     control_port: Port
     gateway_port: Port
     ring_address: str | None = None
-    """The address that this rank listens on for the ring (the cable's, on Thunderbolt)."""
+    """The address that this rank listens on for the ring: the cable's, on Thunderbolt; loopback, where the hop is relayed."""
     ring_ports: tuple[Port, ...] = ()
-    """A block outside the ephemeral range; each attempt takes the next that can be bound."""
+    """A block outside the ephemeral range; each attempt takes the next that can be bound. JACCL needs one only for rank 0,
+    and only where MLX does its own exchange."""
+    relay: RelayPlan | None = None
+    """How the hop from the rank before this one is carried; null when that rank dials ``ring_address`` itself."""
     devices: tuple[str | None, ...] = ()
     """JACCL: the RDMA device that faces each rank; null for itself and, in a ring, for all but the neighbours."""
     coordinator: str | None = None
-    """The address at which this rank reaches rank 0; null for rank 0 itself."""
+    """The address at which this rank has reached rank 0; null for rank 0 itself. Asked when ``address`` does not answer."""
     layers: tuple[int, int] | None = None
     """Pipeline: first layer (included) and last (excluded). The last layers belong to rank 0."""
     memory_bytes: Annotated[int, Field(ge=0)]
@@ -120,6 +133,21 @@ class Plan(_Value):
         """``namespace/name-index``: how messages call the group."""
         return f"{self.namespace}/{self.deployment}-{self.index}"
 
+    def relay_ends(self, rank: int) -> tuple[int, int]:
+        """Of the relayed hop into ``rank``: the rank whose supervisor opens the connection, and the one that it dials."""
+        before, relay = (rank - 1) % self.world_size, self.ranks[rank].relay
+        return (rank, before) if relay is not None and relay.backwards else (before, rank)
+
+    def relay_addresses(self, rank: int) -> tuple[str, ...]:
+        """Where others dial the supervisor of ``rank`` for relayed hops."""
+        relays = ((entry.relay, self.relay_ends(entry.rank)[1]) for entry in self.ranks)
+        return tuple(dict.fromkeys(relay.address for relay, dialled in relays if relay is not None and dialled == rank))
+
+    def control_addresses(self, rank: int) -> tuple[str, ...]:
+        """Where the control port of ``rank`` listens: on the Mac's own address first, then on those that others are told of."""
+        coordinators = [entry.coordinator for entry in self.ranks if entry.coordinator] if rank == 0 else []
+        return tuple(dict.fromkeys((self.ranks[rank].address, *self.relay_addresses(rank), *coordinators)))
+
     @model_validator(mode="after")
     def _consistent(self) -> "Plan":
         if [entry.rank for entry in self.ranks] != list(range(len(self.ranks))):
@@ -128,6 +156,8 @@ class Plan(_Value):
             raise ValueError("backend none goes with exactly one rank")
         if self.backend is Backend.RING and any(not r.ring_address or not r.ring_ports for r in self.ranks):
             raise ValueError("every rank of a ring needs ringAddress and ringPorts")
+        if self.backend is not Backend.RING and any(r.relay for r in self.ranks):
+            raise ValueError("only hops of a ring are relayed")
         if self.backend is Backend.JACCL and any(len(r.devices) != len(self.ranks) for r in self.ranks):
             raise ValueError("every rank of a JACCL group needs one device entry a rank")
         if self.split is Split.PIPELINE and any(r.layers is None for r in self.ranks):

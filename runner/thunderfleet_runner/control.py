@@ -6,6 +6,7 @@ every second, and silence is counted in ticks of our own, so that a process that
 
 import asyncio
 import contextlib
+import errno
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +19,7 @@ from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, 
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 
 from thunderfleet_runner import peers
+from thunderfleet_runner.relay import RELAY_PATH
 
 log = logging.getLogger(__name__)
 
@@ -173,11 +175,13 @@ async def serve_control(
     join: Callable[[peers.Hello, Connection], Awaitable[peers.Refusal | None]],
     drain: Callable[[], None],
     changes: Changes,
+    relay: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> web.AppRunner:
-    """Listens on the plan's address and control port of ``rank``; ``cleanup()`` of what it returns ends it.
+    """Listens on the control port of ``rank``, at the plan's addresses for it; ``cleanup()`` of what it returns ends it.
 
     ``join`` judges a claim; when it returns None it has run the member's connection to its end. ``changes`` tells of every
-    change of the state. Raises OSError when the address or the port is not to be had.
+    change of the state. ``relay`` answers a peer that carries a hop of the ring. Raises OSError when the port is not to be had
+    on the Mac's own address; another that has gone is preflight's to tell of.
     """
     leader = plan.ranks[0]
     elsewhere = f"this is rank {rank}; ask rank 0 at https://{leader.address}:{leader.control_port}"
@@ -235,15 +239,18 @@ async def serve_control(
     app = web.Application()
     app.on_shutdown.append(end_waits)
     app.add_routes([web.get(STATE_PATH, get_state), web.post(DRAIN_PATH, post_drain), web.get(JOIN_PATH, get_join)])
+    app.router.add_get(RELAY_PATH, relay)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     entry = plan.ranks[rank]
-    site = web.TCPSite(runner, entry.address, entry.control_port, ssl_context=tls)
-    try:
-        await site.start()
-    except OSError:
-        await runner.cleanup()
-        raise
+    for address in plan.control_addresses(rank):
+        try:
+            await web.TCPSite(runner, address, entry.control_port, ssl_context=tls).start()
+        except OSError as error:
+            if address == entry.address or error.errno == errno.EADDRINUSE:
+                await runner.cleanup()
+                raise
+            log.warning("the control port is not served at %s: %s", address, error)
     return runner
 
 
@@ -253,34 +260,46 @@ async def join_group(
     hello: peers.Hello,
     serve: Callable[[Connection], Awaitable[str]],
 ) -> str:
-    """Connects to rank 0 once, and runs ``serve`` until the connection ends; returns how it did.
+    """Connects to rank 0 once, at its Mac's own address or else where this rank has reached it, and runs ``serve`` until the
+    connection ends; returns how it did.
 
     Raises JoinRefused with the leader's reason, ConnectionError when rank 0 does not answer or is not of the group.
     """
-    leader = plan.ranks[0]
-    where = f"rank 0 at {leader.address}:{leader.control_port}"
-    url = f"https://{leader.address}:{leader.control_port}{JOIN_PATH}"
+    told = plan.ranks[hello.rank].coordinator if hello.rank < plan.world_size else None
+    addresses = dict.fromkeys(filter(None, (plan.ranks[0].address, told)))
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=HANDSHAKE_SECONDS)
     connector = aiohttp.TCPConnector(ssl=tls, limit=1, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                socket = await session.ws_connect(
-                    url,
-                    server_hostname=GROUP_TLS_NAME,
-                    max_msg_size=_MESSAGE_LIMIT,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                )
-                await socket.send_str(hello.model_dump_json())
-                answer = peers.ANSWER.validate_json(await socket.receive_str())
-        except TimeoutError as error:
-            raise ConnectionError(f"{where} did not answer within {HANDSHAKE_SECONDS:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError, TypeError, aiohttp.WSMessageTypeError) as error:
-            raise ConnectionError(f"{where} cannot be joined: {' '.join(str(error).split())[:300]}") from error
-        try:
-            if isinstance(answer, peers.Refusal):
-                raise JoinRefused(f"{where} refused: {answer.message}")
-            return await serve(Connection(socket, where))
-        finally:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                await socket.close()
+        problems = []
+        for address in addresses:
+            where = f"rank 0 at {address}:{plan.ranks[0].control_port}"
+            try:
+                socket, answer = await _claim(session, f"https://{address}:{plan.ranks[0].control_port}{JOIN_PATH}", hello)
+            except TimeoutError:
+                problems.append(f"{where} did not answer within {HANDSHAKE_SECONDS:g} s")
+                continue
+            except (aiohttp.ClientError, OSError, ValueError, TypeError, aiohttp.WSMessageTypeError) as error:
+                problems.append(f"{where} cannot be joined: {' '.join(str(error).split())[:300]}")
+                continue
+            try:
+                if isinstance(answer, peers.Refusal):
+                    raise JoinRefused(f"{where} refused: {answer.message}")
+                return await serve(Connection(socket, where))
+            finally:
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    await socket.close()
+        raise ConnectionError("; ".join(problems))
+
+
+async def _claim(
+    session: aiohttp.ClientSession, url: str, hello: peers.Hello
+) -> tuple[aiohttp.ClientWebSocketResponse, peers.Answer]:
+    async with asyncio.timeout(HANDSHAKE_SECONDS):
+        socket = await session.ws_connect(
+            url,
+            server_hostname=GROUP_TLS_NAME,
+            max_msg_size=_MESSAGE_LIMIT,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+        )
+        await socket.send_str(hello.model_dump_json())
+        return socket, peers.ANSWER.validate_json(await socket.receive_str())

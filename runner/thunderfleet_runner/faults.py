@@ -177,5 +177,15 @@ def supervisor_lost(why: str) -> Fault:
     return Fault(FaultClass.RETRY, "SupervisorLost", f"the connection to the rank's supervisor was lost: {why}")
 
 
+def relay_refused(text: str) -> Fault:
+    """Two supervisors that have met at rank 0 do not reach each other, or not yet."""
+    return Fault(FaultClass.RETRY, "RelayRefused", text)
+
+
+def relay_lost(text: str) -> Fault:
+    """The supervisors' own connection broke under the ranks: who broke it says so too, unless it was the network."""
+    return Fault(FaultClass.RETRY, "RelayLost", text, echo=True)
+
+
 def tokens_differ(detail: str) -> Fault:
     return Fault(FaultClass.BUG, "TokensDiffer", f"the ranks do not compute the same: {detail}")

@@ -6,11 +6,13 @@ one rank process, and says Ended only when that is reaped.
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiohttp import web
 from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import Backend, Plan
 
@@ -18,6 +20,7 @@ from thunderfleet_runner import faults, jaccl, peers, preflight, protocol, stran
 from thunderfleet_runner.faults import Fault, Stage
 from thunderfleet_runner.ports import NoFreePort, PortBlock
 from thunderfleet_runner.rankprocess import RankProcess, rank_command
+from thunderfleet_runner.relay import NOT_YET, Relays, not_taken
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +38,13 @@ class _Settle:
     done: "asyncio.Future[None]"
 
 
+def _port_taken(error: NoFreePort) -> Fault:
+    return Fault(FaultClass.RETRY, "PortTaken", f"{error}: what listens there is not of this group")
+
+
 class Member:
-    """``report`` carries to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's)."""
+    """``report`` carries to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's). ``tls``: for the
+    relays that a plan may ask for."""
 
     def __init__(
         self,
@@ -48,6 +56,7 @@ class Member:
         command: Callable[[str, int, int, int], list[str]] = rank_command,
         jaccl_environment: bool = False,
         wired: stranded.Reader | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.plan = plan
         self.entry = plan.ranks[rank]
@@ -58,6 +67,8 @@ class Member:
         self._command = command
         self._coordinates = jaccl_environment and rank == 0 and jaccl.wants_coordinator(plan)
         self._wired = wired
+        self._tls = tls
+        self._relays: Relays | None = None
         self._ledger = stranded.Ledger()
         self._block = PortBlock(self.entry.ring_ports)
         self._process: RankProcess | None = None
@@ -148,6 +159,9 @@ class Member:
         process, self._ending = self._process, True
         if process is not None:
             await asyncio.shield(process.end())
+        relays, self._relays = self._relays, None
+        if relays is not None:
+            await relays.close()
 
     async def settle(self) -> None:
         """The leader is gone: what it still wanted is void, and when this returns no rank process is left.
@@ -206,7 +220,7 @@ class Member:
         except preflight.PreflightFailed as error:
             self._blame(error.fault)
         except NoFreePort as error:
-            self._blame(Fault(FaultClass.RETRY, "PortTaken", f"{error}: what listens there is not of this group"))
+            self._blame(_port_taken(error))
         except OSError as error:
             self._blame(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
@@ -242,11 +256,11 @@ class Member:
         await self.end()
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.INIT, False, False
         self._heartbeat, self._beating, self._silent_ticks = None, False, 0
-        hostfile = self._write_hostfile(attempt, hosts) if hosts else None
         if self._wired is not None:
             self._ledger = self._ledger.started(await asyncio.to_thread(self._wired))
         told: dict[str, str] = {}
         try:
+            hostfile = self._write_hostfile(attempt, await self._with_relays(attempt, hosts)) if hosts else None
             if hostfile is not None:
                 told = {"MLX_RANK": str(self.rank), "MLX_HOSTFILE": str(hostfile)}
             elif self.plan.backend is Backend.JACCL:
@@ -259,12 +273,37 @@ class Member:
                 on_message=lambda message: self._said(attempt, message),
                 on_exit=lambda code: self._exited(attempt, code),
             )
+        except NoFreePort as error:
+            self._blame(_port_taken(error))
+            return
         except OSError as error:
             self._blame(Fault(FaultClass.BUG, "RankNotStarted", f"the rank's process cannot be started: {error}"))
             return
         self._process = process
         process.send(self._start(attempt, hostfile, jaccl_environment=launch.coordinator != ""))
         log.info("attempt %d: started rank %d as process %d", attempt, self.rank, process.pid)
+
+    async def _with_relays(self, attempt: int, hosts: Sequence[str]) -> list[str]:
+        """The hosts as this rank is to see them: a hop that is relayed begins at a port of this supervisor.
+
+        Raises NoFreePort, OSError when that port cannot be had."""
+        found = list(hosts)
+        relayed = [entry.rank for entry in self.plan.ranks if entry.relay is not None]
+        following = (self.rank + 1) % self.plan.world_size
+        if self._tls is None or not {self.rank, following} & set(relayed):
+            return found
+        self._relays = Relays(self.plan, self.rank, attempt, self._tls, self._blame)
+        listens = int(hosts[self.rank].rpartition(":")[2])
+        target = await self._relays.start(self._block.take, listens, lambda: self.pid)
+        if target is not None:
+            found[following] = target
+        return found
+
+    async def relay(self, request: web.Request) -> web.StreamResponse:
+        """A peer's supervisor asks to carry a hop of the ring."""
+        if self._relays is None:
+            return not_taken(NOT_YET, "no ranks are being started here")
+        return await self._relays.answer(request)
 
     def _start(self, attempt: int, hostfile: Path | None, *, jaccl_environment: bool) -> protocol.Start:
         plan = self.plan

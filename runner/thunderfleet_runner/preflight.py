@@ -61,7 +61,9 @@ def check(plan: Plan, entry: RankPlan) -> Passed:
 
 def check_addresses(plan: Plan, entry: RankPlan) -> None:
     """The addresses of the plan are this Mac's."""
-    wanted = [entry.address] + ([entry.ring_address] if plan.backend is Backend.RING and entry.ring_address else [])
+    wanted = [entry.address, *plan.relay_addresses(entry.rank)]
+    if plan.backend is Backend.RING and entry.ring_address:
+        wanted.append(entry.ring_address)
     for address in wanted:
         if not ports.is_ours(address):
             raise PreflightFailed(

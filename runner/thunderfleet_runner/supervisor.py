@@ -117,6 +117,7 @@ class Supervisor:
             settings.command,
             settings.jaccl_environment,
             settings.wired,
+            self._client_tls,
         )
         self.role.member = self.member
 
@@ -145,6 +146,7 @@ class Supervisor:
                 join=leader.join if leader is not None else _nobody,
                 drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
                 changes=self._changes,
+                relay=self.member.relay,
             )
         )
         gateway: web.AppRunner | None = None
