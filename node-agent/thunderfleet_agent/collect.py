@@ -23,7 +23,7 @@ from thunderfleet_crds.nodeprofile import Runtime
 from thunderfleet_agent.facts import Facts, Source
 from thunderfleet_agent.host import Failure, FailureKind, Host, Output, quote
 from thunderfleet_agent.models import RUNNER, Library
-from thunderfleet_agent.parsers import ParseError, hardware, network, rdma, require_text, thunderbolt
+from thunderfleet_agent.parsers import ParseError, Partial, hardware, network, rdma, require_text, thunderbolt
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,11 @@ HARDWARE_PORTS = Question(
 SERVICES = Question(Source.SERVICES, "services", network.SERVICE_ORDER_COMMAND, 10, network.parse_service_order)
 SYSCTL = Question(Source.SYSCTL, "sysctl", hardware.SYSCTL_COMMAND, 10, hardware.parse_sysctl, salvage=_partial)
 HARDWARE = Question(Source.HARDWARE, "hardware", hardware.HARDWARE_COMMAND, 20, hardware.parse_hardware, static=True)
+DISPLAYS = Question(Source.DISPLAYS, "gpu_cores", hardware.DISPLAYS_COMMAND, 20, hardware.parse_displays, static=True)
 SYSTEM = Question(Source.SYSTEM, "system", hardware.SW_VERS_COMMAND, 10, hardware.parse_sw_vers, static=True)
 RUNTIME = Question(Source.RUNTIME, "runtime", CAPABILITIES_COMMAND, 60, parse_capabilities, static=True)
 QUESTIONS = (
-    *(HARDWARE, SYSCTL, SYSTEM, RUNTIME, THUNDERBOLT, HARDWARE_PORTS),
+    *(HARDWARE, DISPLAYS, SYSCTL, SYSTEM, RUNTIME, THUNDERBOLT, HARDWARE_PORTS),
     *(INTERFACES, SERVICES, RDMA_SWITCH, RDMA_DEVICES, RDMA_INFO),
 )
 
@@ -124,7 +125,7 @@ class Collector:
     async def slow(self) -> None:
         """Thunderbolt's tree, the ports' names, limits; and what never changes, when it is not known yet."""
         await asyncio.gather(*(self._ask(question) for question in (THUNDERBOLT, HARDWARE_PORTS, SERVICES, SYSCTL)))
-        for question in (HARDWARE, SYSTEM):
+        for question in (HARDWARE, DISPLAYS, SYSTEM):
             await self._ask_once(question)
 
     async def runtime(self) -> None:
@@ -160,6 +161,7 @@ class Collector:
         began = time.monotonic()
         outcome = await self._host.run(question.argv, question.seconds)
         failure: Failure | None = None
+        partial: Partial | None = None
         text: str | None
         if isinstance(outcome, Output):
             text = outcome.text
@@ -172,9 +174,10 @@ class Collector:
                 self._answer(question, question.parse(text))
             except ParseError as error:
                 failure = Failure(error.command, FailureKind.UNREADABLE, error.problem)
+                partial = error if isinstance(error, Partial) else None
         self._observed(question.source, time.monotonic() - began, failure)
         if failure is not None:
-            self._fail(question, failure)
+            self._fail(question, failure, partial)
 
     def _answer(self, question: Question, value: Any) -> None:
         if self._misses.pop(question.source, 0):
@@ -183,13 +186,19 @@ class Collector:
         failures = {source: failure for source, failure in self.facts.failures.items() if source is not question.source}
         self.facts = replace(self.facts, **{question.part: value, "failures": MappingProxyType(failures)})
 
-    def _fail(self, question: Question, failure: Failure) -> None:
+    def _fail(self, question: Question, failure: Failure, partial: Partial | None) -> None:
+        """Publishes the failure; a whole answer of before stands for a while, and half of one is better than none."""
         if self.facts.failures.get(question.source) != failure:
             log.warning("%s", failure)
         misses = self._misses[question.source] = self._misses.get(question.source, 0) + 1
         changes: dict[str, Any] = {
             "failures": MappingProxyType({**self.facts.failures, question.source: replace(failure, text="", error="")})
         }
-        if misses >= PATIENCE and not question.static:
+        known = getattr(self.facts, question.part)
+        if partial is not None:
+            self._answered[question.source] = time.monotonic()
+            if known is None or (misses >= PATIENCE and not question.static):
+                changes[question.part] = partial.value
+        elif misses >= PATIENCE and not question.static:
             changes[question.part] = None
         self.facts = replace(self.facts, **changes)

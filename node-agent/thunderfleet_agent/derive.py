@@ -52,6 +52,7 @@ from thunderfleet_agent.facts import Facts, Source
 from thunderfleet_agent.host import FailureKind
 from thunderfleet_agent.parsers import hardware as hardware_parser
 from thunderfleet_agent.parsers import network as network_parser
+from thunderfleet_agent.parsers import rdma as rdma_parser
 from thunderfleet_agent.parsers import thunderbolt as thunderbolt_parser
 
 # The conditions that the agent writes; Quarantined is the operator's.
@@ -153,6 +154,7 @@ def _hardware(facts: Facts) -> Hardware | None:
         model_identifier=report.model_identifier if report else None,
         chip=((report.chip if report else None) or sysctl.get("machdep.cpu.brand_string") or "")[:64] or None,
         cpu_cores=cores if cores and cores < 10_000 else (report.cpu_cores if report else None),
+        gpu_cores=facts.gpu_cores or None,
         memory_bytes=memory,
         gpu_memory_limit_bytes=gpu_memory_limit(memory, hardware_parser.whole_number(sysctl, "iogpu.wired_limit_mb") or 0)
         if memory
@@ -301,13 +303,50 @@ def _inventory_complete(facts: Facts) -> Verdict:
     problems = [str(facts.failures[source]) for source in Source if source in facts.failures]
     if facts.thunderbolt:
         problems += [f"`{thunderbolt_parser.NAME}`: {problem}" for problem in facts.thunderbolt.problems]
+    problems += _contradictions(facts)
     if not problems:
         return Verdict(True, "Complete", "every command answered")
     return Verdict(False, "CommandFailed", "; ".join(problems))
 
 
+def _contradictions(facts: Facts) -> list[str]:
+    """What one command says and another one lacks: an answer that broke off between two lines looks whole by itself."""
+    found = []
+    shown = {interface.name: interface for interface in facts.interfaces or ()}
+    ifconfig = " ".join(network_parser.IFCONFIG_COMMAND)
+    for number, name in sorted(port_interfaces(facts).items()) if facts.interfaces is not None else ():
+        if name not in shown:
+            found.append(f"`{ifconfig}` does not show {name}, which is Thunderbolt {number}")
+        elif shown[name].active is None:
+            found.append(f"`{ifconfig}` does not show the status of {name}, which is Thunderbolt {number}")
+    if facts.rdma_devices is not None and facts.rdma_info is not None:
+        listed, described = set(facts.rdma_devices), {info.name: info for info in facts.rdma_info}
+        devinfo = " ".join(rdma_parser.DEVINFO_COMMAND)
+        for name in sorted(listed):
+            if name not in described:
+                found.append(f"`{devinfo}` does not describe {name}")
+            elif described[name].state is None:
+                found.append(f"`{devinfo}` does not say the state of {name}")
+        found += [
+            f"`{' '.join(rdma_parser.DEVICES_COMMAND)}` does not list {name}, which `{devinfo}` describes"
+            for name in sorted(set(described) - listed)
+        ]
+    return found
+
+
+def is_virtual(facts: Facts) -> bool:
+    """Whether this is a virtual machine, which has no Thunderbolt whatever runs below it."""
+    model = (facts.hardware.model_identifier if facts.hardware else None) or ""
+    return model.startswith("VirtualMac")
+
+
 def _rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> Verdict:
     """Whether this Mac's side of RDMA works: switch, devices, an Active port with an address."""
+    if is_virtual(facts):
+        model = facts.hardware.model_identifier if facts.hardware else None
+        return Verdict(
+            False, "Unsupported", f"this is a virtual machine ({model}), which has no Thunderbolt port: use a Mac itself"
+        )
     for source in (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO):
         failure = facts.failures.get(source)
         if failure and failure.kind is FailureKind.TIMED_OUT:
@@ -358,6 +397,9 @@ def _bridge_free(facts: Facts, bridged: Mapping[str, str]) -> Verdict:
             return Verdict(None, "CommandFailed", f"{failure}; run it on this Mac to see why")
     if facts.interfaces is None or facts.hardware_ports is None:
         return Verdict(None, "NotObserved", "bridges have not been looked at yet")
+    for interface in facts.interfaces:
+        if interface.active is None and re.match(r"^bridge\d+$", interface.name):
+            return Verdict(None, "CommandFailed", f"`ifconfig -a` does not show all of {interface.name}: run it on this Mac")
     thunderbolt = set(port_interfaces(facts).values())
     members = {name: bridge for name, bridge in bridged.items() if name in thunderbolt}
     if not members:

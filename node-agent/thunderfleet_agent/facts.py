@@ -24,6 +24,7 @@ class Source(StrEnum):
 
     THUNDERBOLT = "thunderbolt"
     HARDWARE = "hardware"
+    DISPLAYS = "displays"
     SYSCTL = "sysctl"
     SYSTEM = "system"
     HARDWARE_PORTS = "hardware-ports"
@@ -46,6 +47,7 @@ class Facts:
 
     thunderbolt: Thunderbolt | None = None
     hardware: Hardware | None = None
+    gpu_cores: int | None = None
     sysctl: Mapping[str, str] | None = None
     system: System | None = None
     hardware_ports: Mapping[str, str] | None = None

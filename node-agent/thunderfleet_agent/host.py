@@ -92,7 +92,7 @@ class Host:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},
+                env={**os.environ, "LC_ALL": "C", "LANG": "C"},
                 # A group of its own, so that whatever it started goes with it at the limit.
                 process_group=0,
             )
@@ -100,15 +100,17 @@ class Host:
             return Failure(command, FailureKind.ABSENT, "is not there (no such command in PATH)")
         except OSError as error:
             return Failure(command, FailureKind.ABSENT, f"cannot be started: {error.strerror or error}")
+        heard = False
         try:
-            return await self._talk(key, command, process, seconds)
+            outcome = await self._talk(command, process, seconds)
+            heard = not isinstance(outcome, Failure) or outcome.kind is FailureKind.FAILED
+            return outcome
         finally:
-            if process.returncode is None:
+            if not heard:
+                # Even when it has ended itself: what it started may hold its output open.
                 await self._end(key, process)
 
-    async def _talk(
-        self, key: tuple[str, ...], command: str, process: asyncio.subprocess.Process, seconds: float
-    ) -> Output | Failure:
+    async def _talk(self, command: str, process: asyncio.subprocess.Process, seconds: float) -> Output | Failure:
         assert process.stdout is not None and process.stderr is not None
         said, complained = bytearray(), bytearray()
         try:

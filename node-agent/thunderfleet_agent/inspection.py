@@ -25,6 +25,7 @@ NONE = "-"
 FEEDS = {
     Source.THUNDERBOLT: "ports, speeds, peers, hubs",
     Source.HARDWARE: "model, chip, cores, memory",
+    Source.DISPLAYS: "GPU cores",
     Source.SYSCTL: "memory, cores, the GPU's limit",
     Source.SYSTEM: "macOS",
     Source.HARDWARE_PORTS: "which interface a port is, kinds of interfaces",
@@ -76,7 +77,8 @@ def _machine(node: str, status: NodeProfileStatus) -> str:
     lines = []
     if hardware:
         chip = hardware.chip or "unknown chip"
-        lines.append(("machine", f"{chip} ({hardware.model_identifier or 'model unknown'}), {hardware.cpu_cores or '?'} cores"))
+        cores = f"{hardware.cpu_cores or '?'} CPU and {hardware.gpu_cores or '?'} GPU cores"
+        lines.append(("machine", f"{chip} ({hardware.model_identifier or 'model unknown'}), {cores}"))
         if hardware.memory_bytes and hardware.gpu_memory_limit_bytes:
             gpu = binary_size(hardware.gpu_memory_limit_bytes)
             lines.append(("memory", f"{hardware.memory}, of which the GPU may use {gpu}"))

@@ -76,6 +76,7 @@ def texts(layout: Layout, machine: MachineLayout) -> dict[str, str]:
     files = {
         "SPThunderboltDataType.json": as_json(thunderbolt(layout, machine)),
         "SPHardwareDataType.json": as_json(hardware.hardware(machine.machine)),
+        "SPDisplaysDataType.json": as_json(hardware.displays(machine.machine)),
         "hardwareports": network.hardware_ports(machine),
         "serviceorder": network.service_order(machine),
         "services": network.service_list(machine),
@@ -124,13 +125,13 @@ while [ $# -gt 0 ]; do
   case $1 in
     -json) json=1 ;;
     -detailLevel|-timeout) shift ;;
-    SPThunderboltDataType|SPHardwareDataType) type=$1 ;;
+    SPThunderboltDataType|SPHardwareDataType|SPDisplaysDataType) type=$1 ;;
     -*) echo "system_profiler: unrecognized option \\`$1'" >&2; exit 64 ;;
     *) echo "system_profiler: Invalid data type: $1" >&2; exit 1 ;;
   esac
   shift
 done
-[ -n "$type" ] || { echo "system_profiler: this recorded Mac has SPThunderboltDataType and SPHardwareDataType" >&2; exit 1; }
+[ -n "$type" ] || { echo "system_profiler: this recorded Mac has SP{Thunderbolt,Hardware,Displays}DataType" >&2; exit 1; }
 [ -n "$json" ] || { echo "system_profiler: this recorded Mac prints JSON only (-json)" >&2; exit 1; }
 show "$here/$type.json"
 """

@@ -1,4 +1,4 @@
-"""What ``system_profiler SPHardwareDataType``, ``sysctl``, ``sw_vers`` and ``vm_stat`` print."""
+"""What ``system_profiler SPHardwareDataType`` and ``SPDisplaysDataType``, ``sysctl``, ``sw_vers`` and ``vm_stat`` print."""
 
 import hashlib
 import uuid
@@ -33,6 +33,24 @@ def hardware(machine: Machine) -> dict[str, Any]:
                 "platform_UUID": port_uuid(machine.name, 0, "platform"),
                 "provisioning_UDID": "00000000-0000000000000000",
                 "serial_number": hashlib.sha256(f"serial/{machine.name}".encode()).hexdigest()[:10].upper(),
+            }
+        ]
+    }
+
+
+def displays(machine: Machine) -> dict[str, Any]:
+    """``system_profiler SPDisplaysDataType -json``: the GPU, and no screen."""
+    mac = machine.mac
+    return {
+        "SPDisplaysDataType": [
+            {
+                "_name": mac.chip,
+                "spdisplays_mtlgpufamilysupport": "spdisplays_metal4",
+                "spdisplays_vendor": "sppci_vendor_Apple",
+                "sppci_bus": "spdisplays_builtin",
+                "sppci_cores": str(mac.gpu_cores),
+                "sppci_device_type": "spdisplays_gpu",
+                "sppci_model": mac.chip,
             }
         ]
     }

@@ -22,6 +22,14 @@ class ParseError(Exception):
         self.problem = problem
 
 
+class Partial(ParseError):
+    """Some of it cannot be read. ``value`` is what can be: right as far as it goes."""
+
+    def __init__(self, command: str, problem: str, value: object) -> None:
+        super().__init__(command, problem)
+        self.value = value
+
+
 # Colours and the like are cut out by `clean`; these mean that what was printed is no text at all.
 _NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -41,6 +49,13 @@ def require_text(command: str, text: str) -> None:
     if found:
         before = quote(text[max(0, found.start() - 60) : found.start()])
         raise ParseError(command, f"printed what is no text (character {ord(found.group()):#04x} after {before!r})")
+
+
+def require_whole(command: str, text: str) -> None:
+    """Raises ParseError when the text ends in the middle of a line: half an answer must not look like things that have gone."""
+    last = text.rpartition("\n")[2]
+    if last:
+        raise ParseError(command, f"breaks off in the middle of a line: {quote(last) or 'one that has just begun'}")
 
 
 def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from thunderfleet_agent.host import quote
-from thunderfleet_agent.parsers import ParseError, clean
+from thunderfleet_agent.parsers import ParseError, Partial, clean, require_whole
 
 HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")
 SERVICE_ORDER_COMMAND = ("networksetup", "-listnetworkserviceorder")
@@ -26,10 +26,8 @@ _PREFIX = re.compile(r"\bprefixlen\s+(\d{1,3})\b")
 _MEDIA = re.compile(r"\b(\d{1,5})(G?)base", re.IGNORECASE)
 _SERVICE = re.compile(r"^\((\d+|\*)\)\s*(.+)$")
 _SERVICE_PORT = re.compile(r"^\(Hardware Port:\s*(.*?),\s*Device:\s*([^)]*)\)\s*$")
-
-
-# How whole lines of ifconfig end.
-_WHOLE_LINE = re.compile(r"[>)]$|\bstatus: \w+$|\s[0-9a-fA-F:.x]{3,}$|\b(port|cost|flowid|mtu|timeout|flags) \w+$")
+# What `networksetup -listallhardwareports` ends with, whether there are VLANs or not.
+_PORTS_END = re.compile(r"^VLAN Configurations\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,9 @@ class Service:
 
 
 def parse_hardware_ports(text: str) -> Mapping[str, str]:
-    """Interface name to hardware port name (``en2`` to ``Thunderbolt 1``). Raises ParseError when none is listed."""
+    """Interface name to hardware port name (``en2`` to ``Thunderbolt 1``). Raises ParseError when none is listed or the list
+    breaks off, Partial when it ends between two ports."""
+    name = " ".join(HARDWARE_PORTS_COMMAND)
     ports: dict[str, str] = {}
     port: str | None = None
     for line in text.splitlines():
@@ -84,12 +84,18 @@ def parse_hardware_ports(text: str) -> Mapping[str, str]:
                     ports.setdefault(device, port)
                 port = None
     if not ports:
-        raise ParseError(" ".join(HARDWARE_PORTS_COMMAND), "lists no hardware port")
+        raise ParseError(name, f"lists no hardware port: {quote(text[:200]) or 'nothing'}")
+    if not _PORTS_END.search(text):
+        require_whole(name, text)
+        if port is not None:
+            raise ParseError(name, f"breaks off behind the port {port}")
+        raise Partial(name, "ends without its VLAN Configurations: there may be more ports than it lists", ports)
     return ports
 
 
 def parse_service_order(text: str) -> tuple[Service, ...]:
-    """The services in order. Raises ParseError when the text is no such list."""
+    """The services in order. Raises ParseError when the text is no such list, or breaks off in a line."""
+    require_whole(" ".join(SERVICE_ORDER_COMMAND), text)
     services: list[Service] = []
     for line in text.splitlines():
         port = _SERVICE_PORT.match(line.strip())
@@ -103,7 +109,7 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
             if name:
                 services.append(Service(name, service.group(1) != "*"))
     if not services and "network service" not in text:
-        raise ParseError(" ".join(SERVICE_ORDER_COMMAND), "lists no network service")
+        raise ParseError(" ".join(SERVICE_ORDER_COMMAND), f"lists no network service: {quote(text[:200]) or 'nothing'}")
     return tuple(services)
 
 
@@ -123,11 +129,8 @@ def parse_ifconfig(text: str) -> tuple[Interface, ...]:
     if current is not None:
         found.setdefault(current.name, current)
     if not found:
-        raise ParseError(" ".join(IFCONFIG_COMMAND), "shows no interface")
-    last = text.rpartition("\n")[2].rstrip()
-    if last and not _WHOLE_LINE.search(last):
-        # Half an answer must not look like interfaces that have gone.
-        raise ParseError(" ".join(IFCONFIG_COMMAND), f"breaks off in the middle of a line: {quote(last)}")
+        raise ParseError(" ".join(IFCONFIG_COMMAND), f"shows no interface: {quote(text[:200]) or 'nothing'}")
+    require_whole(" ".join(IFCONFIG_COMMAND), text)
     return tuple(found.values())
 
 

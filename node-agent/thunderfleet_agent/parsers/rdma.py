@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from thunderfleet_agent.host import quote
-from thunderfleet_agent.parsers import ParseError, clean
+from thunderfleet_agent.parsers import ParseError, clean, require_whole
 
 STATUS_COMMAND = ("rdma_ctl", "status")
 DEVICES_COMMAND = ("ibv_devices",)
@@ -19,6 +19,11 @@ _HCA = re.compile(r"hca_id:\s*(\S{1,64})")
 _STATE = re.compile(r"\bstate:\s*(PORT_\w{1,32})")
 _GID = re.compile(r"GID\[\s*\d+\]:\s*(\S{1,64})")
 _DEVICE = re.compile(r"^\s*(\S{1,64})\s+([0-9a-fA-F]{16})\s*$")
+_RULE = re.compile(r"^\s*-{6,}\s+-{16,}\s*$")
+# A device described as far as this is described whole; with -v there is more behind the first of them.
+_WHOLE = re.compile(r"\blink_layer:\s*\S|\bGID\[|\bactive_speed:")
+_VERBOSE = re.compile(r"\bmax_(mr_size|qp|mr):")
+_VERBOSE_WHOLE = re.compile(r"\bGID\[|\bactive_speed:")
 
 
 @dataclass(frozen=True)
@@ -34,37 +39,46 @@ def parse_status(text: str) -> bool:
     """Whether RDMA is switched on. Raises ParseError for anything but ``enabled`` and ``disabled``."""
     words = re.findall(r"[a-z]+", text.lower())
     on, off = "enabled" in words, "disabled" in words
-    if on == off:
+    if on == off or "not" in words:
         raise ParseError(" ".join(STATUS_COMMAND), f"says neither enabled nor disabled: {quote(text[:200]) or 'nothing'}")
     return on
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """The names of the listed devices. Raises ParseError when the text is not that table."""
+    """The names of the listed devices. Raises ParseError when the text is not that table, or not all of it."""
     names: dict[str, None] = {}
-    table = False
+    table, broken, command = False, "", " ".join(DEVICES_COMMAND)
     for line in text.splitlines():
-        words = line.split()
-        if words[:1] == ["device"] or NO_DEVICES in line:
-            table = True
+        if _RULE.match(line) or NO_DEVICES in line:
+            table, broken = True, ""
         elif match := _DEVICE.match(line):
             name = clean(match.group(1), 64)
             if name:
-                table = True
+                table, broken = True, ""
                 names.setdefault(name)
+        elif line.strip():
+            broken = line
     if not table:
-        raise ParseError(" ".join(DEVICES_COMMAND), f"printed no table of devices: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(command, f"printed no table of devices: {quote(text[:200]) or 'nothing'}")
+    require_whole(command, text)
+    if broken:
+        raise ParseError(command, f"ends with what is no device: {quote(broken)}")
     return tuple(names)
 
 
 def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
     """The devices, one of a name; lines may be run together. Raises ParseError when the text neither describes one nor says
-    that there is none."""
+    that there is none, or breaks off."""
     if NO_DEVICES in text:
         return ()
+    command = " ".join(DEVINFO_COMMAND)
     heads = list(_HCA.finditer(text))
     if not heads:
-        raise ParseError(" ".join(DEVINFO_COMMAND), f"describes no device: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(command, f"describes no device: {quote(text[:200]) or 'nothing'}")
+    require_whole(command, text)
+    last = text[heads[-1].end() :]
+    if not (_VERBOSE_WHOLE if _VERBOSE.search(last) else _WHOLE).search(last):
+        raise ParseError(command, f"breaks off in the description of {clean(heads[-1].group(1), 64)}")
     found: dict[str, DeviceInfo] = {}
     for head, following in zip(heads, [*heads[1:], None], strict=True):
         part = text[head.end() : following.start() if following else len(text)]

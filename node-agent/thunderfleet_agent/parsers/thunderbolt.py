@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from thunderfleet_agent.host import quote
 from thunderfleet_agent.parsers import ParseError, clean, report
 
 COMMAND = ("system_profiler", "SPThunderboltDataType", "-json")
@@ -20,7 +21,7 @@ MAX_RECEPTACLE = 64
 OLD_SHAPE_LIMIT_MBPS = 40_000
 
 _FIGURE = r"(\d{1,4}(?:[.,]\d{1,3})?)"
-_SPEED = re.compile(rf"{_FIGURE}(?:\s*/\s*{_FIGURE})?\s*([GM])b/s(?:\s*x\s*(\d))?", re.IGNORECASE)
+_SPEED = re.compile(rf"^\s*{_FIGURE}(?:\s*/\s*{_FIGURE})?\s*([GM])b(?:its?)?(?:/s|ps)(?:\s*x\s*(\d))?\s*$", re.IGNORECASE)
 _RECEPTACLE = re.compile(r"^receptacle_(\w+)_tag$")
 _UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
 
@@ -67,7 +68,7 @@ def parse(text: str) -> Thunderbolt:
             continue
         name = clean(section.get("_name"), 64) or "a bus without a name"
         try:
-            found = list(_ports(section))
+            found = list(_ports(section, problems))
         except RecursionError:
             raise ParseError(NAME, f"nests devices deeper than {MAX_DEPTH} levels under {name}") from None
         if not found:
@@ -86,7 +87,7 @@ def speed_mbps(value: object) -> int | None:
     None for "Up to …", which is what an idle port could do, and for anything else."""
     if not isinstance(value, str) or value.strip().lower().startswith("up to"):
         return None
-    match = _SPEED.search(value)
+    match = _SPEED.match(value)
     if not match:
         return None
     figures = [float(figure.replace(",", ".")) for figure in match.group(1, 2) if figure]
@@ -109,12 +110,22 @@ def _receptacles(item: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _connected(tag: dict[str, Any]) -> bool:
     """Whether something is plugged in. The status says so; where it is missing, only a port in use has a plain speed."""
     status = tag.get("receptacle_status_key")
-    if isinstance(status, str):
-        return status == "receptacle_connected"
+    if status in ("receptacle_connected", "receptacle_no_devices_connected"):
+        return bool(status == "receptacle_connected")
     return speed_mbps(tag.get("current_speed_key")) is not None
 
 
-def _ports(bus: dict[str, Any]) -> Iterator[Port]:
+def _odd_speed(tag: dict[str, Any]) -> str | None:
+    """The speed of a port that may be in use, quoted, when it is written in a way that is not known (another language)."""
+    text = tag.get("current_speed_key")
+    if text is None or speed_mbps(text) or tag.get("receptacle_status_key") == "receptacle_no_devices_connected":
+        return None
+    if not _connected(tag) and isinstance(text, str) and text.strip().lower().startswith("up to"):
+        return None
+    return quote(str(text)[:64])
+
+
+def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
     uuid = _uuid(bus.get("domain_uuid_key"))
     tags = []
     for tag in _receptacles(bus).values():
@@ -126,10 +137,12 @@ def _ports(bus: dict[str, Any]) -> Iterator[Port]:
     tags.sort(key=lambda pair: (not _connected(pair[1]), pair[0]))
     for index, (number, tag) in enumerate(tags):
         connected = _connected(tag)
+        if (odd := _odd_speed(tag)) is not None:
+            problems.append(f"receptacle {number} has a speed that cannot be read: {odd!r}")
         speed = speed_mbps(tag.get("current_speed_key")) if connected else None
         peers: dict[str, Peer] = {}
         if index == 0:
-            for peer in _peers(bus, speed, (), 0):
+            for peer in _peers(bus, speed, (), 0, problems):
                 if peer.domain_uuid.lower() != (uuid or "").lower():
                     peers.setdefault(peer.domain_uuid.lower(), peer)
         yield Port(
@@ -142,7 +155,9 @@ def _ports(bus: dict[str, Any]) -> Iterator[Port]:
         )
 
 
-def _peers(item: dict[str, Any], speed: int | None, through: tuple[str, ...], depth: int) -> Iterator[Peer]:
+def _peers(
+    item: dict[str, Any], speed: int | None, through: tuple[str, ...], depth: int, problems: list[str]
+) -> Iterator[Peer]:
     """Depth first: what has a domain UUID is a computer, what has none is a hub, a display or a drive."""
     if depth > MAX_DEPTH:
         raise RecursionError
@@ -154,8 +169,11 @@ def _peers(item: dict[str, Any], speed: int | None, through: tuple[str, ...], de
         uuid = _uuid(child.get("domain_uuid_key"))
         if uuid:
             yield Peer(uuid, name, through[:MAX_HUBS], speed)
-            continue
-        yield from _peers(child, _slower(speed, _hub_speed(child)), (*through, name or "unnamed hub"), depth + 1)
+        elif child.get("domain_uuid_key") is not None or child.get("services_title") is not None:
+            # Only computers offer services; without the UUID nobody can tell which end of which cable this is.
+            problems.append(f"{name or 'a computer'} is seen without a domain UUID that can be read")
+        slower = speed if uuid else _slower(speed, _hub_speed(child))
+        yield from _peers(child, slower, (*through, name or "unnamed hub"), depth + 1, problems)
 
 
 def _hub_speed(hub: dict[str, Any]) -> int | None:

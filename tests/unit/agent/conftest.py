@@ -85,6 +85,9 @@ HARDWARE = json.dumps(
         ]
     }
 )
+DISPLAYS = json.dumps(
+    {"SPDisplaysDataType": [{"_name": "Apple M3 Ultra", "sppci_cores": "60", "sppci_model": "Apple M3 Ultra"}]}
+)
 SYSCTL = "machdep.cpu.brand_string: Apple M3 Ultra\nhw.memsize: 103079215104\nhw.ncpu: 28\niogpu.wired_limit_mb: 0\n"
 SW_VERS = "ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D125\n"
 PORTS = """
@@ -204,10 +207,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(folder)
     made.tree(TREE)
     (folder / "hardware.json").write_text(HARDWARE)
+    (folder / "displays.json").write_text(DISPLAYS)
     quoted = shlex.quote(str(folder))
     made.script(
         "system_profiler",
-        f'case "$1" in SPThunderboltDataType) exec cat {quoted}/thunderbolt.json;; *) exec cat {quoted}/hardware.json;; esac',
+        f'case "$1" in SPThunderboltDataType) exec cat {quoted}/thunderbolt.json;; '
+        f"SPDisplaysDataType) exec cat {quoted}/displays.json;; *) exec cat {quoted}/hardware.json;; esac",
     )
     (folder / "ports.txt").write_text(PORTS)
     (folder / "services.txt").write_text(SERVICES)
@@ -237,7 +242,9 @@ class Shapes:
     mine: str = MINE
     mine_too: str = MINE_TOO
     theirs: str = THEIRS
-    texts: tuple[str, ...] = (TREE, HARDWARE, SYSCTL, SW_VERS, PORTS, SERVICES, IFCONFIG, TWO_DEVICES, DEVINFO, CAPABILITIES)
+    texts: tuple[str, ...] = (
+        *(TREE, HARDWARE, DISPLAYS, SYSCTL, SW_VERS, PORTS, SERVICES, IFCONFIG, TWO_DEVICES, DEVINFO, CAPABILITIES),
+    )
     tree: str = TREE
     hardware: str = HARDWARE
     sysctl: str = SYSCTL

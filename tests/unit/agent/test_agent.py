@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import yaml
 from thunderfleet_agent import agent as agent_module
 from thunderfleet_agent import cli, identity
 from thunderfleet_agent.agent import Loop, Settings
-from thunderfleet_agent.collect import PATIENCE, Collector
+from thunderfleet_agent.collect import PATIENCE, QUESTIONS, Collector
 from thunderfleet_agent.derive import profile
 from thunderfleet_agent.facts import Facts, Source
 from thunderfleet_agent.host import FailureKind, Host
@@ -96,11 +99,50 @@ async def test_no_device_is_no_failure_though_ibv_devinfo_calls_it_one(machine: 
     assert collector.facts.rdma_info == () and not collector.facts.failures
 
 
-async def test_one_unknown_sysctl_does_not_cost_the_others(machine: Any) -> None:
-    machine.script("sysctl", "echo 'hw.memsize: 1024'; echo \"sysctl: unknown oid 'iogpu.wired_limit_mb'\" >&2; exit 1")
+async def test_one_unknown_sysctl_does_not_cost_the_others(machine: Any, shapes: Any) -> None:
+    said = shapes.sysctl.replace("iogpu.wired_limit_mb: 0\n", "")
+    machine.script("sysctl", f"echo '{said.strip()}'; echo \"sysctl: unknown oid 'iogpu.wired_limit_mb'\" >&2; exit 1")
     collector = Collector(Host())
     await collector.slow()
-    assert collector.facts.sysctl == {"hw.memsize": "1024"} and Source.SYSCTL not in collector.facts.failures
+    assert collector.facts.sysctl is not None and collector.facts.sysctl["hw.ncpu"] == "28"
+    assert Source.SYSCTL not in collector.facts.failures
+
+
+async def test_half_an_answer_is_used_only_where_nothing_better_is_known(machine: Any, shapes: Any) -> None:
+    half = shapes.ports[: shapes.ports.index("Hardware Port: Thunderbolt 2")]
+    ports = machine.folder / "ports.txt"
+    ports.write_text(half)
+    collector = Collector(Host())
+    await collector.slow()
+    assert collector.facts.hardware_ports is not None and "en3" not in collector.facts.hardware_ports
+    assert "VLAN Configurations" in collector.facts.failures[Source.HARDWARE_PORTS].message
+    ports.write_text(shapes.ports)
+    await collector.slow()
+    assert collector.facts.hardware_ports["en3"] == "Thunderbolt 2" and not collector.facts.failures
+    ports.write_text(half)
+    await collector.slow()
+    assert collector.facts.hardware_ports["en3"] == "Thunderbolt 2"
+    assert Source.HARDWARE_PORTS in collector.facts.failures
+
+
+async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: Any) -> None:
+    """Tasks, open files and what is remembered are the same after rounds of hanging, flooding and failing commands."""
+    collector = Collector(Host())
+    machine.script("ibv_devices", "sleep 600 & sleep 600")
+    machine.script("rdma_ctl", "while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done")
+    machine.script("ifconfig", "exit 3")
+    machine.script("sw_vers", "sleep 600 & echo ProductVersion: 26.3")
+    quick = [replace(question, seconds=0.3) for question in QUESTIONS if question.source is not Source.RUNTIME]
+
+    async def rounds(count: int) -> tuple[int, int, int]:
+        for _ in range(count):
+            await asyncio.gather(*(collector._ask(question) for question in quick))
+        gc.collect()
+        return len(os.listdir("/dev/fd")), len(asyncio.all_tasks()), len(collector.facts.failures) + len(collector._misses)
+
+    before = await rounds(2)
+    assert await rounds(6) == before
+    assert all(len(str(failure)) < 2000 and not failure.text for failure in collector.facts.failures.values())
 
 
 # The loop
@@ -246,7 +288,7 @@ def test_inspect_prints_the_page_with_reasons(machine: Any, capsys: pytest.Captu
     machine.says("rdma_ctl", "disabled\n")
     assert cli.main(["inspect", "--why", "--node-name", "studio-1"]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("studio-1\n  machine  Apple M3 Ultra (Mac15,14), 28 cores\n")
+    assert page.startswith("studio-1\n  machine  Apple M3 Ultra (Mac15,14), 28 CPU and 60 GPU cores\n")
     assert "1      en2         80 Gb/s   TB5   rdma_en2      Active   Mac Studio" in page
     assert "port 1: RDMA is switched off: `rdma_ctl enable` in Recovery" in page
     assert "rdma_ctl status" in page and "RDMA's switch" in page

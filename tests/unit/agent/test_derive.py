@@ -33,6 +33,7 @@ def observed(shapes: Any, **changes: Any) -> Facts:
     whole = Facts(
         thunderbolt=thunderbolt.parse(shapes.tree),
         hardware=hardware.parse_hardware(shapes.hardware),
+        gpu_cores=60,
         sysctl=hardware.parse_sysctl(shapes.sysctl),
         system=hardware.System("26.3", "25D125"),
         hardware_ports=network.parse_hardware_ports(shapes.ports),
@@ -65,6 +66,7 @@ def test_a_working_studio(shapes: Any) -> None:
     found = profile(observed(shapes), NOW)
     status = found.status
     assert status.hardware is not None and status.hardware.memory == "96Gi"
+    assert (status.hardware.cpu_cores, status.hardware.gpu_cores) == (28, 60)
     assert status.hardware.gpu_memory_limit_bytes == 72 * 2**30
     assert status.thunderbolt is not None and status.thunderbolt.links == 1
     first, second = status.thunderbolt.ports
@@ -132,6 +134,35 @@ def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:
     complete = condition(status, "InventoryComplete")
     assert complete.status is ConditionStatus.FALSE
     assert complete.message == "`sw_vers` exited with code 1: no such file"
+
+
+def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
+    """An answer that broke off between two lines looks whole by itself."""
+    without = tuple(i for i in observed(shapes).interfaces or () if i.name != "en3")
+    half = (*without, network.Interface("en3", frozenset({"UP"})))
+    for changes, says in (
+        ({"interfaces": without}, "`ifconfig -a` does not show en3, which is Thunderbolt 2"),
+        ({"interfaces": half}, "`ifconfig -a` does not show the status of en3"),
+        ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)}, "`ibv_devinfo -v` does not describe rdma_en3"),
+        ({"rdma_devices": ("rdma_en2",)}, "`ibv_devices` does not list rdma_en3, which `ibv_devinfo -v` describes"),
+    ):
+        complete = condition(profile(observed(shapes, **changes), NOW).status, "InventoryComplete")
+        assert complete.status is ConditionStatus.FALSE and says in complete.message
+    bridge = network.Interface("bridge0", frozenset({"UP"}))
+    whole = tuple(i for i in observed(shapes).interfaces or () if i.name != "bridge0")
+    free = condition(profile(observed(shapes, interfaces=(*whole, bridge)), NOW).status, "BridgeFree")
+    assert free.status is ConditionStatus.UNKNOWN and "bridge0" in free.message
+
+
+def test_a_virtual_machine_says_what_it_is(shapes: Any) -> None:
+    virtual = hardware.Hardware("VirtualMac2,1", "Apple M4 Max (Virtual)", 2, 4 * 2**30)
+    none = failed(Source.RDMA_SWITCH, FailureKind.ABSENT, "rdma_ctl status", "is not there")
+    facts = observed(shapes, hardware=virtual, thunderbolt=thunderbolt.Thunderbolt(), rdma_switch=None, failures=none)
+    status = profile(facts, NOW).status
+    verdict = condition(status, "RDMAReady")
+    assert (verdict.status, verdict.reason) == (ConditionStatus.FALSE, "Unsupported")
+    assert "virtual machine (VirtualMac2,1)" in verdict.message
+    assert status.thunderbolt is not None and status.thunderbolt.ports == ()
 
 
 def test_nothing_observed_is_a_valid_profile() -> None:

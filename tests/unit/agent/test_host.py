@@ -62,6 +62,15 @@ async def test_a_hanging_command_and_its_children_end_at_the_limit(machine: Any,
     await until(lambda: gone(child))
 
 
+async def test_a_child_that_holds_the_output_of_a_command_that_has_ended_goes_too(
+    machine: Any, tmp_path: Path, until: Any
+) -> None:
+    machine.script("leaves", f"sleep 600 & echo $! > {tmp_path}/child; echo done")
+    failure = await Host().run(("leaves",), 0.5)
+    assert isinstance(failure, Failure) and failure.kind is FailureKind.TIMED_OUT
+    await until(lambda: gone(int((tmp_path / "child").read_text())))
+
+
 async def test_too_much_output_is_ended(machine: Any) -> None:
     machine.script("floods", "while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done")
     failure = await Host().run(("floods",), 60)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from thunderfleet_agent.collect import parse_capabilities
-from thunderfleet_agent.parsers import ParseError, clean, hardware, network, rdma, thunderbolt
+from thunderfleet_agent.parsers import ParseError, Partial, clean, hardware, network, rdma, thunderbolt
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "thunderbolt": thunderbolt.parse,
     "hardware": hardware.parse_hardware,
+    "displays": hardware.parse_displays,
     "sysctl": hardware.parse_sysctl,
     "sw_vers": hardware.parse_sw_vers,
     "ports": network.parse_hardware_ports,
@@ -188,8 +189,8 @@ def test_hardware_and_system(shapes: Any) -> None:
     virtual = '{"SPHardwareDataType": [{"machine_model": "VirtualMac2,1", "number_processors": 2, "physical_memory": "4 GB"}]}'
     assert hardware.parse_hardware(virtual) == hardware.Hardware("VirtualMac2,1", None, 2, 4 * 2**30)
     assert hardware.whole_number(hardware.parse_sysctl(shapes.sysctl), "hw.memsize") == 103079215104
-    assert hardware.parse_sysctl("hw.ncpu = 8\n") == {"hw.ncpu": "8"}
-    assert hardware.parse_sw_vers("ProductVersion: 26.3\nBuildVersion: 25D125") == hardware.System("26.3", "25D125")
+    assert hardware.parse_sysctl(shapes.sysctl.replace(": ", " = ")) == hardware.parse_sysctl(shapes.sysctl)
+    assert hardware.parse_sw_vers("ProductVersion: 26.3\nBuildVersion: 25D125\n") == hardware.System("26.3", "25D125")
 
 
 def test_hardware_ports_and_services(shapes: Any) -> None:
@@ -249,11 +250,89 @@ def test_clean_text_fits_and_encodes(value: str, limit: int) -> None:
     assert text is None or (0 < len(text) <= limit and text.encode() and not any(ord(c) < 32 for c in text))
 
 
-def test_ifconfig_that_breaks_off_is_no_list_of_interfaces_that_have_gone(shapes: Any) -> None:
-    whole = network.parse_ifconfig(shapes.ifconfig)
-    assert network.parse_ifconfig(shapes.ifconfig.rstrip("\n")) == whole
-    cut = shapes.ifconfig.index("mtu 1500") + 3
-    with pytest.raises(ParseError, match="breaks off in the middle of a line"):
-        network.parse_ifconfig(shapes.ifconfig[: shapes.ifconfig.index("netmask 0xffffff00") + 4])
-    with pytest.raises(ParseError, match="ifconfig -a"):
-        network.parse_ifconfig(shapes.ifconfig[:cut])
+# Texts whose every cut in the middle of a line must show, by parser.
+LINES = ("sysctl", "sw_vers", "ports", "services", "ifconfig", "status", "devices", "devinfo")
+
+
+def text_of(name: str, shapes: Any) -> str:
+    whole = {"ports": shapes.ports, "services": shapes.services, "ifconfig": shapes.ifconfig, "sysctl": shapes.sysctl}
+    more = {"status": "disabled\n", "devices": shapes.devices, "devinfo": shapes.devinfo_text}
+    return str({**whole, **more, "sw_vers": "ProductName:\tmacOS\nProductVersion:\t26.3\nBuildVersion:\t25D125\n"}[name])
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_half_an_answer_is_never_taken_for_a_whole_one(name: str, shapes: Any) -> None:
+    """Cut anywhere in a line: an error, or nothing is lost."""
+    text = text_of(name, shapes)
+    whole = PARSERS[name](text)
+    for cut in range(len(text)):
+        if text[:cut].endswith("\n"):
+            continue
+        try:
+            assert PARSERS[name](text[:cut]) == whole, text[:cut][-60:]
+        except ParseError as error:
+            assert error.command in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "behind"),
+    [
+        ("sysctl", "hw.memsize: 103079215104\n"),
+        ("sw_vers", "ProductVersion:\t26.3\n"),
+        ("ports", "Device: en2\n\n"),
+        ("ports", "Hardware Port: Thunderbolt 2\n"),
+        ("devices", "node GUID\n"),
+        ("devinfo", "hca_id:\trdma_en3\n"),
+        ("devinfo", "state:\t\t\tPORT_DOWN (1)\n"),
+    ],
+)
+def test_an_answer_that_ends_between_two_lines_shows_too(name: str, behind: str, shapes: Any) -> None:
+    text = text_of(name, shapes)
+    with pytest.raises(ParseError):
+        PARSERS[name](text[: text.index(behind) + len(behind)])
+
+
+def test_what_another_language_would_print_is_told_and_not_misread(shapes: Any) -> None:
+    idle = shapes.bus(1, domain=shapes.mine)
+    idle["receptacle_1_tag"] |= {"current_speed_key": "Jusqu\u2019\u00e0 120 Gbit/s", "receptacle_status_key": None}
+    busy = shapes.bus(2, domain=shapes.mine_too, speed="80 \u0413\u0431\u0438\u0442/\u0441", items=[shapes.peer(shapes.theirs)])
+    found = thunderbolt.parse(shapes.report(idle, busy))
+    assert [(port.connected, port.speed_mbps) for port in found.ports] == [(False, None), (True, None)]
+    assert len(found.problems) == 2 and all("cannot be read" in problem for problem in found.problems)
+    told = {"machine_model": "Mac15,14", "physical_memory": "96 \u0413\u0411", "number_processors": "28"}
+    with pytest.raises(Partial, match="physical_memory") as caught:
+        hardware.parse_hardware(json.dumps({"SPHardwareDataType": [told]}))
+    assert caught.value.value == hardware.Hardware("Mac15,14", None, 28, None)
+    with pytest.raises(Partial, match=r"hw\.memsize: 103\.079\.215\.104"):
+        hardware.parse_sysctl(shapes.sysctl.replace("103079215104", "103.079.215.104"))
+    with pytest.raises(ParseError, match="Port mat\u00e9riel"):
+        network.parse_hardware_ports(shapes.ports.replace("Hardware Port", "Port mat\u00e9riel"))
+    for text in ("activ\u00e9\n", "not enabled\n"):
+        with pytest.raises(ParseError, match="rdma_ctl status"):
+            rdma.parse_status(text)
+
+
+def test_a_computer_without_a_domain_uuid_is_told(shapes: Any) -> None:
+    anonymous = {"_name": "MacBook Pro", "services_title": [{"_name": "service_ip"}]}
+    odd = {**shapes.peer("not-a-uuid"), "_name": "Mac mini"}
+    found = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="40 Gb/s", items=[anonymous, odd])))
+    assert found.ports[0].connected and not found.ports[0].peers
+    assert [problem.split(" is seen")[0] for problem in found.problems] == ["MacBook Pro", "Mac mini"]
+
+
+def test_a_computer_behind_a_computer_is_found(shapes: Any) -> None:
+    far = "59C97EA5-69DF-4209-82D8-4B84C2A41FDF"
+    near = {**shapes.peer(shapes.theirs, "Mac mini"), "_items": [shapes.peer(far)]}
+    (port,) = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[near]))).ports
+    assert {peer.domain_uuid: peer.through for peer in port.peers} == {shapes.theirs: (), far: ("Mac mini",)}
+
+
+def test_gpu_cores() -> None:
+    def parse(*sections: object) -> int:
+        return hardware.parse_displays(json.dumps({"SPDisplaysDataType": sections}))
+
+    assert parse({"_name": "Apple M3 Ultra", "sppci_cores": "60"}) == 60
+    assert parse({"_name": "a screen"}, {"sppci_cores": 32}) == 32
+    assert parse() == parse({"_name": "Display"}) == 0
+    with pytest.raises(ParseError, match="SPDisplaysDataType"):
+        parse({"sppci_cores": "many"})
