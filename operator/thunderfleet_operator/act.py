@@ -9,6 +9,7 @@ from collections.abc import Callable
 from thunderfleet_crds.common import MANAGED_BY
 from thunderfleet_crds.kube import ApiError, Json, Kube, key_of
 
+from thunderfleet_operator import events
 from thunderfleet_operator.cache import Cache, Collection
 from thunderfleet_operator.metrics import Metrics
 
@@ -22,8 +23,11 @@ class NotLeading(Exception):
 
 
 class Actor:
-    def __init__(self, kube: Kube, cache: Cache, metrics: Metrics, leading: Callable[[], bool]) -> None:
+    """``instance`` is this replica's name, for Events."""
+
+    def __init__(self, kube: Kube, cache: Cache, metrics: Metrics, leading: Callable[[], bool], instance: str) -> None:
         self._kube = kube
+        self._instance = instance
         self._cache = cache
         self._metrics = metrics
         self._leading = leading
@@ -73,12 +77,11 @@ class Actor:
             store.forget(key)
         log.info("deleted %s %s", collection.name, key)
 
-    async def create(self, path: str, resource: str, body: Json) -> Json | None:
-        """Creates; None when the name was taken."""
-        self._counted(resource, "create")
+    async def tell(self, about: events.About, occurrence: events.Occurrence) -> None:
+        """An Event. That it could not be told stops nothing."""
+        self._counted("events", "create")
         try:
-            return await self._kube.create(path, body)
+            body = events.manifest(about, occurrence, self._instance)
+            await self._kube.create(f"/api/v1/namespaces/{body['metadata']['namespace']}/events", body)
         except ApiError as error:
-            if error.status == 409:
-                return None
-            raise
+            log.warning("event %s of %s: %s", occurrence.reason, about.metadata.name, error)

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from thunderfleet_operator import frame
 from thunderfleet_operator.act import Actor, NotLeading
 from thunderfleet_operator.cache import (
     CACHED,
+    CONFIGMAPS,
     DEPLOYMENTS,
     LINKS,
     NODEPROFILES,
@@ -31,9 +33,11 @@ from thunderfleet_operator.cache import (
 from thunderfleet_operator.groups import Groups
 from thunderfleet_operator.keys import MASTER_BYTES
 from thunderfleet_operator.leader import Leader
+from thunderfleet_operator.links import Links
+from thunderfleet_operator.macs import Macs
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.reconcile import Reconciler, Settings
-from thunderfleet_operator.snapshot import ended, internal_ip, owner_key
+from thunderfleet_operator.snapshot import Parsed, ended, internal_ip, owner_key, owner_uid, pod_node, read_epoch
 from thunderfleet_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -105,6 +109,25 @@ def _node_facts(node: Json | None) -> object:
     return json.dumps(facts, sort_keys=True)
 
 
+def _macs_of(collection: Collection, key: str, item: Json | None) -> frozenset[str]:
+    """The Macs whose NodeProfile says something that follows from an object."""
+    if collection in (NODES, NODEPROFILES):
+        return frozenset({key})
+    if item is None or (collection is PODS and owner_uid(item) is None):
+        return frozenset()
+    if collection is LINKS:
+        return frozenset(str(item["spec"][end]["node"]) for end in ("a", "b"))
+    if collection is PODS:
+        node = pod_node(item)
+        return frozenset({node} if node else ())
+    plan = read_epoch(item).plan if collection is CONFIGMAPS else None
+    return frozenset(rank.node for rank in plan.ranks) if plan else frozenset()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 class Operator:
     """One replica."""
 
@@ -116,8 +139,13 @@ class Operator:
         self.queue = WorkQueue()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._enqueue_all)
         self.groups = Groups(lambda key: self.queue.add(f"{DEPLOYMENTS.name}/{key}"))
-        actor = Actor(kube, self.cache, self.metrics, self.leader.leading)
-        self.reconciler = Reconciler(self.cache, actor, self.groups, self.metrics, configuration.settings, self._master_key)
+        parsed = Parsed()
+        actor = Actor(kube, self.cache, self.metrics, self.leader.leading, configuration.identity)
+        self.links = Links(self.cache, parsed, actor, _now)
+        self.macs = Macs(self.cache, parsed, actor, _now)
+        self.reconciler = Reconciler(
+            self.cache, parsed, actor, self.groups, self.macs, self.metrics, configuration.settings, self._master_key, _now
+        )
         self._master = b""
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
@@ -150,6 +178,8 @@ class Operator:
                 self._enqueue_unplaced()
         if collection is NODES and _node_facts(before) == _node_facts(after):
             return
+        for node in _macs_of(collection, key, after or before):
+            self.queue.add(f"{NODEPROFILES.name}/{node}")
         if collection in (NODES, NODEPROFILES, LINKS):
             self._enqueue(DEPLOYMENTS)
             if collection is not LINKS:
@@ -171,8 +201,8 @@ class Operator:
             self.queue.add(f"{DEPLOYMENTS.name}/{key}")
 
     def _enqueue_all(self) -> None:
-        self._enqueue(DEPLOYMENTS)
-        self._enqueue(LINKS)
+        for collection in (DEPLOYMENTS, LINKS, NODEPROFILES):
+            self._enqueue(collection)
 
     # --- lists -------------------------------------------------------------------------------------------------------
 
@@ -221,7 +251,9 @@ class Operator:
     def _round(self, key: str) -> tuple[str, Callable[[], Awaitable[float | None]]]:
         kind, _, name = key.partition("/")
         if kind == LINKS.name:
-            return kind, lambda: self.reconciler.link(name)
+            return kind, lambda: self.links.round(name)
+        if kind == NODEPROFILES.name:
+            return kind, lambda: self.macs.round(name)
         return kind, lambda: self.reconciler.deployment(name)
 
     async def _work(self) -> None:

@@ -73,6 +73,8 @@ class Store:
     items: dict[str, Json] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
     """Versions at which objects were deleted, until the next list: a late older view must not bring them back."""
+    revision: int = 0
+    """Moves with every change: what was derived from the collection stands while it does not."""
 
     def put(self, item: Json) -> bool:
         """Whether this was news."""
@@ -81,6 +83,7 @@ class Store:
         if new <= version(self.items.get(key)) or new <= self.gone.get(key, -1):
             return False
         self.items[key] = _lean(item)
+        self.revision += 1
         return True
 
     def drop(self, item: Json) -> bool:
@@ -90,11 +93,13 @@ class Store:
         if known is None or known["metadata"].get("uid") != item["metadata"].get("uid"):
             return False
         del self.items[key]
+        self.revision += 1
         return True
 
     def forget(self, key: str) -> None:
         """What a write found missing."""
         self.items.pop(key, None)
+        self.revision += 1
 
     def replace(self, items: Iterable[Json], list_version: str) -> set[str]:
         """Takes over a list; the keys that differ from what was known."""
@@ -104,6 +109,7 @@ class Store:
         for key in [key for key, item in self.items.items() if key not in listed and version(item) <= limit]:
             del self.items[key]
             changed.add(key)
+        self.revision += bool(changed)
         self.gone = {key: at for key, at in self.gone.items() if at > limit}
         return changed
 

@@ -142,7 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings=Settings(
             pods=PodSettings(arguments.runner_image, arguments.runner_pull_policy),
             ports=PortSettings(lasting, ring),
-            instance=arguments.identity,
         ),
         namespace=arguments.namespace,
         # A replica that was restarted under its old name is another holder of the Lease.

@@ -17,8 +17,10 @@ from thunderfleet_crds.modeldeployment import (
     ModelDeployment,
     ModelDeploymentStatus,
 )
+from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
+About = ModelDeployment | NodeProfile | ThunderboltLink
 REPORTER = "thunderfleet-operator"
 _BAD_WHEN_FALSE = (MODEL_RESOLVED, PLACED)
 
@@ -66,7 +68,7 @@ def _nodes(group: Group) -> str:
     return ", ".join(rank.node for rank in group.ranks)
 
 
-def manifest(about: ModelDeployment | ThunderboltLink, occurrence: Occurrence, instance: str) -> Json:
+def manifest(about: About, occurrence: Occurrence, instance: str) -> Json:
     """An Event about an object. Its name differs with text and time. What has no namespace is told of in `default`, where
     `kubectl describe` looks for it."""
     meta = about.metadata

@@ -36,7 +36,7 @@ from thunderfleet_operator.placement import (
 )
 from thunderfleet_operator.placement.fleet import QUEUE_PAIRS
 from thunderfleet_operator.quantities import to_bytes
-from thunderfleet_operator.snapshot import Parsed, Taken, internal_ip
+from thunderfleet_operator.snapshot import Parsed, Taken, internal_ip, is_ready
 
 KINDS = {
     InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,
@@ -88,11 +88,6 @@ def _dials(status: NodeProfileStatus) -> Dials | None:
     return Dials.of((entry.node, entry.address) for entry in reached)
 
 
-def _ready(node: Json) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
-
-
 def _taints(node: Json) -> tuple[Taint, ...]:
     # What a cordon and a missed heartbeat leave behind is judged by its cause, with a better sentence.
     return tuple(
@@ -103,7 +98,7 @@ def _taints(node: Json) -> tuple[Taint, ...]:
     )
 
 
-def _end(link: ThunderboltLink, end: LinkEnd, profile: NodeProfile | None) -> Endpoint | None:
+def endpoint_of(link: ThunderboltLink, end: LinkEnd, profile: NodeProfile | None) -> Endpoint | None:
     """What one end says of the cable; else, where a display hides the other end from it, what its Mac says of the port."""
     told = next((entry for entry in link.status.endpoints if entry.node == end.node), None)
     if told is not None or profile is None:
@@ -247,7 +242,7 @@ class Fleets:
             address=internal_ip(node),
             allocatable_bytes=allocatable,
             free_bytes=max(0, allocatable - used.memory[name]) if used.memory.get(name) else allocatable,
-            ready=_ready(node) and not node["metadata"].get("deletionTimestamp"),
+            ready=is_ready(node) and not node["metadata"].get("deletionTimestamp"),
             schedulable=not (node.get("spec") or {}).get("unschedulable"),
             labels=node["metadata"].get("labels") or {},
             taints=_taints(node),
@@ -264,7 +259,7 @@ class Fleets:
 
     def _cable(self, link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], used: Taken) -> Cable:
         known = {name: profile for name, profile in profiles.items() if profile is not None}
-        ends = [(end, _end(link, end, known.get(end.node))) for end in (link.spec.a, link.spec.b)]
+        ends = [(end, endpoint_of(link, end, known.get(end.node))) for end in (link.spec.a, link.spec.b)]
         told = [endpoint for _, endpoint in ends if endpoint is not None]
         speed = min((endpoint.speed_mbps for endpoint in told if endpoint.speed_mbps), default=0)
         usable = find_condition(link.status.conditions, RDMA_USABLE)

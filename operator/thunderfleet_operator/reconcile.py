@@ -1,4 +1,4 @@
-"""Read, plan, act: one round for one object.
+"""Read, plan, act: one round for one ModelDeployment.
 
 Reads the cache, asks the pure parts, writes the difference. Any round may be cut short or repeated: what it finds undone it
 does, what it finds done it leaves alone.
@@ -7,7 +7,7 @@ does, what it finds done it leaves alone.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from thunderfleet_crds.common import (
     ANNOTATION_HASH,
@@ -15,23 +15,17 @@ from thunderfleet_crds.common import (
     LABEL_EPOCH,
     LABEL_GROUP,
     MODELDEPLOYMENT_KIND,
-    THUNDERBOLTLINK_KIND,
 )
 from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.kube import ApiError, Json
 from thunderfleet_crds.modeldeployment import GroupStage, ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
-from thunderfleet_operator import desired, events, linkstatus, places, snapshot, status
+from thunderfleet_operator import desired, events, places, snapshot, status
 from thunderfleet_operator.act import Actor
 from thunderfleet_operator.cache import (
     CONFIGMAPS,
     DEPLOYMENTS,
-    LINKS,
-    NODEPROFILES,
-    NODES,
     PODS,
     SECRETS,
     SERVICES,
@@ -41,6 +35,7 @@ from thunderfleet_operator.fleets import Fleets
 from thunderfleet_operator.groups import Groups
 from thunderfleet_operator.keys import KeyPair, group_keys
 from thunderfleet_operator.lifecycle import Decision, Verdict, decide
+from thunderfleet_operator.macs import Macs
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
 from thunderfleet_operator.ports import PortSettings, RankPorts
@@ -63,11 +58,6 @@ PORT_TAKEN = ("PortInUse", "PortTaken", "AddressInUse")
 class Settings:
     pods: desired.PodSettings
     ports: PortSettings
-    instance: str
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 class Reconciler:
@@ -76,21 +66,24 @@ class Reconciler:
     def __init__(
         self,
         cache: Cache,
+        parsed: Parsed,
         actor: Actor,
         groups: Groups,
+        macs: Macs,
         metrics: Metrics,
         settings: Settings,
         master: Callable[[], bytes],
-        clock: Callable[[], datetime] = _now,
+        clock: Callable[[], datetime],
     ) -> None:
         self._cache = cache
         self._actor = actor
         self._groups = groups
+        self._macs = macs
         self._metrics = metrics
         self._settings = settings
         self._master = master
         self._clock = clock
-        self._parsed = Parsed()
+        self._parsed = parsed
         self._fleets = Fleets()
         self._better: dict[tuple[str, int], tuple[object, datetime, str | None]] = {}
         self._secrets: set[str] = set()
@@ -131,6 +124,8 @@ class Reconciler:
         for index, view in wanted.items():
             now = self._clock()
             decision = decide(view, heard[index], nodes, wanted_hash, md.spec.recovery, now, may_roll=index == rolling)
+            if decision.failure is not None:
+                await self._macs.quarantine(decision.failure, f"{key}-{index}")
             outcome = Outcome(view, decision, heard[index], outdated=bool(view.epoch and view.epoch.spec_hash != wanted_hash))
             outcome = await self._carry_out(md, outcome, wanted_hash)
             outcomes.append(outcome)
@@ -148,6 +143,7 @@ class Reconciler:
         outcomes = [_with_view(outcome, after.get(outcome.view.index, outcome.view)) for outcome in outcomes]
         outcomes = [replace(entry, better=self._better_place(md, entry, fleet, used)) for entry in outcomes]
         await self._status(md, outcomes, resolution, after)
+        await self._macs.settle(node for view in (*views.values(), *after.values()) for node in view.nodes)
         if any(outcome.unplaceable or outcome.blocked for outcome in outcomes):
             self.unplaced.add(key)
         else:
@@ -258,11 +254,14 @@ class Reconciler:
         for pod in view.old_pods if view else ():
             if not pod.terminating:
                 await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+        missing = [entry for entry in made.ranks if f"{made.namespace}/{entry.pod}" not in self._cache[PODS].items]
+        if missing:
+            # Before the pods: whatever measures on these Macs stops first.
+            await self._macs.settle(entry.node for entry in made.ranks)
         try:
             await self._secret(md, made)
-            for entry in made.ranks:
-                if f"{made.namespace}/{entry.pod}" not in self._cache[PODS].items:
-                    await self._actor.apply(PODS, desired.pod(md, made, entry.rank, self._settings.pods))
+            for entry in missing:
+                await self._actor.apply(PODS, desired.pod(md, made, entry.rank, self._settings.pods))
         except ApiError as error:
             if error.status not in (403, 422):
                 raise
@@ -323,11 +322,7 @@ class Reconciler:
                 return
             raise
         for occurrence in events.occurrences(md.status, made):
-            path = f"/api/v1/namespaces/{md.metadata.namespace}/events"
-            try:
-                await self._actor.create(path, "events", events.manifest(md, occurrence, self._settings.instance))
-            except ApiError as error:
-                log.warning("event %s of %s: %s", occurrence.reason, md.metadata.name, error)
+            await self._actor.tell(md, occurrence)
 
     def _count_groups(self) -> None:
         counts = dict.fromkeys((stage.value for stage in GroupStage), 0)
@@ -336,53 +331,6 @@ class Reconciler:
                 counts[group.state.value] += 1
         for stage, count in counts.items():
             self._metrics.groups.labels(stage).set(count)
-
-    # --- a ThunderboltLink -------------------------------------------------------------------------------------------
-
-    async def link(self, name: str) -> float | None:
-        """Summarises a cable, and takes out what a Node that is gone has left."""
-        item = self._cache[LINKS].items.get(name)
-        link = self._parsed.get(ThunderboltLink, item) if item else None
-        if link is None or link.metadata.deletion_timestamp is not None:
-            return None
-        nodes = frozenset(str(node["metadata"]["name"]) for node in self._cache[NODES])
-        gone = linkstatus.gone_ends(link, nodes)
-        if len(gone) == 2:
-            await self._actor.delete(LINKS, None, name, link.metadata.uid)
-            return None
-        for node in gone:
-            patch = linkstatus.removal(link, node)
-            if patch:
-                await self._actor.patch_status(LINKS, name, patch)
-                return 0.0
-        now = self._clock()
-        left = linkstatus.lingers(link, now)
-        if left == 0:
-            text = f"neither {link.spec.a.node} nor {link.spec.b.node} has had this cable for a while: the link is removed"
-            await self._actor.delete(LINKS, None, name, link.metadata.uid)
-            await self._tell_of_link(link, events.Occurrence("Removed", text))
-            return None
-        profiles = {profile.metadata.name: profile for profile in self._parsed.all(NodeProfile, self._cache[NODEPROFILES])}
-        ready = frozenset(str(node["metadata"]["name"]) for node in self._cache[NODES] if _node_ready(node))
-        made = linkstatus.summary(link, profiles, now, ready)
-        if made != linkstatus.current(link):
-            body: Json = {"apiVersion": API_VERSION, "kind": THUNDERBOLTLINK_KIND, "metadata": {"name": name}, "status": made}
-            await self._actor.apply_status(LINKS, body)
-            if told := linkstatus.change(link, made):
-                await self._tell_of_link(link, events.Occurrence(told[0], told[1], warning=told[2]))
-        return left
-
-    async def _tell_of_link(self, link: ThunderboltLink, occurrence: events.Occurrence) -> None:
-        try:
-            body = events.manifest(link, occurrence, self._settings.instance)
-            await self._actor.create("/api/v1/namespaces/default/events", "events", body)
-        except ApiError as error:
-            log.warning("event %s of %s: %s", occurrence.reason, link.metadata.name, error)
-
-
-def _node_ready(node: Json) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
 def _ready(state: object) -> bool:

@@ -153,6 +153,11 @@ def _number(item: Json, label: str) -> int:
         return -1
 
 
+def group_index(item: Json) -> int:
+    """Which group a child belongs to; -1 when it does not say."""
+    return _number(item, LABEL_GROUP)
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of a group, as far as decisions need it."""
@@ -241,12 +246,17 @@ class GroupView:
     def plan(self) -> Plan | None:
         return self.epoch.plan if self.epoch else None
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The Macs of its newest plan, and those on which a pod of it is left."""
+        planned = {rank.node for rank in self.plan.ranks} if self.plan else set()
+        return frozenset(planned | {pod.node for pod in (*self.pods, *self.old_pods) if pod.node})
+
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
     name: str
     ready: bool
-    not_ready_message: str = ""
 
 
 def spec_hash(spec: ModelDeploymentSpec) -> str:
@@ -267,11 +277,12 @@ def _plan(text: str) -> Plan | None:
         return None
 
 
-def _epoch(item: Json) -> Epoch:
+def read_epoch(item: Json) -> Epoch:
+    """A plan's ConfigMap as a value."""
     annotations = item["metadata"].get("annotations") or {}
     plan = _plan((item.get("data") or {}).get(PLAN_KEY, ""))
     return Epoch(
-        group=_number(item, LABEL_GROUP),
+        group=group_index(item),
         number=_number(item, LABEL_EPOCH),
         config_map=str(item["metadata"]["name"]),
         spec_hash=str(annotations.get(ANNOTATION_HASH, "")),
@@ -294,18 +305,18 @@ def children(store: Store, deployment: ModelDeployment) -> list[Json]:
 
 def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
     """Every group that is wanted, or of which something is left, by index."""
-    epochs = [_epoch(item) for item in children(cache[CONFIGMAPS], deployment) if not item["metadata"].get("deletionTimestamp")]
+    epochs = [
+        read_epoch(item) for item in children(cache[CONFIGMAPS], deployment) if not item["metadata"].get("deletionTimestamp")
+    ]
     pods = [(item, pod_view(item)) for item in children(cache[PODS], deployment)]
     told = {group.index: group for group in deployment.status.groups}
     indexes = set(range(deployment.spec.replicas))
-    indexes |= {epoch.group for epoch in epochs} | {_number(item, LABEL_GROUP) for item, _ in pods}
+    indexes |= {epoch.group for epoch in epochs} | {group_index(item) for item, _ in pods}
     views: dict[int, GroupView] = {}
     for index in sorted(indexes - {-1}):
         mine = sorted((epoch for epoch in epochs if epoch.group == index), key=lambda epoch: epoch.number)
         current = mine[-1] if mine else None
-        own = sorted(
-            (view for item, view in pods if _number(item, LABEL_GROUP) == index), key=lambda view: (view.epoch, view.rank)
-        )
+        own = sorted((view for item, view in pods if group_index(item) == index), key=lambda view: (view.epoch, view.rank))
         number = current.number if current else -1
         status = told.get(index)
         views[index] = GroupView(
@@ -320,14 +331,19 @@ def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
     return views
 
 
+def is_ready(node: Json) -> bool:
+    """Whether a Node is Ready."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
 def node_views(cache: Cache) -> dict[str, NodeView]:
     views: dict[str, NodeView] = {}
     for node in cache[NODES]:
         if node["metadata"].get("deletionTimestamp"):
             continue
-        ready: Json = next((c for c in (node.get("status") or {}).get("conditions") or [] if c.get("type") == "Ready"), {})
         name = str(node["metadata"]["name"])
-        views[name] = NodeView(name, ready.get("status") == "True", str(ready.get("message") or ""))
+        views[name] = NodeView(name, is_ready(node))
     return views
 
 
@@ -354,18 +370,18 @@ def loopback(cache: Cache) -> bool:
 
 
 def _is_group(item: Json, uid: str | None, index: int | None) -> bool:
-    return uid is not None and owner_uid(item) == uid and _number(item, LABEL_GROUP) == index
+    return uid is not None and owner_uid(item) == uid and group_index(item) == index
 
 
 def _newest(cache: Cache, uid: str | None, index: int | None) -> list[Plan]:
     """The newest plan of each group but ``index`` of ``uid``."""
     newest: dict[tuple[str | None, int], Json] = {}
     for item in cache[CONFIGMAPS]:
-        key = (owner_uid(item), _number(item, LABEL_GROUP))
+        key = (owner_uid(item), group_index(item))
         if key not in newest or _number(item, LABEL_EPOCH) > _number(newest[key], LABEL_EPOCH):
             newest[key] = item
     alive = [item for item in newest.values() if not item["metadata"].get("deletionTimestamp")]
-    plans = [_epoch(item).plan for item in alive if not _is_group(item, uid, index)]
+    plans = [read_epoch(item).plan for item in alive if not _is_group(item, uid, index)]
     return [plan for plan in plans if plan is not None]
 
 

@@ -166,6 +166,10 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
     view, decision, before, plan = outcome.view, outcome.decision, outcome.view.status, outcome.view.plan
     restarts = before.restarts if before else 0
     failure = decision.failure or (before.last_failure if before else None)
+    until = decision.until if decision.verdict is Verdict.BACK_OFF else None
+    if outcome.unplaceable and before is not None:
+        # The wait is over, and is not to begin anew for want of a place.
+        until = before.next_restart_time
     if outcome.placed_now:
         restarts = restarts + 1 if decision.counts else (0 if outcome.outdated else restarts)
     if plan is None:
@@ -219,7 +223,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         endpoint=endpoint(plan),
         ranks=_ranks(plan, pods, state, carried),
         restarts=restarts,
-        next_restart_time=decision.until if decision.verdict is Verdict.BACK_OFF else None,
+        next_restart_time=until,
         last_failure=failure,
     )
 
@@ -236,7 +240,7 @@ def benchmark(told: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
         prefill_tokens_per_second=quantity(told.prefill_tokens_per_second),
         decode_tokens_per_second=quantity(told.decode_tokens_per_second),
         time_to_first_token_microseconds=told.time_to_first_token_microseconds,
-        peak_memory_bytes=(told.peak_memory_bytes,) if told.peak_memory_bytes else (),
+        peak_memory_bytes=told.peak_memory_bytes,
         all_reduce_megabytes_per_second=(
             quantity(told.all_reduce_megabytes_per_second) if told.all_reduce_megabytes_per_second is not None else None
         ),
@@ -272,11 +276,9 @@ def _ready(groups: Sequence[Group], wanted: int, resolution: Resolution, outcome
     if not resolution.found:
         return False, resolution.reason, resolution.message
     first = waiting[0]
-    if first.state is GroupStage.PENDING:
-        outcome = next(entry for entry in outcomes if entry.view.index == first.index)
-        wait = outcome.unplaceable or outcome.blocked
-        return False, wait.reason if wait else "Pending", message
-    return False, first.state.value, message
+    outcome = next(entry for entry in outcomes if entry.view.index == first.index)
+    wait = outcome.unplaceable or outcome.blocked
+    return False, wait.reason if wait else first.state.value, message
 
 
 def build(

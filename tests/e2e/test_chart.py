@@ -257,6 +257,30 @@ async def test_quarantine_is_not_an_agents_to_lift(admin: Kube, agents: Agents) 
     await admin.delete(f"{PROFILES}/{A}")
 
 
+HELD: Json = {
+    "quarantine": {"bootID": "one", "since": "2026-01-01T00:00:00Z", "reason": "StackHung", "evidence": "no answer"},
+    "groups": [{"name": "default/md-0", "epoch": 1, "nodes": [A, B], "links": []}],
+}
+
+
+@pytest.mark.parametrize("part", HELD)
+async def test_what_the_operator_says_of_a_mac_is_not_its_agents(admin: Kube, agents: Agents, part: str) -> None:
+    await write(agents[A], f"{PROFILES}/{A}", profile(A))
+    path, sentence = (
+        f"{PROFILES}/{A}/status",
+        f"the {part} of a NodeProfile {'are' if part == 'groups' else 'is'} the operator's",
+    )
+    said = profile(A, **{part: HELD[part]})
+    await refused(write(agents[A], path, said), sentence)
+    await write(admin, path, said, manager="thunderfleet-operator")
+    await refused(agents[A].patch(path, {"status": {part: None}}), sentence)
+    changed = [{**HELD[part][0], "epoch": 2}] if part == "groups" else {**HELD[part], "reason": "Fine"}
+    await refused(write(agents[A], path, profile(A, **{part: changed}), manager="thunderfleet-operator"), sentence)
+    await write(agents[A], path, profile(A, hardware={"chip": A}))
+    assert (await admin.get(f"{PROFILES}/{A}"))["status"][part] == HELD[part]
+    await admin.delete(f"{PROFILES}/{A}")
+
+
 # --- ThunderboltLink ---------------------------------------------------------------------------------------------------------
 
 

@@ -13,9 +13,12 @@ from thunderfleet_operator.act import Actor
 from thunderfleet_operator.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
 from thunderfleet_operator.desired import PodSettings
 from thunderfleet_operator.lifecycle import Heard
+from thunderfleet_operator.links import Links
+from thunderfleet_operator.macs import Macs
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.ports import PortSettings
 from thunderfleet_operator.reconcile import Reconciler, Settings
+from thunderfleet_operator.snapshot import Parsed
 
 Json = dict[str, Any]
 GIB = 2**30
@@ -27,6 +30,7 @@ class World:
     def __init__(self) -> None:
         self.cache = Cache()
         self.objects: dict[str, Json] = {}
+        self.applied: dict[str, Json] = {}
         self.version = 0
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.writes: list[tuple[str, str]] = []
@@ -38,14 +42,20 @@ class World:
 
     def restarted(self) -> Reconciler:
         """A new operator over the same world."""
+        parsed, clock = Parsed(), lambda: self.now
+        actor = Actor(self, self.cache, self.metrics, lambda: self.is_leading, "operator-0")  # type: ignore[arg-type]
+        self.links = Links(self.cache, parsed, actor, clock)
+        self.macs = Macs(self.cache, parsed, actor, clock)
         self.reconciler = Reconciler(
             self.cache,
-            Actor(self, self.cache, self.metrics, lambda: self.is_leading),  # type: ignore[arg-type]
+            parsed,
+            actor,
             self,  # type: ignore[arg-type]
+            self.macs,
             self.metrics,
-            Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings(), "operator-0"),
+            Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings()),
             lambda: b"k" * 32,
-            clock=lambda: self.now,
+            clock,
         )
         return self.reconciler
 
@@ -75,11 +85,25 @@ class World:
             self.objects[path] = item
         before = copy.deepcopy(item)
         if status:
-            item["status"] = copy.deepcopy(body["status"])
+            self._apply_status(path, item, copy.deepcopy(body["status"]))
         else:
             item.update({k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"})
             item["metadata"].update(copy.deepcopy(body["metadata"]))
         return copy.deepcopy(item) if item == before else self._stamp(item)
+
+    def _apply_status(self, path: str, item: Json, told: Json) -> None:
+        """As server-side apply does: what this manager said before and says no more goes, what others say stays."""
+        status = item.setdefault("status", {})
+        ours = {
+            condition["type"] for condition in (*self.applied.get(path, {}).get("conditions", ()), *told.get("conditions", ()))
+        }
+        conditions = [c for c in status.get("conditions", ()) if c["type"] not in ours] + told.get("conditions", [])
+        for key in self.applied.get(path, {}):
+            status.pop(key, None)
+        status.update(told)
+        if conditions:
+            status["conditions"] = sorted(conditions, key=lambda condition: str(condition["type"]))
+        self.applied[path] = copy.deepcopy(told)
 
     async def create(self, path: str, body: Json) -> Json:
         self._check("create", path)

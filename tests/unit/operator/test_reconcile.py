@@ -405,7 +405,7 @@ async def test_api_key_secret_is_mounted_not_read(world: Any) -> None:
 
 async def test_links_are_summarised_and_cleared(world: Any) -> None:
     name = "studio-1.tb1--studio-2.tb1"
-    await world.reconciler.link(name)
+    await world.links.round(name)
     status = world.cache[LINKS].items[name]["status"]
     assert (status["speed"], status["generation"]) == ("80G", "TB5")
     assert {c["type"]: c["status"] for c in status["conditions"]} == {
@@ -414,25 +414,14 @@ async def test_links_are_summarised_and_cleared(world: Any) -> None:
         "RDMAUsable": "False",
     }
     writes = len(world.writes)
-    # The fake forgets the agents' part on apply; put it back as server-side apply would have kept it.
-    world.change(
-        LINKS,
-        name,
-        lambda item: item["status"].update(
-            endpoints=[
-                {"node": "studio-1", "port": 1, "address": "169.254.1.1", "speedMbps": 80000, "seesPeer": True},
-                {"node": "studio-2", "port": 1, "address": "169.254.1.2", "speedMbps": 80000, "seesPeer": True},
-            ]
-        ),
-    )
-    await world.reconciler.link(name)
+    await world.links.round(name)
     assert len(world.writes) == writes
     world.remove(NODES, "studio-2")
-    await world.reconciler.link(name)
+    await world.links.round(name)
     assert world.writes[-1][0] == "patch"
     assert [end["node"] for end in world.cache[LINKS].items[name]["status"]["endpoints"]] == ["studio-1"]
     world.remove(NODES, "studio-1")
-    await world.reconciler.link(name)
+    await world.links.round(name)
     assert name not in world.cache[LINKS].items
 
 

@@ -1,0 +1,216 @@
+"""What the operator says of each Mac: which groups have it, over which cables, and whether placements avoid it."""
+
+import json
+from typing import Any
+
+import pytest
+from thunderfleet_crds.common import find_condition
+from thunderfleet_crds.kube import ApiError
+from thunderfleet_crds.nodeprofile import QUARANTINED, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_operator import macuse
+from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, NODEPROFILES, NODES, PODS
+
+CABLE = "studio-1.tb1--studio-2.tb1"
+
+
+def status(world: Any, name: str) -> NodeProfileStatus:
+    return NodeProfile.load(world.cache[NODEPROFILES].items[name]).status
+
+
+def groups(world: Any, name: str) -> list[tuple[str, int, tuple[str, ...], tuple[str, ...]]]:
+    return [(use.name, use.epoch, use.nodes, use.links) for use in status(world, name).groups]
+
+
+async def settle(world: Any) -> None:
+    await world.macs.settle(world.cache[NODEPROFILES].items)
+
+
+async def test_a_mac_is_told_of_its_group_before_the_pods_are_made(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    told = ("ns/md-0", 1, ("studio-1", "studio-2"), (CABLE,))
+    assert groups(world, "studio-1") == groups(world, "studio-2") == [told]
+    assert groups(world, "mini") == []
+    order = [path for _, path in world.writes]
+    last = max(index for index, path in enumerate(order) if "nodeprofiles" in path)
+    assert last < min(index for index, path in enumerate(order) if "/pods/" in path)
+
+
+async def test_nothing_new_is_not_written_and_a_lost_word_is(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    writes = len(world.writes)
+    await settle(world)
+    world.restarted()
+    await settle(world)
+    assert len(world.writes) == writes
+    world.change(NODEPROFILES, "studio-1", lambda item: item["status"].pop("groups"))
+    await world.macs.round("studio-1")
+    assert [use[0] for use in groups(world, "studio-1")] == ["ns/md-0"]
+
+
+async def test_it_goes_with_the_last_pod_and_not_before(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    world.remove(DEPLOYMENTS, "ns/md")
+    # The garbage collector takes the plan first, then asks the pods to end.
+    world.remove(CONFIGMAPS, "ns/md-0-e1")
+    for name in world.pods():
+        world.change(PODS, f"ns/{name}", lambda item: item["metadata"].update(deletionTimestamp=world.now.isoformat()))
+    await settle(world)
+    assert groups(world, "studio-1") == [("ns/md-0", 1, ("studio-1", "studio-2"), (CABLE,))]
+    world.remove(PODS, "ns/md-0-e1-0")
+    await settle(world)
+    assert groups(world, "studio-1") == [] and groups(world, "studio-2")
+    world.remove(PODS, "ns/md-0-e1-1")
+    await settle(world)
+    assert groups(world, "studio-2") == []
+
+
+async def test_a_wait_without_pods_holds_no_mac(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    world.say("Ready", 1)
+    await world.round()
+    world.remove(PODS, "ns/md-0-e1-1")
+    await world.round()
+    assert world.md.status.groups[0].state == "BackingOff"
+    assert groups(world, "studio-1") and not groups(world, "studio-2")
+    world.later(10)
+    await world.round()
+    assert [use[1] for use in (*groups(world, "studio-1"), *groups(world, "studio-2"))] == [2, 2]
+
+
+async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: Any) -> None:
+    world.deploy()
+    world.refuse = lambda verb, path: ApiError(403, "Forbidden", "violates PodSecurity") if "/pods/" in path else None
+    await world.round()
+    written = world.versions()
+    await world.round()
+    await settle(world)
+    assert world.versions() == written
+
+
+def jaccl(devices: list[list[str | None]]) -> Plan:
+    ranks = [
+        {"rank": rank, "node": "abc"[rank], "pod": f"p{rank}", "address": "10.0.0.1", "controlPort": 1, "gatewayPort": 2,
+         "devices": row, "memoryBytes": 1}
+        for rank, row in enumerate(devices)
+    ]  # fmt: skip
+    return Plan.model_validate_json(json.dumps({
+        "namespace": "ns", "deployment": "md", "uid": "u", "index": 0, "epoch": 3, "model": "m", "modelPath": "/m",
+        "backend": "jaccl", "split": "Tensor", "ranks": ranks,
+        "memory": {"contextTokens": 1, "concurrentRequests": 1, "cachedTokens": 0},
+    }))  # fmt: skip
+
+
+def cable(a: str, a_device: str, b: str, b_device: str, port: int = 1) -> ThunderboltLink:
+    ends = [
+        {"node": node, "port": port, "rdmaDevice": device, "address": f"169.254.{port}.{number}"}
+        for number, (node, device) in enumerate(((a, a_device), (b, b_device)))
+    ]
+    spec = {"a": {"node": a, "port": port}, "b": {"node": b, "port": port}}
+    return ThunderboltLink.load(
+        {"metadata": {"name": f"{a}.tb{port}--{b}.tb{port}"}, "spec": spec, "status": {"endpoints": ends}}
+    )
+
+
+def test_over_rdma_the_cables_are_those_of_the_device_matrix() -> None:
+    plan = jaccl([[None, "rdma_en2", "rdma_en3"], ["rdma_en2", None, None], ["rdma_en2", None, None]])
+    links = [
+        cable("a", "rdma_en2", "b", "rdma_en2"),
+        cable("a", "rdma_en3", "c", "rdma_en2"),
+        cable("b", "rdma_en4", "c", "rdma_en4"),
+        cable("a", "rdma_en5", "b", "rdma_en5", port=2),
+        cable("a", "rdma_en2", "z", "rdma_en2", port=3),
+    ]
+    assert macuse.cables(plan, links, {}) == {
+        "a": ("a.tb1--b.tb1", "a.tb1--c.tb1"),
+        "b": ("a.tb1--b.tb1",),
+        "c": ("a.tb1--c.tb1",),
+    }
+
+
+# --- quarantine ---
+
+
+def boot(world: Any, name: str, identity: str) -> None:
+    world.change(NODES, name, lambda item: item["status"].update(nodeInfo={"bootID": identity}))
+
+
+async def stuck(world: Any) -> None:
+    """The second Studio's RDMA is stuck, and rank 0 has said so."""
+    for name in ("studio-1", "studio-2"):
+        boot(world, name, "boot-1")
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    failure = {"fault": "Reboot", "reason": "ProtectionDomain", "message": "Couldn't allocate protection domain", "rank": 1}
+    world.say("GaveUp", 1, failure={**failure, "node": "studio-2", "at": world.now})
+    await world.round()
+
+
+async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(world: Any) -> None:
+    told: list[tuple[str, str, str]] = []
+
+    async def record(path: str, body: Any) -> Any:
+        told.append((body["involvedObject"]["kind"], body["type"], body["reason"]))
+        return body
+
+    world.create = record
+    await stuck(world)
+    found = status(world, "studio-2")
+    assert found.quarantine is not None
+    assert (found.quarantine.boot_id, found.quarantine.reason) == ("boot-1", "ProtectionDomain")
+    assert "ns/md-0" in found.quarantine.evidence and "protection domain" in found.quarantine.evidence
+    said = find_condition(found.conditions, QUARANTINED)
+    assert said is not None and (said.status, said.reason) == ("True", "ProtectionDomain")
+    assert "until it is rebooted" in said.message
+    assert ("NodeProfile", "Warning", "Quarantined") in told
+    assert status(world, "studio-1").quarantine is None
+
+    world.later(10)
+    await world.round()
+    group = world.md.status.groups[0]
+    assert group.epoch == 1 and "studio-2 is quarantined until it is rebooted" in group.message
+    written = world.versions()
+    await world.round()
+    await settle(world)
+    assert world.versions() == written
+
+    world.later(120)
+    boot(world, "studio-2", "boot-2")
+    await world.macs.round("studio-2")
+    found = status(world, "studio-2")
+    said = find_condition(found.conditions, QUARANTINED)
+    assert found.quarantine is None and said is not None and (said.status, said.reason) == ("False", "Rebooted")
+    assert ("NodeProfile", "Normal", "Rebooted") in told
+    # Rank 0 still says what it saw before the reboot: that is no news.
+    await world.round()
+    assert status(world, "studio-2").quarantine is None
+    assert world.md.status.groups[0].epoch == 2
+
+    world.run_pods()
+    world.later(60)
+    failure = {"fault": "Reboot", "reason": "MemoryStranded", "message": "9 GiB stay wired", "node": "studio-2", "rank": 1}
+    world.say("GaveUp", 2, failure={**failure, "at": world.now})
+    await world.round()
+    again = status(world, "studio-2").quarantine
+    assert again is not None and (again.boot_id, again.reason) == ("boot-2", "MemoryStranded")
+
+
+@pytest.mark.parametrize("fault", ["Replan", "Bug", "Configure"])
+async def test_other_failures_quarantine_nobody(world: Any, fault: str) -> None:
+    boot(world, "studio-2", "boot-1")
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    failure = {"fault": fault, "reason": "Odd", "message": "odd", "node": "studio-2", "rank": 1, "at": world.now}
+    world.say("GaveUp", 1, failure=failure)
+    await world.round()
+    assert status(world, "studio-2").quarantine is None
