@@ -94,7 +94,8 @@ class BenchmarkReport(_Value):
     time_to_first_token_microseconds: int
     prompt_tokens: int
     generation_tokens: int
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: tuple[int, ...] = ()
+    """Of every rank, by rank, since its process began; of rank 0 alone, or of none, when the others have not said theirs."""
     all_reduce_megabytes_per_second: float | None = None
     all_reduce_microseconds: int | None = None
     measured_at: datetime

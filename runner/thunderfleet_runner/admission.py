@@ -6,8 +6,7 @@ mlx-lm has no such limit, and memory beyond the reservation has crashed whole Ma
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 QUEUE_SECONDS = 120.0
 
@@ -20,13 +19,27 @@ class Full(Exception):
         self.retry_after = retry_after
 
 
+class Place:
+    """What a request was given; it must be left once, and may be left again."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave: Callable[[], None] | None = leave
+
+    def leave(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
 class Admission:
     """``budget`` tokens for all requests together and ``places`` requests at once; ``queue`` may wait. Belongs to one loop."""
 
     def __init__(self, *, budget: int, places: int, queue: int, waited: Callable[[float], None] = lambda seconds: None) -> None:
+        self.limit = places + queue
+        """Requests that may run or wait."""
         self._budget = budget
         self._places = places
-        self._limit = queue
+        self._queue_limit = queue
         self._waited = waited
         self._tokens = 0
         self._running = 0
@@ -40,19 +53,16 @@ class Admission:
     def running(self) -> int:
         return self._running
 
-    @asynccontextmanager
-    async def place(self, tokens: int, timeout: float = QUEUE_SECONDS) -> AsyncIterator[None]:
-        """A place for a request of so many tokens (prompt and answer), for as long as the block runs. Raises Full."""
-        await self._enter(min(tokens, self._budget), timeout)
-        try:
-            yield
-        finally:
-            self._leave(min(tokens, self._budget))
+    async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS) -> Place:
+        """A place for a request of so many tokens (prompt and answer). Raises Full."""
+        tokens = min(tokens, self._budget)
+        await self._enter(tokens, timeout)
+        return Place(lambda: self._leave(tokens))
 
     async def _enter(self, tokens: int, timeout: float) -> None:
         begun = time.monotonic()
         if self._queue or not self._fits(tokens):
-            if len(self._queue) >= self._limit:
+            if len(self._queue) >= self._queue_limit:
                 raise Full(f"{len(self._queue)} requests wait already, and {self._running} run", 5)
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry = (tokens, turn)

@@ -14,16 +14,20 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from thunderfleet_crds.group import BenchmarkReport
+from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.service import Service
+from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
 """How long no client may have come before a benchmark is tried again."""
+AGAIN_SECONDS = 300.0
+"""After a benchmark that did not come to its end though the group goes on."""
+HEARD_SECONDS = 2.5 * protocol.HEARTBEAT_SECONDS
+"""After which every rank has said how much memory it has used at most."""
 LIMIT_SECONDS = 900.0
 """How long one try may take."""
 TRIES = 5
@@ -71,7 +75,7 @@ def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkRepo
         time_to_first_token_microseconds=round(run.first * 1e6),
         prompt_tokens=prompt_tokens,
         generation_tokens=done.generated_tokens,
-        peak_memory_bytes=done.peak_memory_bytes,
+        peak_memory_bytes=(done.peak_memory_bytes,) if done.peak_memory_bytes else (),
         measured_at=measured_at,
         ran=f"one request, {prompt_tokens} random prompt tokens and {done.generated_tokens} generated greedily, "
         "after one to warm up",
@@ -85,6 +89,22 @@ def due_seconds(last: BenchmarkReport | None, plan: BenchmarkPlan, now: datetime
     if plan.every_seconds == 0:
         return None
     return max(0.0, plan.every_seconds - (now - last.measured_at).total_seconds())
+
+
+async def keep(service: Service, plan: BenchmarkPlan) -> None:
+    """Benchmarks whenever one is due, into ``service.benchmark``. Returns when none will be, or when the group goes."""
+    while (due := due_seconds(service.benchmark, plan, datetime.now(UTC))) is not None:
+        await asyncio.sleep(due)
+        try:
+            service.benchmark = await run(service, plan)
+        except Unavailable as error:
+            log.info("the benchmark waits for the group: %s", error)
+            return
+        except (Unusable, Refused, GenerationFailed, TimeoutError) as error:
+            # A figure that could not be taken must not take the group with it.
+            why = str(error) or f"it took longer than {LIMIT_SECONDS:g} s"
+            log.warning("no benchmark: %s; again in %g s", why, AGAIN_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
@@ -124,7 +144,15 @@ async def _measure(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
     if service.plan.world_size == 1:
         return found
     together = await service.measure_all_reduce()
+    await asyncio.sleep(HEARD_SECONDS)
+    found = with_peaks(found, service.state)
     return found if together is None else with_all_reduce(found, together)
+
+
+def with_peaks(found: BenchmarkReport, state: GroupState) -> BenchmarkReport:
+    """The report with every rank's peak; as it is while one of them has not said its own."""
+    peaks = tuple(entry.peak_memory_bytes for entry in state.ranks)
+    return found.model_copy(update={"peak_memory_bytes": peaks}) if peaks and all(peaks) else found
 
 
 def with_all_reduce(found: BenchmarkReport, together: protocol.Measured) -> BenchmarkReport:

@@ -20,7 +20,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 from thunderfleet_runner import openai, protocol
-from thunderfleet_runner.admission import Admission, Full
+from thunderfleet_runner.admission import Admission, Full, Place
 from thunderfleet_runner.openai import ApiError, Endpoint
 from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
 
@@ -31,14 +31,29 @@ MAX_BODY = 16 * 1024 * 1024
 FIRST_EVENT_SECONDS = 5.0
 """How long an error can still become a proper HTTP status before a stream begins with a comment."""
 KEEPALIVE_SECONDS = 15.0
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive."""
+ANSWER_SECONDS = 3600.0
+"""How long one answer may take, its wait in the queue not counted."""
+READ_SECONDS = 60.0
+"""How long a client may read nothing of a stream while there is something for it."""
 QUEUE_PER_PLACE = 4
 SMALLEST_QUEUE = 16
+SPARE_REQUESTS = 16
+"""Requests that may be read and counted beside those that run or wait; more are turned away before their body is read."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Event = protocol.Token | protocol.Done
 
+CLIENT_GONE = 499
+"""nginx's number for a client that has left."""
+
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)
+
+
+class ClientGone(ConnectionError):
+    """The client does not read its answer; the text says since when."""
 
 
 class _Metrics:
@@ -82,6 +97,7 @@ class Gateway:
             waited=lambda seconds: self._metrics.queued.observe(seconds),
         )
         self._metrics = _Metrics(service, lambda: self._admission)
+        self._inside = 0
         self._created = int(time.time())
 
     def app(self) -> web.Application:
@@ -114,9 +130,12 @@ class Gateway:
             if error.status < 400 or not request.path.startswith("/v1/"):
                 raise
             return _error(_from_http(error, request))
-        except asyncio.CancelledError:
-            # The client has gone; nginx's number for it.
-            code = 499
+        except ClientGone as error:
+            code = CLIENT_GONE
+            log.warning("%s: %s", request.remote, error)
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            code = CLIENT_GONE
             raise
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
@@ -162,11 +181,24 @@ class Gateway:
         return await self._generate(request, "completion")
 
     async def _generate(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+        if not self._service.ready:
+            raise self._not_ready()
+        if self._inside >= self._admission.limit + SPARE_REQUESTS:
+            raise _api_error(Full(f"{self._inside} requests are being served or wait already", 5))
+        self._inside += 1
+        try:
+            return await self._answer(request, endpoint)
+        finally:
+            self._inside -= 1
+
+    async def _answer(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         service = self._service
         arrived = time.monotonic()
-        raw = await request.read()
-        if not service.ready:
-            raise self._not_ready()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                raw = await request.read()
+        except TimeoutError as error:
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
         vocabulary = service.vocabulary
         limits = openai.Limits(
             model=service.model_name,
@@ -181,32 +213,48 @@ class Gateway:
         try:
             count = await service.prepare(call.request(name, 1))
             prepared = call.request(name, openai.fit(call, count, limits))
-            async with (
-                self._admission.place(count + prepared.max_tokens),
-                contextlib.aclosing(self._timed(prepared, arrived)) as events,
-            ):
-                if call.stream:
-                    return await self._stream(request, call, writer, events)
-                async for event in events:
-                    if isinstance(event, protocol.Done):
-                        return web.json_response(writer.whole(_complete(event)), headers=_headers(call))
-                    writer.add(event)
-                raise GenerationFailed("the answer ended without an end")
+            place = await self._admission.enter(count + prepared.max_tokens)
+            try:
+                async with contextlib.aclosing(self._timed(prepared, arrived, place)) as events:
+                    return await self._send(request, call, writer, events)
+            finally:
+                # Left when rank 0 is done with the request, not when a slow client has read all of it.
+                if not service.works_on(name):
+                    place.leave()
         except (Refused, Unavailable, GenerationFailed, Full) as error:
             raise _api_error(error) from error
 
-    async def _timed(self, request: protocol.Request, arrived: float) -> AsyncGenerator[Event, None]:
+    async def _send(
+        self, request: web.Request, call: openai.Call, writer: openai.Writer, events: AsyncIterator[Event]
+    ) -> web.StreamResponse:
+        if call.stream:
+            return await self._stream(request, call, writer, events)
+        async for event in events:
+            if isinstance(event, protocol.Done):
+                return web.json_response(writer.whole(_complete(event)), headers=_headers(call))
+            writer.add(event)
+        raise GenerationFailed("the answer ended without an end")
+
+    async def _timed(self, request: protocol.Request, arrived: float, place: Place) -> AsyncGenerator[Event, None]:
         metrics = self._metrics
         first = last = 0.0
-        async with contextlib.aclosing(self._service.submit(request)) as events:  # type: ignore[type-var]
+
+        def ended(done: protocol.Done | None) -> None:
+            place.leave()
+            if done is not None:
+                metrics.prompt.inc(done.prompt_tokens)
+                metrics.cached.inc(done.cached_tokens)
+                metrics.generated.inc(done.generated_tokens)
+
+        until = time.monotonic() + ANSWER_SECONDS
+        async with contextlib.aclosing(self._service.submit(request, ended)) as events:  # type: ignore[type-var]
             async for event in events:
                 last = time.monotonic()
                 if isinstance(event, protocol.Done):
-                    metrics.prompt.inc(event.prompt_tokens)
-                    metrics.cached.inc(event.cached_tokens)
-                    metrics.generated.inc(event.generated_tokens)
                     if event.generated_tokens > 1 and last > first:
                         metrics.rate.observe((event.generated_tokens - 1) / (last - first))
+                elif last > until:
+                    raise GenerationFailed(f"the answer took longer than {ANSWER_SECONDS:g} s and was ended")
                 elif not first:
                     first = last
                     metrics.first.observe(first - arrived)
@@ -219,9 +267,19 @@ class Gateway:
             "Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(call)
         })  # fmt: skip
 
+        async def write(data: bytes) -> None:
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await response.write(data)
+            except TimeoutError:
+                if request.transport is not None:
+                    # Not closed: that would wait for the client to take what is left.
+                    request.transport.abort()
+                raise ClientGone(f"the client read nothing for {READ_SECONDS:g} s") from None
+
         async def send(piece: dict[str, Any] | None) -> None:
             if piece is not None:
-                await response.write(b"data: " + json.dumps(piece, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
+                await write(b"data: " + json.dumps(piece, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
 
         async def begin() -> None:
             if not response.prepared:
@@ -230,7 +288,7 @@ class Gateway:
 
         async def keep_alive() -> None:
             await begin()
-            await response.write(b": still at work\n\n")
+            await write(b": still at work\n\n")
 
         try:
             async for event in _patiently(events, keep_alive):
@@ -240,10 +298,14 @@ class Gateway:
                     continue
                 for piece in writer.last(_complete(event)):
                     await send(piece)
-                await response.write(b"data: [DONE]\n\n")
-        except (Refused, Unavailable, GenerationFailed) as error:
+                await write(b"data: [DONE]\n\n")
+        except ConnectionError:
+            raise
+        except Exception as error:
             if not response.prepared:
                 raise
+            if not isinstance(error, Refused | Unavailable | GenerationFailed):
+                log.exception("a stream failed")
             self._metrics.errors.inc()
             await send(_api_error(error).body())
         await response.write_eof()

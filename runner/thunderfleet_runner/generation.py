@@ -5,6 +5,7 @@ does not wait for a decoding step); the main thread runs mlx-lm's loop and is th
 the main thread is blocked on a queue: no collective, no polling.
 """
 
+import logging
 import math
 import queue
 import threading
@@ -20,6 +21,8 @@ from thunderfleet_runner import allreduce, mlxlm, protocol
 from thunderfleet_runner.mlxlm import Broken, Ended, Prefilling, Sampled, Started, Work
 from thunderfleet_runner.pulse import Pulse
 from thunderfleet_runner.stops import StopFinder
+
+log = logging.getLogger(__name__)
 
 CHECK_ID = "check"
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog."
@@ -100,7 +103,18 @@ class Answer:
             self._started.stop()
 
     def put(self, item: object) -> None:
-        """mlx-lm's loop calls this, on the main thread."""
+        """mlx-lm's loop calls this, on the main thread. What goes wrong here ends this request and nothing else."""
+        try:
+            self._put(item)
+        except Exception as error:
+            log.exception("request %s failed", self.request.id)
+            self._stop()
+            self.ending = True
+            if not self.over:
+                self.over = True
+                self._send(protocol.RequestError(id=self.request.id, text=f"{type(error).__name__}: {error}"))
+
+    def _put(self, item: object) -> None:
         event = mlxlm.classify(item)
         if isinstance(event, Started):
             self._started = event
@@ -187,17 +201,21 @@ class Answer:
         self._tool_text = ""
 
     def _done(self, reason: str) -> None:
-        self.over = True
         self._close_tool()
         started = self._started
         calls: list[dict[str, Any]] = []
-        if reason == "stop" and self._tool_texts and started is not None and started.tool_parser is not None:
-            calls = mlxlm.format_tools(started.tool_parser, self.request.tools, self._tool_texts)
+        if reason != "cancelled" and self._tool_texts and started is not None:
+            calls, unread = mlxlm.parse_tools(started.tool_parser, self.request.tools, self._tool_texts)
+            if unread:
+                # Cut short, or not what it should be: better read by the client than lost.
+                more = protocol.Token(id=self.request.id, token=protocol.NO_TOKEN, text="".join(unread))
+                self._send(more)
+        self.over = True
         self._send(
             protocol.Done.model_validate(
                 {
                     "id": self.request.id,
-                    "finish_reason": "tool_calls" if calls else reason,
+                    "finish_reason": "tool_calls" if calls and reason == "stop" else reason,
                     "prompt_tokens": started.prompt_tokens if started else 0,
                     "cached_tokens": started.cached_tokens if started else 0,
                     "generated_tokens": self._generated,
@@ -312,6 +330,8 @@ class Engine:
     def _problem(self, request: protocol.Request, tokenized: _Tokenized) -> str | None:
         if tokenized.count == 0:
             return "the prompt has no tokens"
+        if request.tools and not self._tokenizer.has_tool_calling:
+            return "this model cannot call tools: its chat template names no format of tool calls that mlx-lm knows"
         if self._vocabulary:
             highest = max(max(segment, default=0) for segment in tokenized.segments)
             lowest = min(min(segment, default=0) for segment in tokenized.segments)

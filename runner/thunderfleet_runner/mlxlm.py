@@ -35,6 +35,8 @@ VERSION = "0.32.2"
 
 PREFILL_STEP = 2048
 """Prompt tokens in one step of prefill: bounds the workspace and how long a step takes."""
+PREFILL_SEQUENCES = 8
+"""Prompts in one step of prefill, when all of them together, each as long as the longest, are not longer than that."""
 CACHED_SEQUENCES = 10
 _DIGEST_PRIME = (1 << 31) - 1
 
@@ -158,7 +160,7 @@ class Provider:
         self.is_batchable = all(hasattr(entry, "merge") for entry in prompt_cache(model))
         self.cli_args = Namespace(
             decode_concurrency=sequences,
-            prompt_concurrency=min(sequences, 8),
+            prompt_concurrency=min(sequences, PREFILL_SEQUENCES),
             prefill_step_size=PREFILL_STEP,
             prompt_cache_bytes=None,
             kv_bits=None,
@@ -204,6 +206,8 @@ class PromptCache(_cache.LRUPromptCache):  # type: ignore[misc]  # mlx-lm has no
     def insert_cache(self, model: Any, tokens: list[int], prompt_cache: list[Any], *, cache_type: str = "assistant") -> None:
         if self._tokens <= 0 or any(tokens[: len(prompt) - 1] == prompt[:-1] for prompt in self.uncached):
             return
+        # A sequence cut out of a batch is only a promise until it is evaluated, and keeps the whole batch's memory meanwhile.
+        mx.eval([entry.state for entry in prompt_cache])
         super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
         while len(self) and self._held() > self._tokens:
             self.trim_to(n_sequences=len(self) - 1)
@@ -337,10 +341,30 @@ class TextMachine:
         return pieces
 
 
-def format_tools(parser: Any, tools: Sequence[dict[str, Any]], texts: list[str]) -> list[dict[str, Any]]:
-    """OpenAI's ``function`` objects of what the model wrote between its tool marks."""
-    calls = _server.ToolCallFormatter(parser, list(tools))(texts)
-    return [dict(call["function"]) for call in calls]
+def parse_tools(parser: Any, tools: Sequence[dict[str, Any]], texts: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """OpenAI's ``function`` objects of what the model wrote between its tool marks, and the texts that are no such calls.
+
+    A model may write anything there, and parsers are not made for that: whatever one raises makes the text an unread one.
+    """
+    calls: list[dict[str, Any]] = []
+    unread: list[str] = []
+    for text in texts:
+        try:
+            # Parsers of some formats change what they are given.
+            parsed = parser(text, json.loads(json.dumps(list(tools))))
+            found = [_function(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
+        except Exception:
+            unread.append(text)
+        else:
+            calls += found
+    return calls, unread
+
+
+def _function(call: Any) -> dict[str, Any]:
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call needs a name")
+    return {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
 class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no types
@@ -349,6 +373,7 @@ class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no typ
     loop: "Loop"
 
     def next(self) -> Any:
+        self.prefill_batch_size = self._prefill_sequences()
         decoding = len(self._generation_batch) > 0 and not self._unprocessed_sequences and not len(self._prompt_batch)
         shape: Shape = "decode" if decoding else "prefill"
         self.loop.pulse.begin(shape)
@@ -357,6 +382,22 @@ class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no typ
             self.loop.digest(response.uid, response.token, 0 if response.finish_reason is None else 1)
         self.loop.pulse.step(shape)
         return prompts, tokens
+
+    def _prefill_sequences(self) -> int:
+        """How many prompts the next step may compute together: short ones only, since one step of one prompt is what is
+        planned for, and since rows that leave a batch are copies beside it for a while."""
+        widths = [
+            len(tokens) + sum(map(len, work[0]))
+            for tokens, work in zip(self._prompt_batch.tokens, self._currently_processing, strict=True)
+        ]
+        for sequence in self._unprocessed_sequences:
+            if len(widths) >= self.loop.prefill_sequences:
+                break
+            width = len(sequence[4]) + sum(map(len, sequence[1]))
+            if widths and (len(widths) + 1) * max(*widths, width) > PREFILL_STEP:
+                break
+            widths.append(width)
+        return max(1, len(widths))
 
     def insert_segments(self, segments: Any, **options: Any) -> Any:
         if self.loop.share_tokens and options.get("samplers"):
@@ -423,6 +464,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._size = group.size() if group is not None else 1
         self._state_machine_cache: dict[Any, Any] = {}
         self._time_budget = _Budget(self)
+        self.prefill_sequences = int(provider.cli_args.prompt_concurrency)
         self._stop = False
         self._work: dict[str, Work] = {}
         self._ends = True

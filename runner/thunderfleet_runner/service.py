@@ -83,6 +83,8 @@ class Service:
         self._turn = 0
         self._turn_open = False
         self._streams: dict[str, asyncio.Queue[protocol.Token | protocol.Done | Exception]] = {}
+        self._ends: dict[str, Callable[[protocol.Done | None], None]] = {}
+        """Of every request that rank 0 still works on, whether or not anybody listens."""
         self._counts: dict[str, asyncio.Future[int]] = {}
         self._measured: asyncio.Future[protocol.Measured] | None = None
         self._between = asyncio.Event()
@@ -127,8 +129,8 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Requests submitted and not yet ended."""
-        return len(self._streams)
+        """Requests that rank 0 has and has not ended."""
+        return len(self._ends)
 
     async def prepare(self, request: protocol.Request) -> int:
         """Tokens of the request's prompt, template applied.
@@ -149,30 +151,40 @@ class Service:
         finally:
             self._counts.pop(request.id, None)
 
-    async def submit(self, request: protocol.Request) -> AsyncIterator[protocol.Token | protocol.Done]:
+    def works_on(self, request_id: str) -> bool:
+        """Whether rank 0 has the request and has not ended it: also when the client has left and it is only being cancelled."""
+        return request_id in self._ends
+
+    async def submit(
+        self, request: protocol.Request, ended: Callable[[protocol.Done | None], None] = lambda done: None
+    ) -> AsyncIterator[protocol.Token | protocol.Done]:
         """The request's tokens as they come, and Done last. Leaving the iterator early (aclose) cancels the request.
+
+        ``ended`` is called once when rank 0 is done with it, however slowly the tokens are taken: with its Done, or None when
+        it failed or the group did.
 
         Raises Unavailable when no group is Ready or the group fails meanwhile, GenerationFailed when only this request failed.
         """
         link = self._admitting()
-        if request.id in self._streams:
+        if request.id in self._ends:
             raise Refused(f"request id {request.id} is in use")
         stream: asyncio.Queue[protocol.Token | protocol.Done | Exception] = asyncio.Queue()
         self._streams[request.id] = stream
+        self._ends[request.id] = ended
         self.used_at = time.monotonic()
-        ended = False
+        over = False
         try:
             # The request first: rank 0 must find it in its queue when the turn begins, or it would end the turn at once.
             link.send(protocol.Generate(request=request))
             self._open_turn()
-            while not ended:
+            while not over:
                 event = await stream.get()
-                ended = not isinstance(event, protocol.Token)
+                over = not isinstance(event, protocol.Token)
                 if isinstance(event, Exception):
                     raise event
                 yield event
         finally:
-            if not ended:
+            if not over:
                 self.cancel(request.id)
             self._streams.pop(request.id, None)
             self.used_at = time.monotonic()
@@ -187,7 +199,7 @@ class Service:
             async with asyncio.timeout(REST_SECONDS):
                 await self._between.wait()
         link = self._admitting()
-        if self._turn_open or self._streams or self._measured is not None:
+        if self._turn_open or self._ends or self._measured is not None:
             return None
         measured: asyncio.Future[protocol.Measured] = asyncio.get_running_loop().create_future()
         self._measured = measured
@@ -198,7 +210,7 @@ class Service:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request soon; its iterator gets Done with finish_reason cancelled. Nothing happens when it has ended."""
-        if request_id in self._streams and self._link is not None:
+        if request_id in self._ends and self._link is not None:
             self._link.send(protocol.Cancel(id=request_id))
 
     # --- for the supervisor ---
@@ -217,6 +229,9 @@ class Service:
         self._away = why
         for stream in self._streams.values():
             stream.put_nowait(Unavailable(why))
+        ends, self._ends = self._ends, {}
+        for ended in ends.values():
+            ended(None)
         waiting: list[asyncio.Future[Any]] = [*self._counts.values()]
         if self._measured is not None:
             waiting.append(self._measured)
@@ -228,12 +243,17 @@ class Service:
     def deliver(self, message: protocol.FromRank) -> None:
         """A message of rank 0's process that concerns requests; others are ignored."""
         match message:
-            case protocol.Token(id=name) | protocol.Done(id=name):
+            case protocol.Token(id=name):
                 if name in self._streams:
                     self._streams[name].put_nowait(message)
+            case protocol.Done(id=name):
+                if name in self._streams:
+                    self._streams[name].put_nowait(message)
+                self._end(name, message)
             case protocol.RequestError(id=name, text=text):
                 if name in self._streams:
                     self._streams[name].put_nowait(GenerationFailed(text))
+                self._end(name, None)
             case protocol.Prepared(id=name, prompt_tokens=tokens, error=error):
                 count = self._counts.get(name)
                 if count is not None and not count.done():
@@ -246,14 +266,19 @@ class Service:
                 self._close()
                 if not measured.done():
                     measured.set_result(message)
-                if self._streams:
+                if self._ends:
                     self._open_turn()
             case protocol.Idle(turn=number) if number == self._turn:
                 self._close()
-                if self._streams:
+                if self._ends:
                     self._open_turn()
             case _:
                 pass
+
+    def _end(self, name: str, done: protocol.Done | None) -> None:
+        ended = self._ends.pop(name, None)
+        if ended is not None:
+            ended(done)
 
     def _open(self) -> None:
         self._turn_open = True

@@ -11,7 +11,6 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from thunderfleet_runner.member import Member
 from thunderfleet_runner.metrics import GroupMetrics
 from thunderfleet_runner.rankprocess import end_orphan, rank_command
 from thunderfleet_runner.rendezvous import Identity
-from thunderfleet_runner.service import Service, Unavailable
+from thunderfleet_runner.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -241,23 +240,13 @@ class Supervisor:
             self._benchmark = asyncio.create_task(self._measure(), name="benchmark")
 
     async def _measure(self) -> None:
-        """Benchmarks when it is due, again and again; ends when the group goes (``_ready`` begins anew)."""
+        """Benchmarks again and again; ends when the group goes (``_ready`` begins anew)."""
         from thunderfleet_runner import benchmark
 
-        while True:
-            due = benchmark.due_seconds(self.service.benchmark, self.plan.benchmark, datetime.now(UTC))
-            if due is None:
-                return
-            await asyncio.sleep(due)
-            try:
-                self.service.benchmark = await benchmark.run(self.service, self.plan.benchmark)
-            except Unavailable as error:
-                log.info("the benchmark waits for the group: %s", error)
-                return
-            except Exception:
-                # A figure that could not be taken must not take the group with it.
-                log.exception("the benchmark did not end")
-                return
+        try:
+            await benchmark.keep(self.service, self.plan.benchmark)
+        except Exception:
+            log.exception("the benchmark failed")
 
 
 async def _once_free(listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner:

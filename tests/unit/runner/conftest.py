@@ -6,13 +6,15 @@ import json
 import os
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -20,7 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_localcluster import tinymodel
 from thunderfleet_runner import attempts, follower
+from thunderfleet_runner.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
@@ -151,7 +155,7 @@ class Group:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    async def until(self, condition: Callable[[], Any], what: str, seconds: float = 40.0) -> None:
+    async def until(self, condition: Callable[[], Any], what: str, seconds: float = 120.0) -> None:
         """Waits for a condition; what all supervisors say stands in the error when it does not come."""
         try:
             async with asyncio.timeout(seconds):
@@ -191,6 +195,65 @@ async def make_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     async with AsyncExitStack() as stack:
         for group in groups:
             stack.push_async_callback(group.end)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test model's folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tinymodel.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def yardstick(tiny: Path) -> list[int]:
+    """What one process of mlx-lm says to the demo's chat."""
+    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(tiny), tinymodel.DEMO_MESSAGES[0]["content"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    tokens: list[int] = json.loads(done.stdout)
+    assert len(tokens) == tinymodel.DEMO_TOKENS
+    return tokens
+
+
+Served = Callable[..., AbstractAsyncContextManager[tuple[Any, aiohttp.ClientSession]]]
+
+
+@pytest.fixture
+def served(make_group: Callable[..., Any]) -> Served:
+    """``served(model, size, split, …)``: a Ready group of real ranks, and a client of rank 0's gateway."""
+
+    @asynccontextmanager
+    async def serve(
+        model: Path,
+        size: int,
+        split: str,
+        *,
+        benchmark: bool = False,
+        memory: dict[str, int] | None = None,
+        plan: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
+        group = make_group(size)
+        planned = group.plan.model_dump(mode="json", by_alias=True)
+        planned |= {"modelPath": str(model), "split": split}
+        planned["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048, **(memory or {})}
+        planned["benchmark"] = {"promptTokens": 64, "generationTokens": 32}
+        planned |= plan or {}
+        share = tinymodel.LAYERS // size
+        for entry in planned["ranks"]:
+            entry["memoryBytes"] = 64 << 20
+            if split == "Pipeline":
+                first = tinymodel.LAYERS - share * (entry["rank"] + 1)
+                entry["layers"] = [first, first + share]
+        group.plan = Plan.model_validate(planned)
+        for rank in range(size):
+            group.start(rank, command=rank_command, gateway=True, benchmark=benchmark, **settings)
+        await group.until_ready()
+        entry = group.plan.ranks[0]
+        async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}") as client:
+            yield group, client
+
+    return serve
 
 
 @pytest.fixture

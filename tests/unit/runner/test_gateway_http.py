@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from thunderfleet_crds.group import GroupPhase, GroupState
+from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_runner import benchmark, gateway, protocol
 from thunderfleet_runner.admission import Admission, Full
@@ -45,11 +45,14 @@ class Script:
         self.prompt_tokens = 3
         self.auto = 2
         """Tokens after which every request ends by itself; 0: only when told."""
+        self.obeys = True
+        """Whether a cancelled request ends at once."""
+        self.turns = 0
         self.cancelled: list[str] = []
         self.requests: list[protocol.Request] = []
 
     def announce(self, turn: int) -> None:
-        pass
+        self.turns = turn
 
     def send(self, message: protocol.ToRank) -> None:
         match message:
@@ -62,6 +65,8 @@ class Script:
                     asyncio.get_running_loop().call_soon(self.say, self.auto, True)
             case protocol.Cancel(id=name):
                 self.cancelled.append(name)
+                if self.obeys:
+                    asyncio.get_running_loop().call_soon(self.service.deliver, self.done(name, "cancelled", 0))
 
     def say(self, tokens: int, done: bool) -> None:
         """For the newest request."""
@@ -69,9 +74,10 @@ class Script:
         for number in range(tokens):
             self.service.deliver(protocol.Token(id=name, token=number, text=f"t{number} "))
         if done:
-            self.service.deliver(
-                protocol.Done(id=name, finish_reason="stop", prompt_tokens=self.prompt_tokens, generated_tokens=tokens)
-            )
+            self.service.deliver(self.done(name, "stop", tokens))
+
+    def done(self, name: str, reason: Literal["stop", "cancelled"], tokens: int) -> protocol.Done:
+        return protocol.Done(id=name, finish_reason=reason, prompt_tokens=self.prompt_tokens, generated_tokens=tokens)
 
 
 @pytest.fixture
@@ -93,6 +99,13 @@ async def _until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - the conditions are others' states, not events
             await asyncio.sleep(0)
+
+
+async def _shown(client: TestClient[Any, Any], line: str) -> None:
+    """Waits until the metrics have a line that begins like this."""
+    async with asyncio.timeout(10):
+        while f"thunderfleet_runner_{line}" not in await (await client.get("/metrics")).text():
+            pass
 
 
 def test_nothing_of_mlx_is_in_the_supervisors_process() -> None:
@@ -215,6 +228,104 @@ async def test_the_queue_is_limited_and_in_order(client: TestClient[Any, Any], s
     assert {(await task).status for task in waiting} == {200}
 
 
+async def _raw(client: TestClient[Any, Any], body: dict[str, Any], length: int | None = None) -> asyncio.StreamWriter:
+    """A client by hand: sends its request and reads nothing."""
+    assert client.port is not None
+    _, writer = await asyncio.open_connection(client.host, client.port)
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    await writer.drain()
+    return writer
+
+
+async def test_a_client_that_reads_slowly_holds_no_place(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    slow = await _raw(client, CHAT | {"stream": True})
+    await _until(lambda: script.requests)
+    # Far more than the sockets hold: the gateway waits for the client.
+    for number in range(400):
+        text = "x" * 50_000
+        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text=text))
+    turns = script.turns
+    script.say(0, done=True)
+    assert script.service.running == 0
+    script.service.deliver(protocol.Idle(turn=turns))
+    assert script.turns == turns, "a turn was announced for a request that is over"
+    script.auto = 2
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 200
+    slow.transport.abort()
+
+
+async def test_a_client_that_reads_nothing_is_left(
+    client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "READ_SECONDS", 0.05)
+    script.auto = 0
+    slow = await _raw(client, CHAT | {"stream": True})
+    await _until(lambda: script.requests)
+    for number in range(400):
+        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text="x" * 50_000))
+    await _until(lambda: script.cancelled == [script.requests[0].id])
+    await _until(lambda: script.service.running == 0)
+    await _shown(client, 'requests_total{code="499",endpoint="/v1/chat/completions"} 1.0')
+    slow.transport.abort()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    client: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "BODY_SECONDS", 0.05)
+    slow = await _raw(client, CHAT, length=10_000)
+    await _shown(client, 'requests_total{code="408",endpoint="/v1/chat/completions"} 1.0')
+    slow.transport.abort()
+
+
+async def test_an_answer_that_takes_too_long_is_ended(
+    client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "ANSWER_SECONDS", -1.0)
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+    await _until(lambda: script.requests)
+    script.say(1, done=False)
+    answer = await posted
+    assert answer.status == 500 and "took longer than" in (await answer.json())["error"]["message"]
+    await _until(lambda: script.cancelled == [script.requests[0].id])
+
+
+async def test_a_place_is_kept_until_rank_0_has_ended_the_request(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto, script.obeys = 0, False
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+    await _until(lambda: script.requests)
+    posted.cancel()
+    await _until(lambda: script.cancelled)
+    waiting = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+    await _shown(client, "queue_depth 1.0")
+    assert len(script.requests) == 1
+    script.auto = 2
+    script.service.deliver(script.done(script.cancelled[0], "cancelled", 7))
+    assert (await waiting).status == 200
+    assert "generated_tokens_total 9.0" in await (await client.get("/metrics")).text()
+
+
+async def test_requests_beyond_all_queues_are_turned_away_unread(client: TestClient[Any, Any], script: Script) -> None:
+    limit = gateway.SMALLEST_QUEUE + 1 + gateway.SPARE_REQUESTS
+    open_ones = [await _raw(client, CHAT, length=10_000) for _ in range(limit)]
+
+    async def status() -> int:
+        return (await client.post("/v1/chat/completions", json=CHAT)).status
+
+    async with asyncio.timeout(10):
+        while (found := await status()) != 429:
+            assert found == 200
+    for writer in open_ones:
+        writer.transport.abort()
+    async with asyncio.timeout(10):
+        while await status() != 200:
+            pass
+
+
 async def test_metrics_count_tokens_and_statuses(client: TestClient[Any, Any]) -> None:
     await client.post("/v1/chat/completions", json=CHAT)
     await client.post("/v1/chat/completions", data=b"{")
@@ -230,9 +341,12 @@ async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
     order: list[str] = []
 
     async def visit(name: str, tokens: int, leave: asyncio.Event, timeout: float = 10) -> None:
-        async with admission.place(tokens, timeout):
+        place = await admission.enter(tokens, timeout)
+        try:
             order.append(name)
             await leave.wait()
+        finally:
+            place.leave()
 
     leave = asyncio.Event()
     first = asyncio.create_task(visit("first", 8, leave))
@@ -247,9 +361,11 @@ async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
     leave.set()
     await asyncio.gather(first, small)
     assert (admission.running, admission.waiting) == (0, 0)
+    place = await admission.enter(10)
     with pytest.raises(Full):
-        async with admission.place(10):
-            await visit("late", 5, leave, timeout=0)
+        await visit("late", 5, leave, timeout=0)
+    place.leave()
+    place.leave()
     assert admission.running == 0
 
 
@@ -260,6 +376,7 @@ async def test_a_benchmark_gives_way_to_a_client_and_comes_back(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(benchmark, "HEARD_SECONDS", 0.0)
     script.auto = 0
     measuring = asyncio.create_task(benchmark.run(script.service, PLAN.benchmark))
     await _until(lambda: len(script.requests) == 1)
@@ -290,3 +407,56 @@ def test_a_run_with_cached_tokens_is_thrown_away() -> None:
     for bad in (run(1, 11), run(0, 1)):
         with pytest.raises(benchmark.Unusable):
             benchmark.report(bad, 100, now)
+
+
+async def test_a_benchmark_in_a_group_that_fails_says_one_sentence(
+    script: Script, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(benchmark, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "HEARD_SECONDS", 0.0)
+    caplog.set_level("INFO")
+    script.auto = 0
+    keeping = asyncio.create_task(benchmark.keep(script.service, PLAN.benchmark))
+    await _until(lambda: len(script.requests) == 1)
+    # Only the request fails: it is tried again.
+    script.service.deliver(protocol.RequestError(id=script.requests[0].id, text="odd"))
+    await _until(lambda: len(script.requests) == 2)
+    # The group fails: the benchmark waits for the next one.
+    script.service.detach("rank 1 was killed")
+    async with asyncio.timeout(10):
+        await keeping
+    assert [record.getMessage() for record in caplog.records if "benchmark" in record.getMessage()] == [
+        "no benchmark: odd; again in 0 s", "the benchmark waits for the group: rank 1 was killed",
+    ]  # fmt: skip
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_benchmark_is_repeated_as_the_plan_says(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "HEARD_SECONDS", 0.0)
+    plan = PLAN.benchmark.model_copy(update={"every_seconds": 1})
+    script.auto = 3
+    keeping = asyncio.create_task(benchmark.keep(script.service, plan))
+    seen = set()
+
+    def again() -> bool:
+        if script.service.benchmark is not None:
+            seen.add(script.service.benchmark.measured_at)
+        return len(seen) == 2
+
+    await _until(again)
+    keeping.cancel()
+
+
+def test_every_ranks_peak_is_reported_when_all_have_said_theirs() -> None:
+    done = protocol.Done(id="x", finish_reason="length", prompt_tokens=9, generated_tokens=9, peak_memory_bytes=5)
+    found = benchmark.report(benchmark.Run(first=0.5, last=1.5, done=done), 9, datetime.now(UTC))
+    assert found.peak_memory_bytes == (5,)
+
+    def state(*peaks: int) -> GroupState:
+        ranks = tuple(
+            RankReport(rank=n, node="n", phase=RankPhase.SERVING, peak_memory_bytes=peak) for n, peak in enumerate(peaks)
+        )
+        return GroupState(uid="u", index=0, epoch=1, phase=GroupPhase.READY, ranks=ranks)
+
+    assert benchmark.with_peaks(found, state(7, 8)).peak_memory_bytes == (7, 8)
+    assert benchmark.with_peaks(found, state(7, 0)).peak_memory_bytes == (5,)

@@ -3,10 +3,8 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +12,11 @@ import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster import tinymodel
-from thunderfleet_runner.rankprocess import rank_command
 
 MODEL = "thunderfleet/tiny"
 REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, "return_token_ids": True}
 CHAT = {**REQUEST, "messages": list(tinymodel.DEMO_MESSAGES)}
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tinymodel.make(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def yardstick(tiny: Path) -> list[int]:
-    """What one process of mlx-lm says to the demo's chat."""
-    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(tiny), tinymodel.DEMO_MESSAGES[0]["content"]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    tokens: list[int] = json.loads(done.stdout)
-    assert len(tokens) == tinymodel.DEMO_TOKENS
-    return tokens
-
-
-@asynccontextmanager
-async def served(
-    make_group: Callable[..., Any], model: Path, size: int, split: str, *, benchmark: bool = False
-) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
-    """A Ready group of real ranks, and a client of rank 0's gateway."""
-    group = make_group(size)
-    plan = group.plan.model_dump(mode="json", by_alias=True)
-    plan |= {"modelPath": str(model), "split": split}
-    plan["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048}
-    plan["benchmark"] = {"promptTokens": 64, "generationTokens": 32}
-    share = tinymodel.LAYERS // size
-    for entry in plan["ranks"]:
-        entry["memoryBytes"] = 64 << 20
-        if split == "Pipeline":
-            first = tinymodel.LAYERS - share * (entry["rank"] + 1)
-            entry["layers"] = [first, first + share]
-    group.plan = Plan.model_validate(plan)
-    for rank in range(size):
-        group.start(rank, command=rank_command, gateway=True, benchmark=benchmark)
-    await group.until_ready()
-    entry = group.plan.ranks[0]
-    async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}") as client:
-        yield group, client
 
 
 async def ask(client: aiohttp.ClientSession, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, Any]:
@@ -154,9 +108,9 @@ async def check_idle(group: Any) -> None:
 
 
 async def test_a_pipeline_answers_the_same_and_measures_itself(
-    make_group: Callable[..., Any], tiny: Path, yardstick: list[int]
+    served: Callable[..., Any], tiny: Path, yardstick: list[int]
 ) -> None:
-    async with served(make_group, tiny, 2, "Pipeline", benchmark=True) as (group, client):
+    async with served(tiny, 2, "Pipeline", benchmark=True) as (group, client):
         await check_answers(client, yardstick)
         service = group.running[0][0].service
         await group.until(lambda: service.benchmark is not None, "the benchmark has been made")
@@ -249,15 +203,15 @@ async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None
     await group.until_ready()
 
 
-async def test_one_rank_answers_the_same(make_group: Callable[..., Any], tiny: Path, yardstick: list[int]) -> None:
-    async with served(make_group, tiny, 1, "None") as (_, client):
+async def test_one_rank_answers_the_same(served: Callable[..., Any], tiny: Path, yardstick: list[int]) -> None:
+    async with served(tiny, 1, "None") as (_, client):
         await check_answers(client, yardstick)
 
 
 async def test_two_tensor_ranks_answer_the_same_whatever_clients_do(
-    make_group: Callable[..., Any], tiny: Path, yardstick: list[int]
+    served: Callable[..., Any], tiny: Path, yardstick: list[int]
 ) -> None:
-    async with served(make_group, tiny, 2, "Tensor") as (group, client):
+    async with served(tiny, 2, "Tensor") as (group, client):
         await check_answers(client, yardstick)
         await check_stops_and_logprobs(client)
         await check_a_client_that_leaves(group, client)

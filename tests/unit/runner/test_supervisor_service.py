@@ -95,6 +95,9 @@ async def test_a_client_that_leaves_cancels(service: Service, link: Link) -> Non
     await task
     await stream.aclose()
     assert link.told[-1] == ("cancel", "gone")
+    # Rank 0 still works on it: its memory is not free yet.
+    assert service.running == 1
+    service.deliver(protocol.Done(id="gone", finish_reason="cancelled", prompt_tokens=1, generated_tokens=2))
     assert service.running == 0
 
 

@@ -1,0 +1,296 @@
+"""The official ``openai`` client against a real group of two ranks: what it offers works, and what fails raises what it should.
+
+The model is made for it: whatever it sees last decides what it says next, so its answers are known beforehand. After a space
+it walks through its vocabulary for ever; when its template was given tools it writes a call, or something that is none.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import openai
+import pytest
+from openai import AsyncOpenAI
+from safetensors.numpy import load_file, save_file
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_runner import gateway
+
+MODEL = "thunderfleet/tiny"
+KEY = "a-key-of-the-test"
+WORDS = list(tinymodel.vocabulary())
+CALL = '{"name":"weather","arguments":{"city":"Oslo"}}'
+NO_CALL = "[5,{}]"
+ADDED = ("<tool_call>", CALL, "</tool_call>", "<tool_", "call>", NO_CALL)
+FIRST_ADDED = tinymodel.VOCABULARY - len(ADDED)
+WALK = WORDS[4:FIRST_ADDED]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + ': ' + message.content }}"
+    "{% for tool_call in message.tool_calls or [] %}{% set tool_call = tool_call.function %}"
+    "{{ '<tool_call>' + tool_call.name + '</tool_call>' }}{% endfor %}{{ '<|im_end|>' }}{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}"
+    # The last character tells the model what to do.
+    "{{ ('`' if tools[0].function.name == 'bad' else '~') if tools else ' ' }}{% endif %}"
+)
+
+
+def _token(word: str) -> int:
+    return FIRST_ADDED + ADDED.index(word) if word in ADDED else WORDS.index(word)
+
+
+def _make_walker(folder: Path) -> Path:
+    """The tiny model with its layers silenced: the embedding of each token is what the head looks for in the next."""
+    tinymodel.make(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    model["vocab"] = {word: token for word, token in model["vocab"].items() if token < FIRST_ADDED}
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in model["vocab"]]
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    tokenizer["added_tokens"] += [{"id": _token(word), "content": word, **plain} for word in ADDED]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+    following = {token: token + 1 if token + 1 < FIRST_ADDED else 4 for token in range(4, FIRST_ADDED)}
+    chains = (("~", "<tool_call>", CALL, "</tool_call>"), ("`", "<tool_", "call>", NO_CALL, "</tool_call>"))
+    for chain in chains:
+        following |= {_token(word): _token(after) for word, after in itertools.pairwise(chain)}
+    following[_token("</tool_call>")] = WORDS.index("<|im_end|>")
+    weights = load_file(folder / "model.safetensors")
+    source = numpy.random.default_rng(7)
+    embedding = source.standard_normal((tinymodel.VOCABULARY, tinymodel.HIDDEN)).astype(numpy.float32)
+    embedding /= numpy.linalg.norm(embedding, axis=1, keepdims=True)
+    head = numpy.zeros_like(embedding)
+    for token, after in following.items():
+        head[after] += embedding[token]
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = numpy.zeros_like(weights[name])
+    weights |= {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
+    return folder
+
+
+def walked(count: int, start: int = 1) -> str:
+    """What the model says after a space (``start`` 1), or from elsewhere in its walk."""
+    return "".join(WALK[(start + at) % len(WALK)].replace("Ġ", " ") for at in range(count))
+
+
+@asynccontextmanager
+async def walker(served: Callable[..., Any], folder: Path) -> AsyncIterator[tuple[Any, AsyncOpenAI]]:
+    """A Ready group of two ranks with the walker, a key, room for long answers; and a client that never tries again."""
+    memory = {"contextTokens": 30000, "concurrentRequests": 2}
+    async with served(_make_walker(folder), 2, "Pipeline", memory=memory, api_keys=frozenset({KEY})) as (group, _):
+        url = f"{group.running[0][0].service.leader_url}/v1"
+        async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
+            yield group, client
+
+
+def generated(group: Any) -> float:
+    """Tokens that rank 0 says it has generated for requests that have ended."""
+    value = group.running[0][0].service.registry.get_sample_value("thunderfleet_runner_generated_tokens_total")
+    return float(value or 0)
+
+
+CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+TEXT: Any = {"model": MODEL, "prompt": "hi ", "temperature": 0}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+BAD_TOOL: Any = {"type": "function", "function": {"name": "bad"}}
+
+
+async def check_whole_answers(client: AsyncOpenAI) -> None:
+    assert [model.id for model in (await client.models.list()).data] == [MODEL]
+    chat = await client.chat.completions.create(**CHAT, max_completion_tokens=9)
+    assert chat.choices[0].message.content == walked(9)
+    assert (chat.choices[0].finish_reason, chat.choices[0].message.role) == ("length", "assistant")
+    assert chat.usage is not None and chat.usage.completion_tokens == 9
+    assert chat.usage.total_tokens == chat.usage.prompt_tokens + 9
+    text = await client.completions.create(**TEXT, max_tokens=9)
+    assert (text.choices[0].text, text.choices[0].finish_reason) == (walked(9), "length")
+    assert text.usage is not None and text.usage.prompt_tokens == 2
+
+
+async def check_streams(client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(**CHAT, max_tokens=9, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    *_, end, usage = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == walked(9)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
+    assert end.choices[0].finish_reason == "length"
+    assert usage.choices == [] and usage.usage is not None and usage.usage.completion_tokens == 9
+    assert len({chunk.id for chunk in chunks}) == 1
+
+    texts = await client.completions.create(**TEXT, max_tokens=9, stream=True, stream_options={"include_usage": True})
+    pieces = [piece async for piece in texts]
+    assert "".join(piece.choices[0].text for piece in pieces[:-1]) == walked(9)
+    assert pieces[-1].usage is not None and pieces[-1].usage.completion_tokens == 9
+
+
+async def check_stops(client: AsyncOpenAI) -> None:
+    stop = walked(3, start=6)
+    for stops in (stop, ["never", stop]):
+        chat = await client.chat.completions.create(**CHAT, max_tokens=40, stop=stops)
+        assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (walked(5), "stop")
+    stream = await client.chat.completions.create(**CHAT, max_tokens=40, stop=stop, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == walked(5)
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    text = await client.completions.create(**TEXT, max_tokens=40, stop=[stop])
+    assert (text.choices[0].text, text.choices[0].finish_reason) == (walked(5), "stop")
+
+
+async def check_logprobs(client: AsyncOpenAI) -> None:
+    def check_chat(entries: Any, count: int) -> None:
+        assert [entry.token for entry in entries] == [walked(1, start=1 + at) for at in range(count)]
+        for entry in entries:
+            assert bytes(entry.bytes).decode() == entry.token
+            first, second = entry.top_logprobs
+            assert (first.token, first.logprob) == (entry.token, pytest.approx(entry.logprob))
+            assert first.logprob > second.logprob
+
+    asked: Any = {**CHAT, "logprobs": True, "top_logprobs": 2, "max_tokens": 4}
+    chat = await client.chat.completions.create(**asked)
+    assert chat.choices[0].logprobs is not None
+    check_chat(chat.choices[0].logprobs.content, 4)
+    stream = await client.chat.completions.create(**asked, stream=True)
+    entries = [e async for chunk in stream for e in (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or []]
+    check_chat(entries, 4)
+
+    def check_text(found: Any, count: int) -> None:
+        assert found.tokens == [walked(1, start=1 + at) for at in range(count)]
+        assert found.text_offset == [len(walked(at)) for at in range(count)]
+        for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+            assert top[token] == pytest.approx(logprob) and len(top) == 2
+
+    text = await client.completions.create(**TEXT, logprobs=2, max_tokens=4)
+    check_text(text.choices[0].logprobs, 4)
+    pieces = await client.completions.create(**TEXT, logprobs=2, max_tokens=4, stream=True)
+    merged: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    async for piece in pieces:
+        for name, values in merged.items():
+            values += getattr(piece.choices[0].logprobs, name, None) or []
+    check_text(openai.types.completion_choice.Logprobs(**merged), 4)
+
+
+async def check_tools(client: AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "weather?"}]
+    chat = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
+    choice = chat.choices[0]
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function" and call.id
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
+    # And back, as clients do.
+    messages += [choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
+    chat = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
+    assert chat.choices[0].message.content == walked(5)
+
+    stream = await client.chat.completions.create(model=MODEL, messages=messages[:1], tools=[TOOL], stream=True)
+    chunks = [chunk async for chunk in stream]
+    deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
+    (delta,) = deltas
+    assert (delta.index, delta.function and delta.function.name) == (0, "weather")
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+    # What is no call is text: neither lost nor the end of anything.
+    for streamed in (False, True):
+        odd: Any = await client.chat.completions.create(model=MODEL, messages=messages[:1], tools=[BAD_TOOL], stream=streamed)
+        if streamed:
+            texts = [chunk.choices[0].delta.content or "" async for chunk in odd]
+            assert "".join(texts) == NO_CALL
+        else:
+            assert (odd.choices[0].message.content, odd.choices[0].finish_reason) == (NO_CALL, "stop")
+    ignored = await client.chat.completions.create(**CHAT, max_tokens=5, tools=[TOOL], tool_choice="none")
+    assert ignored.choices[0].message.content == walked(5)
+    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+        await client.chat.completions.create(**CHAT, tools=[TOOL], tool_choice="required")
+
+
+async def check_errors(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        await client.chat.completions.create(**CHAT | {"temperature": 9})
+    assert bad.value.param == "temperature" and bad.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="the context is 30000 tokens") as long:
+        await client.completions.create(**TEXT | {"prompt": "a " * 30000})
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError) as other:
+        await client.chat.completions.create(**CHAT | {"model": "gpt-5"})
+    assert other.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        await client.embeddings.create(model=MODEL, input="a")
+    with pytest.raises(openai.AuthenticationError):
+        await client.with_options(api_key="wrong").models.list()
+
+
+async def check_cancel(group: Any, client: AsyncOpenAI) -> None:
+    service = group.running[0][0].service
+    before = generated(group)
+    stream = await client.chat.completions.create(**CHAT, max_tokens=20000, stream=True)
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await stream.close()
+    await group.until(lambda: service.running == 0, "rank 0 has ended the request")
+    spent = generated(group) - before
+    assert 0 < spent < 20000
+    # Nothing is spent afterwards either: the ranks are out of their turn.
+    await group.until(lambda: not service._turn_open, "the turn has ended")
+    assert generated(group) - before == spent
+
+
+async def check_too_many(group: Any, client: AsyncOpenAI) -> None:
+    """Two run, nobody may wait."""
+    streams = [await client.chat.completions.create(**CHAT, max_tokens=14000, stream=True) for _ in range(2)]
+    for stream in streams:
+        await anext(aiter(stream))
+    with pytest.raises(openai.RateLimitError) as many:
+        await client.chat.completions.create(**CHAT)
+    assert int(many.value.response.headers["retry-after"]) > 0
+    for stream in streams:
+        await stream.close()
+    service = group.running[0][0].service
+    await group.until(lambda: service.running == 0, "both have ended")
+
+
+async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
+    service = group.running[0][0].service
+    stream = await client.chat.completions.create(**CHAT, max_tokens=20000, stream=True)
+    chunks = aiter(stream)
+    await anext(chunks)
+    os.kill(group.running[1][0].member.pid, 9)
+    finished = []
+    with pytest.raises(openai.APIError, match="rank 1"):
+        async for chunk in chunks:
+            finished.append(chunk.choices[0].finish_reason)
+    assert not any(finished)
+    await group.until(lambda: not service.ready, "the failure is noticed")
+    with pytest.raises(openai.InternalServerError) as away:
+        await client.chat.completions.create(**CHAT)
+    assert away.value.status_code == 503 and int(away.value.response.headers["retry-after"]) > 0
+    await group.until_ready()
+    await check_whole_answers(client)
+
+
+async def test_the_official_client(served: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "SMALLEST_QUEUE", 0)
+    monkeypatch.setattr(gateway, "QUEUE_PER_PLACE", 0)
+    async with walker(served, tmp_path / "walker") as (group, client):
+        await check_whole_answers(client)
+        await check_streams(client)
+        await check_stops(client)
+        await check_logprobs(client)
+        await check_tools(client)
+        await check_errors(client)
+        await check_cancel(group, client)
+        await check_too_many(group, client)
+        await check_a_cut_stream(group, client)
