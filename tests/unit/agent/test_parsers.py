@@ -84,10 +84,13 @@ keys = st.sampled_from(
         "receptacle_status_key",
     )
 )
-odd_trees = st.recursive(
-    json_values | st.sampled_from(("80 Gb/s", "1", "receptacle_connected", "356546FE-F080-4947-8EF8-CB3D9ECB71DF")),
-    lambda children: st.lists(children, max_size=4) | st.dictionaries(keys, children, max_size=6),
-    max_leaves=30,
+odd_trees: st.SearchStrategy[Any] = st.deferred(
+    lambda: (
+        json_values
+        | st.sampled_from(("80 Gb/s", "1", "receptacle_connected", "356546FE-F080-4947-8EF8-CB3D9ECB71DF"))
+        | st.lists(odd_trees, max_size=4)
+        | st.dictionaries(keys, odd_trees, max_size=6)
+    )
 )
 
 
