@@ -70,6 +70,8 @@ class Relays:
         self._tasks: set[asyncio.Task[None]] = set()
         self._taken: set[int] = set()
         self._closed = False
+        self._lost = False
+        """Whether the hop out of our rank has ended: a rank that dials it now is to hear that."""
 
     @property
     def out(self) -> int | None:
@@ -124,6 +126,9 @@ class Relays:
         peer = writer.get_extra_info("peername")
         pid = self._pid()
         known = await asyncio.to_thread(owns, pid, peer) if pid is not None else False
+        if self._lost:
+            local.end(clean=False)
+            return
         if known is False or self._dialled.done() or self._closed:
             log.warning("a connection from %s to the relay is not our rank's: closed", peer)
             local.end(clean=False)
@@ -249,6 +254,7 @@ class Relays:
             # Our rank's own socket, or the peer's rank: whose rank has gone says so itself.
             log.debug("the relay to %s has ended: %s", where, error)
         finally:
+            self._lost = self._lost or hop == self.out
             for task in (inward, outward, both, found):
                 task.cancel()
             await asyncio.gather(inward, outward, both, return_exceptions=True)
@@ -343,10 +349,10 @@ def owns(pid: int, end: tuple[str, int]) -> bool | None:
     if sys.platform == "linux":
         try:
             inode = inode_of(Path("/proc/net/tcp").read_text(), address, port)
-            held = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()}
+            links = list(Path(f"/proc/{pid}/fd").iterdir())
         except OSError:
             return None
-        return inode is not None and f"socket:[{inode}]" in held
+        return inode is not None and any(_leads_to(link, f"socket:[{inode}]") for link in links)
     try:
         said = commands.run("lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-t")
     except commands.CommandFailed:
@@ -354,6 +360,14 @@ def owns(pid: int, end: tuple[str, int]) -> bool | None:
     except commands.CommandError:
         return None
     return str(pid) in said.split()
+
+
+def _leads_to(link: Path, target: str) -> bool:
+    try:
+        return link.readlink().name == target
+    except OSError:
+        # Closed meanwhile.
+        return False
 
 
 def inode_of(table: str, address: str, port: int) -> str | None:

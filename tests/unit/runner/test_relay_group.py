@@ -1,0 +1,417 @@
+"""Rings over a LAN: real supervisors that carry the hops of real ranks, and whoever else knocks on the relay's ports."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from thunderfleet_crds.group import FaultClass, GroupPhase
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, RelayPlan
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_runner import control, protocol, relay
+from thunderfleet_runner.rankprocess import rank_command
+
+MakeGroup = Callable[..., Any]
+SECONDS = 150.0
+"""For what takes a few when the machine is not busy: imports of real ranks."""
+
+
+def relayed(plan: Plan, hops: Iterable[int] | None = None, backwards: Iterable[int] = ()) -> Plan:
+    """The plan with these hops relayed (by the rank they lead to; all, when not given), some opened by that rank."""
+    size = plan.world_size
+    ranks = []
+    for entry in plan.ranks:
+        back = entry.rank in backwards
+        dialled = plan.ranks[(entry.rank - 1) % size] if back else entry
+        told = RelayPlan(address=dialled.address, backwards=back) if entry.rank in (hops or range(size)) else None
+        ranks.append(entry.model_copy(update={"relay": told}))
+    return Plan.model_validate(plan.model_copy(update={"ranks": tuple(ranks)}).model_dump())
+
+
+@pytest.fixture
+def make_relayed(make_group: MakeGroup) -> MakeGroup:
+    def make(size: int, hops: Iterable[int] | None = None, backwards: Iterable[int] = (), **options: Any) -> Any:
+        group = make_group(size, **options)
+        group.plan = relayed(group.plan, hops, backwards)
+        return group
+
+    return make
+
+
+async def answer(supervisor: Any, name: str, tokens: int = 4) -> list[int]:
+    request = protocol.Request(id=name, kind="completion", prompt="a b c", max_tokens=tokens)
+    return [event.token async for event in supervisor.service.submit(request) if isinstance(event, protocol.Token)]
+
+
+def carried() -> list[str]:
+    return sorted(name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("relay-"))
+
+
+def sockets() -> set[str]:
+    """Established TCP connections of this process."""
+    held = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.add(link.readlink().name)
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {row[9] for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in held}
+
+
+@pytest.mark.parametrize(
+    ("size", "hops", "backwards"),
+    [(2, None, ()), (2, None, (0,)), (2, [1], ()), (3, None, ()), (3, None, (0, 1, 2)), (3, [2], (2,))],
+)
+async def test_a_ring_forms_through_relays_and_generates(
+    make_relayed: MakeGroup, size: int, hops: list[int] | None, backwards: tuple[int, ...]
+) -> None:
+    group = make_relayed(size, hops, backwards)
+    leader, *_ = [group.start(rank) for rank in range(size)]
+    await group.until_ready()
+    assert leader.state.attempt == 1
+    total = size
+    assert await answer(leader, "one") == [0, total, 2 * total, 3 * total]
+    through = hops or list(range(size))
+    # Each hop is held at both its ends, and both ends are in this process.
+    assert len(carried()) == 2 * len(through)
+    hosts = (group.folder / f"state-{size - 1}" / "hosts-1.json").read_text()
+    dialled = f"127.0.0.1:{group.plan.ranks[0].ring_ports[0]}"
+    assert (dialled in hosts) == (0 not in through), "a relayed hop begins at the own supervisor"
+    await group.end()
+    assert not carried()
+
+
+async def test_after_an_attempt_nothing_of_it_is_left(make_relayed: MakeGroup) -> None:
+    group = make_relayed(2)
+    leader, other = group.start(0), group.start(1)
+    await group.until_ready()
+    before, tasks = len(sockets()), carried()
+    for recovery in range(1, 4):
+        os.kill(other.member.pid, signal.SIGKILL)
+        await group.until(lambda: leader.state.phase is not GroupPhase.READY, "the death is noticed")
+        await group.until_ready()
+        assert leader.state.recoveries == recovery
+        assert leader.state.failure.reason == "RankKilled" and leader.state.failure.rank == 1
+        await group.until(lambda: len(sockets()) == before, "as many sockets as in the first attempt")
+        assert carried() == tasks
+    assert await answer(leader, "again") == [0, 2, 4, 6]
+    await group.end()
+
+
+async def test_the_end_of_a_rank_is_heard_by_its_peers_rank(make_relayed: MakeGroup) -> None:
+    group = make_relayed(2)
+    leader, other = group.start(0), group.start(1)
+    await group.until_ready()
+    stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
+    await anext(stream)
+    # Rank 0's supervisor is told nothing by the other supervisor but through the relay.
+    reported: list[Any] = []
+    other.member._report = reported.append
+    os.kill(other.member.pid, signal.SIGKILL)
+    await group.until(lambda: leader.state.failure is not None, "rank 0 hears of it")
+    assert leader.state.failure.rank == 0
+    assert leader.state.failure.reason in ("PeerLost", "RelayLost", "RankExited", "RankKilled")
+    await group.until(lambda: reported, "rank 1 would have said it")
+
+
+async def test_a_leaders_clean_stop_passes_the_relay(make_relayed: MakeGroup) -> None:
+    group = make_relayed(2)
+    leader, other = group.start(0), group.start(1)
+    await group.until_ready()
+    other.end()
+    leader.end()
+    await asyncio.gather(*(task for _, task in group.running.values()))
+    assert leader.state.failure is None and not carried()
+
+
+async def test_bytes_are_not_kept_when_nobody_takes_them(make_keys: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Both ends of one hop alone, without ranks: back-pressure, half-closed ends, and a loss."""
+    async with Hop(make_keys(tmp_path)) as hop:
+        near, far = await hop.join()
+        chunk = bytes(1 << 20)
+        sent = 0
+        near[1].transport.set_write_buffer_limits(0)
+        try:
+            async with asyncio.timeout(2.0):
+                while sent < 256:
+                    near[1].write(chunk)
+                    await near[1].drain()
+                    sent += 1
+        except TimeoutError:
+            pass
+        assert sent < 64, "what nobody takes piles up somewhere"
+        near[1].write_eof()
+        # The reverse direction works although this one is full and closed.
+        far[1].write(b"still")
+        assert await asyncio.wait_for(near[0].readexactly(5), 20) == b"still"
+        taken = 0
+        async with asyncio.timeout(60):
+            while data := await far[0].read(1 << 20):
+                taken += len(data)
+        assert taken >= sent * len(chunk)
+        far[1].write(b"last")
+        far[1].write_eof()
+        assert await asyncio.wait_for(near[0].read(), 20) == b"last"
+        await asyncio.wait_for(hop.until_over(), 20)
+        assert hop.said == []
+
+
+async def test_a_hop_whose_connection_breaks_is_told_at_both_ends_at_once(
+    make_keys: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    async with Hop(make_keys(tmp_path)) as hop:
+        near, far = await hop.join()
+        hop.cut()
+        async with asyncio.timeout(20):
+            for reader, _ in (near, far):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read(1) == b""
+        await asyncio.wait_for(hop.until_over(), 20)
+        assert {fault.reason for fault in hop.said} == {"RelayLost"} and all(fault.echo for fault in hop.said)
+
+
+class Hop:
+    """The hop from rank 0 to rank 1 between two supervisors' relays, with this test as both ranks."""
+
+    def __init__(self, keys: Path) -> None:
+        self.keys = keys
+        self.said: list[Any] = []
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> "Hop":
+        ports = iter(free_ports(6))
+        ranks = [
+            {
+                "rank": rank, "node": f"studio-{rank}", "pod": f"tiny-0-{rank}", "address": f"127.0.0.{rank + 1}",
+                "controlPort": next(ports), "gatewayPort": next(ports), "memoryBytes": 1, "ringAddress": f"127.0.0.{rank + 1}",
+                "ringPorts": [next(ports)],
+            }
+            for rank in range(2)
+        ]  # fmt: skip
+        ranks[1]["relay"] = {"address": "127.0.0.2"}
+        self.plan = Plan.model_validate(
+            {
+                "namespace": "n", "deployment": "d", "uid": "u", "index": 0, "epoch": 1, "model": "m", "modelPath": "/m",
+                "backend": "ring", "split": "Tensor", "ranks": ranks,
+                "memory": {"contextTokens": 1, "concurrentRequests": 1, "cachedTokens": 0},
+            }
+        )  # fmt: skip
+        tls = control.client_tls(self.keys)
+        self.ends = [relay.Relays(self.plan, rank, 1, tls, self.said.append) for rank in range(2)]
+        self.server = await control.serve_control(
+            self.plan, 1, control.server_tls(self.keys), state=none, join=none, drain=none, changes=control.Changes(),
+            relay=self.ends[1].answer,
+        )  # fmt: skip
+        self.taken: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        listens = self.plan.ranks[1].ring_ports[0]
+        self.rank = await asyncio.start_server(lambda *pair: self.taken.put_nowait(pair), "127.0.0.2", listens)
+        await self.ends[1].start(lambda _: 0, listens, os.getpid)
+        target = await self.ends[0].start(lambda _: self.plan.ranks[0].ring_ports[0], 0, os.getpid)
+        assert target is not None
+        self.target = target
+        return self
+
+    async def join(self) -> tuple[tuple[asyncio.StreamReader, asyncio.StreamWriter], ...]:
+        """Both ranks' ends."""
+        host, _, port = self.target.rpartition(":")
+        near = await asyncio.open_connection(host, int(port))
+        far = await asyncio.wait_for(self.taken.get(), 20)
+        self.writers = [near[1], far[1]]
+        return near, far
+
+    def cut(self) -> None:
+        """The connection between the supervisors, without a goodbye."""
+        assert self.server.server is not None
+        for connection in self.server.server.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
+
+    async def until_over(self) -> None:
+        relays = [task for task in asyncio.all_tasks() if task.get_name() in carried()]
+        await asyncio.wait(relays) if relays else None
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        for end in self.ends:
+            await end.close()
+        self.rank.close()
+        await self.server.cleanup()
+        assert not carried()
+
+
+def none(*_: object) -> Any:
+    raise AssertionError("not asked for here")
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+async def test_strays_at_the_relays_ports_are_harmless(make_relayed: MakeGroup) -> None:
+    group = make_relayed(2)
+    stop = asyncio.Event()
+    strays = 0
+
+    async def knock(address: str, port: int) -> None:
+        """Connects whenever something listens; says rubbish or nothing, and holds on."""
+        nonlocal strays
+        held: list[asyncio.StreamWriter] = []
+        while not stop.is_set():
+            try:
+                _, writer = await asyncio.open_connection(address, port)
+            except OSError:
+                await asyncio.sleep(0.005)
+                continue
+            strays += 1
+            if strays % 2:
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            held.append(writer)
+            await asyncio.sleep(0.01)
+        for writer in held:
+            writer.transport.abort()
+
+    # The first port of a block is the rank's own, the second the relay's: see the hostfile.
+    knocking = [
+        asyncio.create_task(knock(entry.address, port))
+        for entry in group.plan.ranks
+        for port in (entry.ring_ports[1], entry.control_port)
+    ]
+    leader = group.start(0)
+    group.start(1)
+    await group.until_ready()
+    assert leader.state.attempt == 1
+    assert await answer(leader, "one") == [0, 2, 4, 6]
+    stop.set()
+    await asyncio.gather(*knocking)
+    assert strays > 2
+
+
+async def _ask(group: Any, rank: int, keys: Path, **changes: object) -> int:
+    plan = group.plan
+    entry = plan.ranks[rank]
+    query = {"uid": plan.uid, "index": plan.index, "epoch": plan.epoch, "attempt": 1, "hop": rank, **changes}
+    url = f"https://{entry.address}:{entry.control_port}{relay.RELAY_PATH}"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=control.client_tls(keys))) as session:
+        try:
+            async with session.ws_connect(
+                url, params={key: str(value) for key, value in query.items()}, server_hostname=GROUP_TLS_NAME
+            ):
+                return 101
+        except aiohttp.WSServerHandshakeError as error:
+            return error.status
+
+
+async def test_a_stranger_is_refused_before_during_and_after(
+    make_relayed: MakeGroup, make_keys: Callable[[Path], Path]
+) -> None:
+    group = make_relayed(2)
+    leader = group.start(0)
+    await group.until(lambda: leader.role.machine.present, "the leader is up")
+    strange = make_keys(group.folder / "strange")
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+        await _ask(group, 0, strange)
+    assert await _ask(group, 0, group.keys) == relay.NOT_YET
+    group.start(1)
+    await group.until_ready()
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+        await _ask(group, 0, strange)
+    refused = {
+        "carried already": await _ask(group, 1, group.keys),
+        "another group": await _ask(group, 1, group.keys, uid="other"),
+        "a stale epoch": await _ask(group, 1, group.keys, epoch=2),
+        "another attempt": await _ask(group, 1, group.keys, attempt=2),
+        "not its hop": await _ask(group, 1, group.keys, hop=0),
+        "no hop": await _ask(group, 1, group.keys, hop="x"),
+    }
+    assert refused == {
+        "carried already": 409, "another group": 403, "a stale epoch": 403, "another attempt": relay.NOT_YET,
+        "not its hop": 403, "no hop": 403,
+    }  # fmt: skip
+    assert await answer(leader, "one") == [0, 2, 4, 6]
+
+
+async def test_supervisors_that_do_not_reach_each_other_say_who_and_where(
+    make_relayed: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "OPEN_SECONDS", 1.0)
+    group = make_relayed(3, attempts_budget=1)
+    ranks = list(group.plan.ranks)
+    # Rank 1 is told to dial an address at which rank 2's control port is not served.
+    ranks[2] = ranks[2].model_copy(update={"relay": RelayPlan(address="127.0.0.77")})
+    wrong = group.plan.model_copy(update={"ranks": tuple(ranks)})
+    leader = group.start(0)
+    group.start(1, plan=wrong)
+    group.start(2)
+    await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up")
+    failure = leader.state.failure
+    assert (failure.rank, failure.fault, failure.reason) == (1, FaultClass.RETRY, "RelayRefused")
+    assert "rank 2 (studio-2) at 127.0.0.77:" in failure.message
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("relayed") / "tiny"
+    tinymodel.make(folder)
+    return folder
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_real_ranks_say_through_relays_what_they_say_without(make_group: MakeGroup, tiny_model: Path, size: int) -> None:
+    said = []
+    for carry in (False, True):
+        group = make_group(size)
+        plan = group.plan.model_dump(mode="json", by_alias=True)
+        # The model has two KV heads: three ranks are a pipeline.
+        plan |= {"modelPath": str(tiny_model), "split": "Tensor" if size == 2 else "Pipeline"}
+        plan["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048}
+        for entry in plan["ranks"]:
+            entry["memoryBytes"] = 64 << 20
+            if size == 3:
+                entry["layers"] = [(2, 4), (1, 2), (0, 1)][entry["rank"]]
+        group.plan = Plan.model_validate(plan)
+        if carry:
+            group.plan = relayed(group.plan)
+        leader, *_ = [group.start(rank, command=rank_command) for rank in range(size)]
+        await group.until(lambda leader=leader: leader.state.phase is GroupPhase.READY, "the group is Ready", SECONDS)
+        request = protocol.Request(id="demo", kind="chat", messages=tinymodel.DEMO_MESSAGES, max_tokens=tinymodel.DEMO_TOKENS)
+        async with asyncio.timeout(SECONDS):
+            said.append([e.token async for e in leader.service.submit(request) if isinstance(e, protocol.Token)])
+        assert bool(carried()) == carry
+        await group.end()
+    assert said[0] == said[1] and len(said[0]) == tinymodel.DEMO_TOKENS
+
+
+def test_the_plan_says_who_dials_whom(make_group: MakeGroup) -> None:
+    plan = relayed(make_group(3).plan, backwards=(1,))
+    assert [plan.relay_ends(rank) for rank in range(3)] == [(2, 0), (1, 0), (1, 2)]
+    assert plan.control_addresses(0) == ("127.0.0.1",)
+    assert plan.relay_addresses(1) == ()
+    other = plan.ranks[2].model_copy(update={"relay": RelayPlan(address="10.0.0.3"), "coordinator": "10.0.0.1"})
+    plan = plan.model_copy(update={"ranks": (*plan.ranks[:2], other)})
+    assert plan.control_addresses(2) == ("127.0.0.3", "10.0.0.3")
+    assert plan.control_addresses(0) == ("127.0.0.1", "10.0.0.1")
+
+
+def test_loopback_is_where_a_mac_meets_itself() -> None:
+    assert relay.loopback_of("10.0.0.7") == relay.loopback_of("fd00::1") == "127.0.0.1"
+    assert relay.loopback_of("127.3.0.1") == "127.3.0.1"
+
+
+def test_whose_socket_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as end:
+        assert relay.owns(os.getpid(), end.getsockname()) is True
+        assert relay.owns(os.getppid(), end.getsockname()) in (False, None)
+        assert relay.owns(1 << 22, end.getsockname()) is None
