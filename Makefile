@@ -30,6 +30,10 @@ install: .venv/ready ## Virtual environment from the hashed requirements
 programs: install ## Control plane, kubectl and helm, built once into a cache outside the repo
 	@$(BIN)/thunderfleet programs
 
+.PHONY: prometheus
+prometheus: install ## Prometheus and promtool, for the tests of metrics, alerts and dashboard; built once like the others
+	@$(BIN)/thunderfleet programs --monitoring
+
 .PHONY: demo
 demo: install ## A fleet of recorded Macs, the chart, a model deployed, a completion answered (KEEP=1: leave it running)
 	@$(BIN)/thunderfleet demo $(if $(KEEP),--keep)
@@ -50,7 +54,7 @@ unit: programs ## Unit and property tests
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
 
 .PHONY: e2e
-e2e: programs ## End-to-end tests on real control planes, two at a time: they mostly wait
+e2e: programs prometheus ## End-to-end tests on real control planes, two at a time: they mostly wait
 	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --durations=15
 
 .PHONY: test

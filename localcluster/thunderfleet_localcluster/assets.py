@@ -1,4 +1,4 @@
-"""The programs of the control plane: found in ``KUBEBUILDER_ASSETS``, or built once from pinned Go modules into the cache.
+"""The programs of the control plane, and Prometheus: found in ``KUBEBUILDER_ASSETS``, or built once from pinned Go modules.
 
 Building takes minutes, so it says how far it is; it takes place under a temporary name, so that an interrupted build leaves
 nothing half; and its folder is named after all that goes in, so that a new version is built beside the old one.
@@ -27,6 +27,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 KUBERNETES = "v1.36.3"
 HELM = "v4.3.1"
+PROMETHEUS = "3.15.0"
 BUILD_SECONDS = 3600
 INSTALL_SECONDS = 900
 TICK_SECONDS = 0.5
@@ -50,6 +51,9 @@ class Bundle:
     name: str
     programs: Mapping[str, tuple[str, int]]
     flags: str
+    tags: str = ""
+    given: bool = True
+    """Whether a folder that the user names must have them; else they are built when it has not."""
 
     @property
     def module(self) -> Path:
@@ -73,15 +77,29 @@ CONTROL_PLANE = Bundle(
     },
     _FLAGS,
 )
+MONITORING = Bundle(
+    "monitoring",
+    {
+        "promtool": ("github.com/prometheus/prometheus/cmd/promtool", 120),
+        "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", 60),
+    },
+    f"-s -w -X github.com/prometheus/common/version.Version={PROMETHEUS}",
+    # Of the ways to find what to scrape only Kubernetes' is built, which spares most of the time.
+    tags="remove_all_sd,enable_kubernetes_sd",
+    given=False,
+)
 
 
 def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
-    """The folder that the user names, checked. Raises LocalClusterError when programs are missing there."""
+    """The folder that the user names, checked; None when none is named or it need not have them. Raises LocalClusterError when
+    programs that must be there are missing."""
     value = os.environ.get("KUBEBUILDER_ASSETS")
     if not value:
         return None
     folder = Path(value).absolute()
     missing = [name for name in bundle.programs if not os.access(folder / name, os.X_OK)]
+    if missing and not bundle.given:
+        return None
     if missing:
         raise LocalClusterError(
             f"KUBEBUILDER_ASSETS={value}: not there: {', '.join(missing)}. Put them there, or unset it: then they are built",
@@ -97,7 +115,9 @@ def find_assets(tell: Tell, bundle: Bundle = CONTROL_PLANE) -> Path:
 
 def digest(bundle: Bundle) -> str:
     """A name for all that goes into the programs."""
-    state = hashlib.sha256(f"{bundle.flags} {sys.platform} {platform.machine()} {sorted(bundle.programs.items())}".encode())
+    state = hashlib.sha256(
+        f"{bundle.flags} {bundle.tags} {sys.platform} {platform.machine()} {sorted(bundle.programs.items())}".encode()
+    )
     for name in ("go.mod", "go.sum"):
         state.update((bundle.module / name).read_bytes())
     return state.hexdigest()[:16]
@@ -157,7 +177,19 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
     try:
         part.mkdir()
         for number, (name, (package, _)) in enumerate(bundle.programs.items(), 1):
-            argv = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", bundle.flags, "-o", str(part / name), package]
+            argv = [
+                go,
+                "build",
+                "-trimpath",
+                "-buildvcs=false",
+                "-tags",
+                bundle.tags,
+                "-ldflags",
+                bundle.flags,
+                "-o",
+                str(part / name),
+                package,
+            ]
             with _running(argv, bundle.module, env, log) as process:
                 while process.poll() is None:
                     elapsed = time.monotonic() - began
@@ -242,7 +274,7 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
     tell({"step": title, "state": "start"})
     if go_version(str(go)) < wanted:
         shutil.rmtree(target, ignore_errors=True)
-        _pip_install(bundle.module / "go-requirements.txt", target)
+        _pip_install(CONTROL_PLANE.module / "go-requirements.txt", target)
         for program in (go, *(target / "go/pkg/tool").rglob("*")):
             if program.is_file():
                 program.chmod(0o755)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thunderfleet_localcluster.assets import find_assets
+from thunderfleet_localcluster.assets import CONTROL_PLANE, MONITORING, find_assets
 from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet import load_fleet
@@ -52,11 +52,12 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--no-machines", action="store_true", help="start machines without kubelets")
     up.add_argument("--audit", action="store_true", help="write the API server's audit log")
     up.add_argument("--check", action="store_true", help="only check the fleet file")
-    commands.add_parser(
+    programs = commands.add_parser(
         "programs",
         help="find or build the control plane, kubectl and helm, and print their folder",
         description="Finds the programs in KUBEBUILDER_ASSETS, else in the cache, else builds them there once.",
     )
+    programs.add_argument("--monitoring", action="store_true", help="Prometheus and promtool instead")
     down = command("down", "end a cluster and remove its data; logs and models stay")
     down.add_argument("--purge", action="store_true", help="remove logs and models too")
     status = command("status", "show what runs, and where")
@@ -134,9 +135,9 @@ def _up(arguments: argparse.Namespace) -> int:
         return cluster.wait()
 
 
-def _programs(_: argparse.Namespace) -> int:
+def _programs(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
-        print(find_assets(progress.event))
+        print(find_assets(progress.event, MONITORING if arguments.monitoring else CONTROL_PLANE))
     return 0
 
 

@@ -186,7 +186,8 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
     group = group_name(plan.deployment, plan.index, plan.epoch)
     metadata = _metadata(deployment, plan, entry.pod, rank)
     held = {"gateway": entry.gateway_port, "control": entry.control_port, "ring": list(entry.ring_ports)}
-    metadata["annotations"] = {ANNOTATION_PORTS: json.dumps(held)}
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(entry.gateway_port)}
+    metadata["annotations"] = {ANNOTATION_PORTS: json.dumps(held), **scraped}
     volumes: list[Manifest] = [
         {"name": "plan", "configMap": {"name": group}},
         {"name": "keys", "secret": {"secretName": group, "defaultMode": 0o440}},

@@ -1,0 +1,239 @@
+"""What the field's Prometheus makes of us: alerts and dashboard are valid to it, and what they ask for is there.
+
+Prometheus is the real program, with the rights of a service account, and finds its targets as the pods' annotations say.
+"""
+
+import base64
+import json
+import shlex
+import subprocess
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from thunderfleet_localcluster.assets import MONITORING, find_assets
+
+Json = dict[str, Any]
+
+CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+SYSTEM = "thunderfleet-system"
+PORT = 9090
+COMMAND_SECONDS = 60.0
+SCRAPE_SECONDS = 120.0
+# Panels of what goes wrong: empty as long as nothing does.
+QUIET = ("failures", "errors", "Errors")
+
+RIGHTS = """
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: prometheus, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: prometheus}
+rules:
+  - {apiGroups: [""], resources: [pods, nodes], verbs: [get, list, watch]}
+  - {apiGroups: [""], resources: [nodes/metrics], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: prometheus}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: prometheus}
+subjects: [{kind: ServiceAccount, name: prometheus, namespace: default}]
+"""
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """The folder with prometheus and promtool."""
+    return find_assets(lambda event: None, MONITORING)
+
+
+def promtool(programs: Path, *arguments: str, text: str | None = None) -> str:
+    """Runs promtool, which must find nothing wrong."""
+    done = subprocess.run(
+        [str(programs / "promtool"), *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def rules(line: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart's alerts as a rule file of Prometheus."""
+    done = line.cluster.helm("template", "x", str(CHART), "--set", "alerts.enabled=true", "-s", "templates/alerts.yaml")
+    path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(done.stdout)["spec"]))
+    return path
+
+
+def scraping(server: str, rules: Path) -> Json:
+    """A configuration as people write it: pods by annotation, kubelets by node."""
+    api = {"api_server": server, "authorization": {"credentials_file": "token"}, "tls_config": {"ca_file": "ca.crt"}}
+    annotation = "__meta_kubernetes_pod_annotation_prometheus_io"
+    pods = [
+        {"source_labels": [f"{annotation}_scrape"], "action": "keep", "regex": "true"},
+        {
+            "source_labels": ["__meta_kubernetes_pod_ip", f"{annotation}_port"],
+            "separator": ":",
+            "target_label": "__address__",
+        },
+    ]
+    kubelets = {"scheme": "https", "authorization": api["authorization"], "tls_config": api["tls_config"]}
+    return {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [
+            {"job_name": "pods", "kubernetes_sd_configs": [{"role": "pod", **api}], "relabel_configs": pods},
+            {"job_name": "kubelets", "kubernetes_sd_configs": [{"role": "node", **api}], **kubelets},
+        ],
+    }
+
+
+class Prometheus:
+    """A running one, asked by its API."""
+
+    def __init__(self, line: Any, url: str) -> None:
+        self.line = line
+        self.url = url
+
+    def get(self, path: str, **query: str) -> Any:
+        answer = self.line.request(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}")
+        assert answer.status == 200, f"{path} {query}: {answer.body}"
+        return answer.json["data"]
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.line.request(f"{self.url}/-/ready", seconds=5).status == 200)
+        except OSError:
+            return False
+
+    def value(self, expression: str) -> list[Json]:
+        found: list[Json] = self.get("query", query=expression)["result"]
+        return found
+
+
+@pytest.fixture(scope="session")
+def prometheus(line: Any, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
+    line.kubectl("apply", "-f", "-", text=RIGHTS)
+    token = line.kubectl("create", "token", "prometheus", "-n", "default", "--duration=1h").strip()
+    info = line.json("get", "configmap", "cluster-info", "-n", "kube-public")["data"]["kubeconfig"]
+    cluster = yaml.safe_load(info)["clusters"][0]["cluster"]
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "token").write_text(token)
+    (folder / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    configuration = folder / "prometheus.yaml"
+    configuration.write_text(yaml.safe_dump(scraping(cluster["server"], rules)))
+    promtool(programs, "check", "config", str(configuration))
+    command = [
+        *(str(programs / "prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"),
+        *(f"--web.listen-address={machine.address}:{PORT}", "--log.level=warn"),
+    ]
+    log, pid = folder / "log", folder / "pid"
+    started = machine.run(["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $! >{pid}"])
+    assert started.returncode == 0, started.stderr
+    found = Prometheus(line, f"http://{machine.address}:{PORT}")
+    try:
+        line.until("Prometheus answers", found.answers, told=lambda: log.read_text())
+        yield found
+    finally:
+        machine.run(["kill", pid.read_text().strip()])
+
+
+def test_alerts_are_valid(programs: Path, rules: Path) -> None:
+    assert "SUCCESS" in promtool(programs, "check", "rules", "--lint=all", str(rules))
+
+
+def firing(alert: str, severity: str, at: str) -> Json:
+    """That an alert fires ``at`` some time, as promtool wants it said."""
+    labels = f'alertname="{alert}",alertstate="firing"'
+    sample = {"labels": f'ALERTS{{{labels},severity="{severity}"}}', "value": 1}
+    return {"expr": f"ALERTS{{{labels}}}", "eval_time": at, "exp_samples": [sample]}
+
+
+def test_alerts_fire_when_they_should(programs: Path, rules: Path, tmp_path: Path) -> None:
+    leading, groups = "thunderfleet_operator_leading", "thunderfleet_operator_groups"
+    test = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": f'{leading}{{instance="a"}}', "values": "1x40 0x20"},
+                    {"series": f'{leading}{{instance="b"}}', "values": "0x60"},
+                    {"series": f'{groups}{{instance="a",state="Loading"}}', "values": "1x60"},
+                    # Who does not lead knows nothing.
+                    {"series": f'{groups}{{instance="b",state="Loading"}}', "values": "7x60"},
+                ],
+                "alert_rule_test": [
+                    {"alertname": "ThunderfleetGroupNotReady", "eval_time": "29m", "exp_alerts": []},
+                    {"alertname": "ThunderfleetOperatorWithoutLeader", "eval_time": "40m", "exp_alerts": []},
+                ],
+                "promql_expr_test": [
+                    firing("ThunderfleetGroupNotReady", "warning", "31m"),
+                    firing("ThunderfleetOperatorWithoutLeader", "critical", "45m"),
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    promtool(programs, "test", "rules", str(path))
+
+
+def test_what_is_exported_is_as_prometheus_wants_it(line: Any, pair: Any, programs: Path) -> None:
+    pods = [*line.items("pods", "-n", SYSTEM), *line.items("pods", "-n", pair.namespace)]
+    assert len(pods) > 4
+    for pod in pods:
+        port = pod["metadata"]["annotations"]["prometheus.io/port"]
+        answer = line.request(f"http://{pod['status']['podIP']}:{port}/metrics")
+        assert answer.status == 200, pod["metadata"]["name"]
+        promtool(programs, "check", "metrics", text=answer.body)
+
+
+def test_every_panel_of_the_dashboard_has_something_to_show(line: Any, pair: Any, prometheus: Prometheus) -> None:
+    def down() -> list[str]:
+        targets = prometheus.get("targets", state="active")["activeTargets"]
+        return [f"{entry['scrapeUrl']}: {entry['health']} {entry['lastError']}" for entry in targets if entry["health"] != "up"]
+
+    def scraped() -> bool:
+        # Operator twice, agents and kubelets, both ranks.
+        expected = {pod["status"]["podIP"] for pod in line.items("pods", "-n", pair.namespace)}
+        jobs = [entry["labels"] for entry in prometheus.get("targets", state="active")["activeTargets"]]
+        return not down() and expected <= {entry["instance"].partition(":")[0] for entry in jobs}
+
+    line.until("every target is up", scraped, SCRAPE_SECONDS, lambda: "\n".join(down()))
+    dashboard = json.loads((CHART / "dashboards" / "thunderfleet.json").read_text())
+    asked = {
+        target["expr"].replace("$__rate_interval", "1m"): panel["title"]
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+    }
+    assert len(asked) > 30
+
+    def empty() -> list[str]:
+        pair.tokens("hello", 8)
+        return [
+            f"{title}: {expression}"
+            for expression, title in asked.items()
+            if not prometheus.value(expression) and not any(word in expression or word in title for word in QUIET)
+        ]
+
+    line.until("every panel shows something", lambda: not empty(), SCRAPE_SECONDS, lambda: "\n".join(empty()))
+
+
+def test_nothing_alarms_on_a_healthy_fleet(pair: Any, prometheus: Prometheus) -> None:
+    groups = prometheus.get("rules")["groups"]
+    found = {rule["name"]: rule for group in groups for rule in group["rules"]}
+    assert len(found) > 4 and all(rule["health"] == "ok" for rule in found.values()), found
+    assert [name for name, rule in found.items() if rule["state"] == "firing"] == []
