@@ -1,0 +1,216 @@
+"""Clients that ask a deployment all the time while it is being broken, and judge what they get.
+
+Whatever was answered 200 must be whole: every token id as one process says them and an end, or an error that says that it is
+not. A stream may break off without a word only when the process or the Mac that was sending it was what the fault hit.
+"""
+
+import http.client
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+ANSWER_SECONDS = 60.0
+PAUSE_SECONDS = 0.3
+
+
+class Outcome(StrEnum):
+    WHOLE = "whole"
+    ERROR_EVENT = "ended by an error event"
+    REFUSED = "refused with an error status"
+    UNREACHABLE = "nobody answered"
+    CUT = "broke off"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and the token ids that one process of mlx-lm says to it."""
+
+    prompt: str
+    tokens: int
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    outcome: Outcome
+    detail: str = ""
+    tokens: int = 0
+
+
+def judge_status(status: int, headers: Mapping[str, str], body: bytes) -> Result:
+    """An answer that is not 200: an error in OpenAI's shape, and 503 says when to come again."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return Result(Outcome.WRONG, f"{status} without an error object: {body[:200]!r}")
+    if not message or (status == 503 and "Retry-After" not in headers):
+        return Result(Outcome.WRONG, f"{status} without a message or Retry-After: {body[:200]!r}")
+    return Result(Outcome.REFUSED, f"{status}: {message}")
+
+
+def judge_whole(body: bytes, question: Question) -> Result:
+    """A 200 that is not streamed."""
+    try:
+        choice = json.loads(body)["choices"][0]
+        ids = tuple(choice["token_ids"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        return Result(Outcome.WRONG, f"200 without an answer: {body[:200]!r}")
+    if ids != question.answer or not choice.get("finish_reason"):
+        return Result(Outcome.WRONG, f"200 with other tokens: {ids} instead of {question.answer}")
+    return Result(Outcome.WHOLE, tokens=len(ids))
+
+
+@dataclass
+class Reading:
+    """A streamed answer as far as it has come."""
+
+    question: Question
+    ids: list[int] = field(default_factory=list)
+    finish: str = ""
+    done: bool = False
+    error: str = ""
+
+    def event(self, data: str) -> str:
+        """Takes one event; says what is wrong with it."""
+        if self.done or self.error:
+            return f"an event after the end: {data[:200]}"
+        if data == "[DONE]":
+            self.done = True
+            return "" if self.finish else "[DONE] without a finish reason"
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return f"an event that is no JSON: {data[:200]!r}"
+        if "error" in found:
+            self.error = str(found["error"].get("message") or "")
+            return "" if self.error else "an error event without a message"
+        for choice in found.get("choices", []):
+            self.ids += choice.get("token_ids") or []
+            self.finish = choice.get("finish_reason") or self.finish
+        if tuple(self.ids) != self.question.answer[: len(self.ids)]:
+            return f"wrong tokens in a stream: {self.ids} instead of {self.question.answer}"
+        return ""
+
+    def end(self, cleanly: bool, why: str) -> Result:
+        """The connection has ended: cleanly, as HTTP says it, or not."""
+        got = len(self.ids)
+        if self.done:
+            if tuple(self.ids) != self.question.answer:
+                return Result(Outcome.WRONG, f"[DONE] after {got} tokens of {len(self.question.answer)}")
+            return Result(Outcome.WHOLE, tokens=got)
+        if self.error:
+            return Result(Outcome.ERROR_EVENT, self.error, got)
+        if cleanly:
+            return Result(Outcome.WRONG, f"a stream ended as if complete after {got} tokens, without [DONE] or an error")
+        return Result(Outcome.CUT, f"after {got} tokens: {why}", got)
+
+
+def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """A body as it comes; unlike by lines, an end in the middle raises."""
+    while data := response.read1(65536):
+        yield data
+
+
+class Clients:
+    """Threads that ask in a loop. ``endpoint`` says where, each time anew."""
+
+    def __init__(self, proxy: str, endpoint: Callable[[], str], model: str, questions: Sequence[Question]) -> None:
+        self._proxy = urlsplit(proxy)
+        self._endpoint = endpoint
+        self._model = model
+        self._questions = questions
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self.results: list[Result] = []
+        self.in_stream: dict[int, int] = {}
+        """Of each client that is reading a stream: how many tokens it has."""
+
+    def start(self, streaming: int, whole: int) -> None:
+        for number in range(streaming + whole):
+            thread = threading.Thread(target=self._run, args=(number, number < streaming), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def started(self) -> bool:
+        return bool(self._threads)
+
+    def stop(self) -> list[str]:
+        """Lets running requests end; says which clients did not end in time."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(ANSWER_SECONDS + 10)
+        return [f"client {number} hangs" for number, thread in enumerate(self._threads) if thread.is_alive()]
+
+    def ask(self, question: Question) -> Result:
+        """One answer, not streamed."""
+        return self._ask(0, question, False)
+
+    def counts(self) -> Counter[str]:
+        return Counter(result.outcome.value for result in self.results)
+
+    def _run(self, number: int, stream: bool) -> None:
+        turn = number
+        while not self._over.is_set():
+            question = self._questions[turn % len(self._questions)]
+            turn += 1
+            result = self._ask(number, question, stream)
+            with self._lock:
+                self.in_stream.pop(number, None)
+                self.results.append(result)
+            if result.outcome is not Outcome.WHOLE:
+                self._over.wait(PAUSE_SECONDS)
+
+    def _ask(self, number: int, question: Question, stream: bool) -> Result:
+        endpoint = self._endpoint()
+        if not endpoint:
+            return Result(Outcome.UNREACHABLE, "there is no endpoint yet")
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": question.prompt}],
+            "max_tokens": question.tokens,
+            "temperature": 0,
+            "return_token_ids": True,
+            "stream": stream,
+        }
+        connection = http.client.HTTPConnection(self._proxy.hostname or "", self._proxy.port, timeout=ANSWER_SECONDS)
+        try:
+            try:
+                headers = {"Content-Type": "application/json", "Connection": "close"}
+                connection.request("POST", f"{endpoint}/chat/completions", json.dumps(body), headers)
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                return Result(Outcome.UNREACHABLE, repr(error))
+            if response.status in (502, 504) and not response.getheader("Content-Type", "").startswith("application/json"):
+                return Result(Outcome.UNREACHABLE, f"the proxy says {response.status}")
+            try:
+                if response.status != 200:
+                    return judge_status(response.status, dict(response.headers), response.read())
+                if not stream:
+                    return judge_whole(response.read(), question)
+            except (OSError, http.client.HTTPException) as error:
+                return Result(Outcome.CUT, repr(error))
+            return self._read(number, response, question)
+        finally:
+            connection.close()
+
+    def _read(self, number: int, response: http.client.HTTPResponse, question: Question) -> Result:
+        reading, rest = Reading(question), b""
+        try:
+            for data in pieces(response):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: ") and (wrong := reading.event(line[6:].decode())):
+                        return Result(Outcome.WRONG, wrong)
+                with self._lock:
+                    self.in_stream[number] = len(reading.ids)
+        except (OSError, http.client.HTTPException) as error:
+            return reading.end(False, repr(error))
+        return reading.end(True, "")

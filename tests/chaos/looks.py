@@ -1,0 +1,163 @@
+"""How the suite looks at the cluster while it is being broken: directly, with short limits, and without a program per look."""
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import ssl
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from thunderfleet_crds.group import STATE_PATH, GroupPhase, GroupState, RankPhase
+from thunderfleet_localcluster.cluster import Cluster
+
+Json = dict[str, Any]
+
+LOOK_SECONDS = 3.0
+SAMPLE_SECONDS = 0.4
+MANAGED = "app.kubernetes.io%2Fmanaged-by%3Dthunderfleet-operator"
+EPOCH_LABEL = "thunderfleet.io/epoch"
+
+
+class Away(Exception):
+    """Nobody answered in time."""
+
+
+class Api:
+    """GETs from the API server, each with a short limit. Raises Away."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        config = yaml.safe_load(cluster.kubeconfig.read_text())
+        user, server = config["users"][0]["user"], config["clusters"][0]["cluster"]
+        self._at = urlsplit(server["server"])
+        self._context = ssl.create_default_context(cadata=base64.b64decode(server["certificate-authority-data"]).decode())
+        pair = base64.b64decode(user["client-certificate-data"]) + b"\n" + base64.b64decode(user["client-key-data"])
+        load_pair(self._context, pair.decode())
+
+    def get(self, path: str, seconds: float = LOOK_SECONDS) -> Json | None:
+        """The object or list at ``path``; None when there is none."""
+        connection = http.client.HTTPSConnection(self._at.hostname or "", self._at.port, timeout=seconds, context=self._context)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Away(f"the API server: {error!r}") from error
+        finally:
+            connection.close()
+        if answer.status == 404:
+            return None
+        if answer.status >= 400:
+            raise Away(f"the API server says {answer.status} to {path}")
+        found: Json = json.loads(body)
+        return found
+
+    def items(self, path: str) -> list[Json]:
+        found = self.get(path)
+        return found["items"] if found else []
+
+
+def load_pair(context: ssl.SSLContext, pem: str) -> None:
+    """Gives a TLS context a certificate and key; ``ssl`` takes them from files only."""
+    descriptor, name = tempfile.mkstemp()
+    try:
+        os.write(descriptor, pem.encode())
+        context.load_cert_chain(name)
+    finally:
+        os.close(descriptor)
+        os.unlink(name)
+
+
+class GroupDoor:
+    """Rank 0's own account of its group, asked as the operator does: with the group's keys, by its control port."""
+
+    def __init__(self, cluster: Cluster, plan: Json, keys: Mapping[str, str]) -> None:
+        self._proxy = urlsplit(cluster.proxy)
+        leader = plan["ranks"][0]
+        self._address, self._port = str(leader["address"]), int(leader["controlPort"])
+        certificate, key = (base64.b64decode(keys[name]).decode() for name in ("tls.crt", "tls.key"))
+        self._context = ssl.create_default_context(cadata=certificate)
+        self._context.check_hostname = False
+        load_pair(self._context, certificate + "\n" + key)
+
+    def state(self, last: GroupState | None = None, seconds: float = LOOK_SECONDS) -> GroupState:
+        """Its state; with ``last`` as soon as phase or attempt is another one than then. Raises Away."""
+        path = STATE_PATH
+        if last is not None:
+            path += f"?wait={seconds:g}&phase={last.phase.value}&attempt={last.attempt}"
+        connection = http.client.HTTPSConnection(
+            self._proxy.hostname or "", self._proxy.port, timeout=seconds + LOOK_SECONDS, context=self._context
+        )
+        connection.set_tunnel(self._address, self._port)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Away(f"rank 0: {error!r}") from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise Away(f"rank 0 says {answer.status}")
+        return GroupState.model_validate_json(body)
+
+
+def waits_for_others(state: GroupState) -> bool:
+    """Whether the leader waits in the barrier and some other rank is there already, or it alone can be."""
+    joined = [report.rank for report in state.ranks if report.phase is not RankPhase.ABSENT]
+    return state.phase is GroupPhase.WAITING and len(joined) == len(state.ranks) - 1
+
+
+@dataclass
+class Eye:
+    """Samples a deployment all the time: where its endpoint is, and whether two epochs of one group are ever alive at once."""
+
+    api: Api
+    namespace: str
+    name: str
+    endpoint: str = ""
+    status: Json = field(default_factory=dict)
+    mixtures: set[str] = field(default_factory=set)
+    samples: int = 0
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Eye":
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join(2 * LOOK_SECONDS + 5)
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            with contextlib.suppress(Away):
+                self._sample()
+
+    def _sample(self) -> None:
+        path = f"/apis/thunderfleet.io/v1alpha1/namespaces/{self.namespace}/modeldeployments/{self.name}"
+        found = self.api.get(path)
+        if found:
+            self.status = found.get("status", {})
+            groups = self.status.get("groups") or [{}]
+            self.endpoint = str(self.status.get("endpoint") or groups[0].get("endpoint") or self.endpoint)
+        live: dict[str, dict[str, list[str]]] = {}
+        for pod in self.api.items(f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={MANAGED}"):
+            metadata = pod["metadata"]
+            if "deletionTimestamp" not in metadata:
+                labels = metadata["labels"]
+                epochs = live.setdefault(labels["thunderfleet.io/group"], {})
+                epochs.setdefault(labels["thunderfleet.io/epoch"], []).append(metadata["name"])
+        for group, epochs in live.items():
+            if len(epochs) > 1:
+                self.mixtures.add(f"group {group}: pods of several epochs at once: {epochs}")
+        self.samples += 1

@@ -1,0 +1,249 @@
+"""Carries a plan out: deploys, breaks, mends, and says after each fault what holds and what does not."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.errors import LocalClusterError
+
+from tests.chaos import checks, faults, stages
+from tests.chaos.clients import Clients, Outcome, Question
+from tests.chaos.looks import Api, Eye
+from tests.chaos.plan import START, Episode, Stage, Step, Target
+from tests.chaos.report import Record
+from tests.chaos.stages import NotReached, Subject, until
+from tests.e2e.conftest import MODEL, Deployment, Line, condition, discovered, install
+
+MACS = 4
+FLEET = "\n".join(
+    [
+        "machines:",
+        "  - {name: linux-1, kind: linux}",
+        "  - {name: linux-2, kind: linux}",
+        *(f"  - {{name: mac-{n}, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}}"
+          for n in range(1, MACS + 1)),
+        "cables:",
+        # Every Mac with every other: each end takes the next port of its Mac.
+        *(f'  - {{a: "mac-{a}:{b - 1}", b: "mac-{b}:{a}"}}' for a in range(1, MACS + 1) for b in range(a + 1, MACS + 1)),
+    ]
+)  # fmt: skip
+
+RECOVER_SECONDS = 150.0
+SETTLE_SECONDS = 60.0
+GONE_SECONDS = 120.0
+REFERENCE_SECONDS = 120.0
+PROMPTS = (
+    ("What does model 17 say to rank?", 200),
+    (tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS),
+    ("What does switch 71 say to Mac?", 200),
+)
+"""Long answers, in which one process's best two logits are never closer than 9e-3."""
+SHORT = ("Who is rank 0?", 20)
+
+
+@contextlib.contextmanager
+def cluster(name: str, existing: str | None = None) -> Iterator[Line]:
+    """A line on four Macs that are all wired to each other, with JACCL; or one that runs already."""
+    with contextlib.ExitStack() as stack:
+        if existing:
+            found = Cluster.attach(existing)
+        else:
+            found = Cluster.start(FLEET, name=name)
+            stack.callback(remove, found.folder, everything=True)
+            stack.callback(found.stop)
+        line = Line(found)
+        if not existing or not (found.models / MODEL).exists():
+            install(found)
+        else:
+            faults.mend(line)
+        line.until("the agents know their Macs", lambda: discovered(line), told=lambda: line.kubectl("get", "np,tbl"))
+        yield line
+
+
+def reference(line: Line, prompt: str, tokens: int) -> Question:
+    """What one process of mlx-lm says."""
+    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(line.cluster.models / MODEL), prompt]
+    done = subprocess.run(
+        [*command, "--tokens", str(tokens)], capture_output=True, text=True, timeout=REFERENCE_SECONDS, check=True
+    )
+    return Question(prompt, tokens, tuple(json.loads(done.stdout)))
+
+
+@dataclass
+class Runner:
+    """``say`` is called with a line per step."""
+
+    line: Line
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.api = Api(self.line.cluster)
+        self.questions = [reference(self.line, *prompt) for prompt in PROMPTS]
+        self.short = reference(self.line, *SHORT)
+
+    def run(self, seed: int, episodes: Iterable[Episode]) -> Iterator[Record]:
+        """Every step's record, as it is done."""
+        for episode in episodes:
+            yield from self._episode(seed, episode)
+
+    def _episode(self, seed: int, episode: Episode) -> Iterator[Record]:
+        until("all machines are Ready", self.line.ready_machines, RECOVER_SECONDS)
+        start = episode.steps[0].stage
+        benchmark = any(step.stage is Stage.BENCHMARK for step in episode.steps)
+        held, slowed = stages.prepare(self.line, episode.shape, start) if start in START else ([], False)
+        deployment = None
+        try:
+            deployment = self.line.deploy(f"chaos-{seed}-{episode.number}", **stages.spec(episode.shape, benchmark))
+            with Eye(self.api, deployment.namespace, deployment.name) as eye:
+                subject = Subject(self.line, self.api, episode.shape, deployment, eye, held, slowed)
+                try:
+                    for number, step in enumerate(episode.steps):
+                        record = Record(seed, episode.number, number, str(episode.shape), step)
+                        self._step(subject, step, record)
+                        self.say(record.line())
+                        yield record
+                        if record.violations or record.explained:
+                            self.say(self.line.report())
+                            break
+                finally:
+                    stages.release(subject)
+        finally:
+            if deployment is None:
+                for name in held:
+                    self.line.cluster.machines[name].thaw_kubelet()
+            else:
+                self._clear(deployment)
+
+    def _clear(self, deployment: Deployment) -> None:
+        """Nothing of it stays, whatever became of it."""
+        until("the API server answers", lambda: self.api.get("/version"), RECOVER_SECONDS)
+        with contextlib.suppress(pytest.fail.Exception):
+            self.line.forget(deployment)
+
+    # --- one fault ---
+
+    def _step(self, subject: Subject, step: Step, record: Record) -> None:
+        clients = Clients(self.line.cluster.proxy, lambda: subject.eye.endpoint, MODEL, self.questions)
+        try:
+            leader = faults.Leader.find(self.line)
+            record.observed = stages.reach(subject, step.stage, clients)
+        except (NotReached, LocalClusterError) as error:
+            record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.told()}")
+            clients.stop()
+            return
+        nodes = subject.nodes
+        victim = nodes[step.rank]
+        gateway_hit = nodes[0] == victim and step.fault.target in (Target.SUPERVISOR, Target.MAC)
+        plan = subject.plan() if step.stage is Stage.DRAINING else None
+        hit = faults.inject(self.line, step, subject.deployment.name, victim, nodes[(step.rank + 1) % len(nodes)], leader)
+        record.injected = hit is not None
+        began = time.monotonic()
+        try:
+            stages.release(subject)
+            if not clients.started:
+                clients.start(streaming=1, whole=1)
+            if hit is not None and hit.undo is not None:
+                # How long the fault lasts; nothing is waited for.
+                threading.Event().wait(step.seconds)
+        finally:
+            if hit is not None and hit.undo is not None:
+                hit.undo()
+                began = time.monotonic()
+        if step.stage is Stage.DRAINING:
+            self._gone(subject, record, plan, began)
+        else:
+            self._recovered(subject, record, began)
+        record.violations += clients.stop()
+        record.clients = clients.counts()
+        for result in clients.results:
+            if result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
+                record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
+        if step.stage is not Stage.DRAINING and record.recovered:
+            self._settled(subject, record)
+        record.violations += sorted(subject.eye.mixtures)
+        subject.eye.mixtures.clear()
+
+    def _serves(self, subject: Subject, record: Record) -> bool:
+        deployment = subject.deployment
+        path = f"/apis/thunderfleet.io/v1alpha1/namespaces/{deployment.namespace}/modeldeployments/{deployment.name}"
+        item = self.api.get(path)
+        if item is None:
+            record.violations.append("the ModelDeployment is gone")
+            return True
+        ready = condition(item, "Ready")
+        if ready.get("status") != "True" or ready.get("observedGeneration") != item["metadata"]["generation"]:
+            return False
+        subject.eye.status = item["status"]
+        subject.eye.endpoint = item["status"]["endpoint"]
+        asked = Clients(self.line.cluster.proxy, lambda: subject.eye.endpoint, MODEL, [self.short])
+        result = asked.ask(self.short)
+        if result.outcome is Outcome.WRONG:
+            record.violations.append(f"after the fault: {result.detail}")
+            return True
+        return result.outcome is Outcome.WHOLE
+
+    def _recovered(self, subject: Subject, record: Record, began: float) -> None:
+        try:
+            until("it serves", lambda: self._serves(subject, record), RECOVER_SECONDS)
+        except NotReached:
+            record.explained = checks.explains(subject.eye.status)
+            if not record.explained:
+                told = json.dumps(subject.eye.status.get("conditions", []))
+                record.violations.append(
+                    f"it does not serve within {RECOVER_SECONDS:.0f} s, and status does not say why: {told}"
+                )
+            return
+        record.recovered = True
+        record.seconds = time.monotonic() - began
+
+    def _settled(self, subject: Subject, record: Record) -> None:
+        """Nothing doubled, lost or orphaned once it serves again."""
+        wrong: list[str] = []
+
+        def settled() -> bool:
+            plan = subject.plan()
+            if plan is None:
+                wrong[:] = ["the plan of the epoch that status names is not there"]
+                return False
+            nodes = [rank["node"] for rank in plan["ranks"]]
+            children = subject.deployment.children()
+            seen, listening = subject.deployment.seen()
+            wrong[:] = [
+                *checks.objects(children, plan["epoch"], subject.shape.ranks),
+                *checks.processes(seen, nodes),
+                *checks.ports(listening, plan),
+            ]
+            return not wrong
+
+        try:
+            until("everything is in its place", settled, SETTLE_SECONDS)
+        except NotReached:
+            record.violations += wrong
+
+    def _gone(self, subject: Subject, record: Record, plan: dict[str, object] | None, began: float) -> None:
+        """Nothing is left: no object, process or port."""
+        left: list[str] = []
+
+        def gone() -> bool:
+            self.api.get("/version")
+            seen, listening = subject.deployment.seen()
+            children = subject.deployment.children()
+            left[:] = [f"{child['kind']} {child['metadata']['name']} is left" for child in children]
+            left.extend(seen)
+            left.extend(f"{machine}: port {port}" for machine, port in sorted(listening) if port in checks.PORTS)
+            return not left
+
+        try:
+            until("nothing is left", gone, GONE_SECONDS)
+        except NotReached:
+            record.violations += left or ["nobody could tell what is left"]
+            return
+        record.recovered, record.seconds = True, time.monotonic() - began

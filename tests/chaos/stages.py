@@ -1,0 +1,252 @@
+"""Brings a deployment to a stage of its life and says when it is there.
+
+By conditions alone; where a stage is too short to be hit, a part of the recorded Mac is made slow.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from thunderfleet_crds.group import GroupPhase, GroupState
+
+from tests.chaos.clients import Clients
+from tests.chaos.faults import ORDER_SECONDS, RANK, SUPERVISOR
+from tests.chaos.looks import EPOCH_LABEL, MANAGED, Api, Away, Eye, GroupDoor, waits_for_others
+from tests.chaos.plan import HELD, Shape, Stage
+from tests.e2e.conftest import MODEL, Deployment, Line
+
+Json = dict[str, Any]
+
+POLL_SECONDS = 0.1
+STAGE_SECONDS = 120.0
+BENCHMARK_TOKENS = 4000
+"""Long enough to be hit; a deployment that is not hit in its benchmark makes as few as may be."""
+SLOW_INIT = {"at": "rtr", "delaySeconds": 1.5, "fail": False}
+SLOW_LOAD = {"at": "send", "delaySeconds": 0.2, "fail": False}
+IN_STREAM_TOKENS = 5
+
+# Run on a Mac: waits until the rank of a deployment works (an idle rank sleeps); exit code 1 when there is none.
+BUSY = """
+import os, sys, time
+def rank():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = open(f"/proc/{pid}/cmdline").read()
+            environment = open(f"/proc/{pid}/environ", errors="replace").read()
+            if sys.argv[2] in command and f"POD_NAME={sys.argv[1]}-" in environment:
+                return pid
+        except OSError:
+            pass
+    sys.exit(1)
+def ticks(pid):
+    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+pid = rank()
+before, limit = ticks(pid), time.monotonic() + 5
+while ticks(pid) - before < 20:
+    if time.monotonic() > limit:
+        sys.exit(1)
+    time.sleep(0.02)
+"""
+
+
+class NotReached(Exception):
+    """The stage did not come; the message says what was waited for."""
+
+
+def until(goal: str, holds: Callable[[], Any], seconds: float = STAGE_SECONDS) -> Any:
+    """What ``holds`` gives once it is true. An API server that is away is waited for. Raises NotReached."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while True:
+        why = ""
+        try:
+            if found := holds():
+                return found
+        except Away as error:
+            why = f" ({error})"
+        if time.monotonic() > deadline:
+            raise NotReached(f"not within {seconds:.0f} s: {goal}{why}")
+        pause.wait(POLL_SECONDS)
+
+
+@dataclass
+class Subject:
+    """The deployment that is being broken."""
+
+    line: Line
+    api: Api
+    shape: Shape
+    deployment: Deployment
+    eye: Eye
+    held: list[str] = field(default_factory=list)
+    """Macs whose kubelets wait."""
+    slowed: bool = False
+
+    @property
+    def group(self) -> Json:
+        groups = self.eye.status.get("groups") or [{}]
+        found: Json = groups[0]
+        return found
+
+    @property
+    def nodes(self) -> list[str]:
+        """Where its ranks are, by rank."""
+        return [rank["node"] for rank in self.group.get("ranks", [])]
+
+    def _of_epoch(self, kind: str, epoch: int) -> Json | None:
+        items = self.api.items(f"/api/v1/namespaces/{self.deployment.namespace}/{kind}?labelSelector={MANAGED}")
+        return next((item for item in items if item["metadata"]["labels"].get(EPOCH_LABEL) == str(epoch)), None)
+
+    def plan(self) -> Json | None:
+        """The plan of the epoch that status names."""
+        found = self._of_epoch("configmaps", int(self.group.get("epoch") or 0))
+        return json.loads(found["data"]["plan.json"]) if found else None
+
+    def door(self) -> GroupDoor:
+        """Rank 0's control port in this epoch."""
+
+        def found() -> GroupDoor | None:
+            plan, keys = self.plan(), self._of_epoch("secrets", int(self.group.get("epoch") or 0))
+            return GroupDoor(self.line.cluster, plan, keys["data"]) if plan and keys else None
+
+        door: GroupDoor = until("plan and keys are there", found)
+        return door
+
+    def observed(self) -> str:
+        """What the group says of itself right now."""
+        return str(self.group.get("state") or "not placed")
+
+
+def spec(shape: Shape, benchmark: bool) -> Json:
+    """Of the ModelDeployment: patient enough for many faults, quick to come back."""
+    return {
+        "model": {"repository": MODEL},
+        "nodes": {"min": shape.ranks, "max": shape.ranks},
+        "parallelism": shape.parallelism,
+        "transport": shape.transport,
+        "memory": {"contextTokens": 2 * BENCHMARK_TOKENS + 512},
+        "recovery": {"backoffSeconds": 1, "backoffLimitSeconds": 5, "maxRestarts": 30},
+        "benchmark": {"promptTokens": 32, "generationTokens": BENCHMARK_TOKENS if benchmark else 2},
+    }
+
+
+def prepare(line: Line, shape: Shape, stage: Stage) -> tuple[list[str], bool]:
+    """Before ``apply``: kubelets that wait, a JACCL that is slow. Gives what ``release`` takes back."""
+    if stage in HELD:
+        for name in line.macs:
+            line.cluster.machines[name].freeze_kubelet()
+        return line.macs, False
+    if shape.transport == "JACCL" and stage in (Stage.INIT, Stage.LOADING):
+        for name in line.macs:
+            line.cluster.jaccl(name, [SLOW_INIT if stage is Stage.INIT else SLOW_LOAD])
+        return [], True
+    return [], False
+
+
+def release(subject: Subject) -> None:
+    """Takes back what ``prepare`` did."""
+    for name in subject.held:
+        subject.line.cluster.machines[name].thaw_kubelet()
+    subject.held = []
+    if subject.slowed:
+        subject.slowed = False
+        for name in subject.line.macs:
+            subject.line.cluster.jaccl(name, [])
+
+
+def reach(subject: Subject, stage: Stage, clients: Clients) -> str:
+    """Returns when the deployment is at ``stage``, with what it says of itself then. Raises NotReached."""
+    match stage:
+        case Stage.RENDEZVOUS | Stage.BARRIER:
+            return _held(subject, stage)
+        case Stage.INIT:
+            return _phase(subject, GroupPhase.FORMING)
+        case Stage.LOADING:
+            return _phase(subject, GroupPhase.LOADING)
+        case Stage.IDLE:
+            return _phase(subject, GroupPhase.READY)
+        case Stage.STREAMS:
+            streaming(clients)
+            return f"{subject.observed()}, {len(clients.in_stream)} streams"
+        case Stage.BENCHMARK:
+            return _benchmarking(subject)
+        case Stage.DRAINING:
+            streaming(clients)
+            door = subject.door()
+            subject.deployment.kubectl("delete", "md", subject.deployment.name, "--wait=false")
+            return _phase(subject, GroupPhase.DRAINING, door)
+
+
+def streaming(clients: Clients) -> None:
+    """Clients ask, and one of them is in the middle of a stream."""
+    if not clients.started:
+        clients.start(streaming=2, whole=1)
+    until("a stream runs", lambda: any(count >= IN_STREAM_TOKENS for count in list(clients.in_stream.values())))
+
+
+def _held(subject: Subject, stage: Stage) -> str:
+    """All kubelets wait; all but one go on once the pods are bound."""
+
+    def bound() -> bool:
+        path = f"/api/v1/namespaces/{subject.deployment.namespace}/pods?labelSelector={MANAGED}"
+        pods = [pod for pod in subject.api.items(path) if pod["spec"].get("nodeName")]
+        return len(pods) == len(subject.nodes) == subject.shape.ranks
+
+    until("its pods are bound", bound)
+    last = subject.nodes[0 if stage is Stage.RENDEZVOUS else -1]
+    for name in subject.held:
+        if name != last:
+            subject.line.cluster.machines[name].thaw_kubelet()
+    subject.held = [last]
+    if stage is Stage.BARRIER:
+        door = subject.door()
+        until("the others have joined", lambda: waits_for_others(door.state()))
+        return "Waiting, the others have joined"
+
+    def dialling() -> bool:
+        seen, _ = subject.deployment.seen()
+        return sum(SUPERVISOR in entry for entry in seen) == subject.shape.ranks - 1
+
+    until("the others' supervisors run", dialling)
+    return f"{subject.observed()}, rank 0 has not started"
+
+
+def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) -> str:
+    """The phase as rank 0 tells it, at once; a phase that came and went is told as what came after it."""
+    door = door or subject.door()
+    over = (GroupPhase.READY, GroupPhase.GAVE_UP, wanted) if wanted is not GroupPhase.DRAINING else (wanted,)
+    state: GroupState = until("rank 0 answers", door.state)
+    deadline = time.monotonic() + STAGE_SECONDS
+    while state.phase not in over:
+        if time.monotonic() > deadline:
+            raise NotReached(f"not within {STAGE_SECONDS:.0f} s: {wanted.value}; it is {state.phase.value}: {state.message}")
+        try:
+            state = door.state(state)
+        except Away:
+            if wanted is GroupPhase.DRAINING:
+                return "gone already"
+            # Another epoch has another rank 0.
+            with contextlib.suppress(NotReached):
+                door = subject.door()
+    return state.phase.value
+
+
+def _benchmarking(subject: Subject) -> str:
+    door = subject.door()
+
+    def working() -> bool:
+        state = door.state()
+        if state.phase is not GroupPhase.READY or not subject.nodes:
+            return False
+        if state.benchmark is not None:
+            raise NotReached("the benchmark is over before it was seen")
+        command = (sys.executable, "-S", "-c", BUSY, subject.deployment.name, RANK)
+        return subject.line.run(subject.nodes[0], *command, seconds=ORDER_SECONDS).returncode == 0
+
+    until("a benchmark runs", working)
+    return "Ready, a rank works and no client asks"
