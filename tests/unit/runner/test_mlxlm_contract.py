@@ -109,6 +109,7 @@ class _KV:
     """As much of a layer's cache as the prompt cache touches."""
 
     nbytes = 4
+    state: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
         self.trimmed = 0
