@@ -19,7 +19,7 @@ from tests.chaos.clients import Clients, Outcome, Question
 from tests.chaos.looks import Api, Eye
 from tests.chaos.plan import START, Episode, Stage, Step, Target
 from tests.chaos.report import Record
-from tests.chaos.stages import NotReached, Subject, until
+from tests.chaos.stages import NotReached, Passed, Subject, until
 from tests.e2e.conftest import MODEL, Deployment, Line, condition, discovered, install
 
 MACS = 4
@@ -135,6 +135,11 @@ class Runner:
         try:
             leader = faults.Leader.find(self.line)
             record.observed = stages.reach(subject, step.stage, clients)
+        except Passed as passed:
+            record.observed = str(passed)
+            stages.release(subject)
+            clients.stop()
+            return
         except (NotReached, LocalClusterError) as error:
             record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.told()}")
             clients.stop()

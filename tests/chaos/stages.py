@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunderfleet_crds.group import GroupPhase, GroupState
+from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos.clients import Clients
 from tests.chaos.faults import ORDER_SECONDS, RANK, SUPERVISOR
@@ -59,15 +60,19 @@ class NotReached(Exception):
     """The stage did not come; the message says what was waited for."""
 
 
+class Passed(Exception):
+    """The stage was over before it could be hit."""
+
+
 def until(goal: str, holds: Callable[[], Any], seconds: float = STAGE_SECONDS) -> Any:
-    """What ``holds`` gives once it is true. An API server that is away is waited for. Raises NotReached."""
+    """What ``holds`` gives once it is true. Whoever does not answer is waited for. Raises NotReached."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while True:
         why = ""
         try:
             if found := holds():
                 return found
-        except Away as error:
+        except (Away, LocalClusterError) as error:
             why = f" ({error})"
         if time.monotonic() > deadline:
             raise NotReached(f"not within {seconds:.0f} s: {goal}{why}")
@@ -160,7 +165,7 @@ def release(subject: Subject) -> None:
 
 
 def reach(subject: Subject, stage: Stage, clients: Clients) -> str:
-    """Returns when the deployment is at ``stage``, with what it says of itself then. Raises NotReached."""
+    """Returns when the deployment is at ``stage``, with what it says of itself then. Raises NotReached and Passed."""
     match stage:
         case Stage.RENDEZVOUS | Stage.BARRIER:
             return _held(subject, stage)
@@ -217,7 +222,7 @@ def _held(subject: Subject, stage: Stage) -> str:
 
 
 def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) -> str:
-    """The phase as rank 0 tells it, at once; a phase that came and went is told as what came after it."""
+    """The phase as rank 0 tells it, at once."""
     door = door or subject.door()
     over = (GroupPhase.READY, GroupPhase.GAVE_UP, wanted) if wanted is not GroupPhase.DRAINING else (wanted,)
     state: GroupState = until("rank 0 answers", door.state)
@@ -229,10 +234,12 @@ def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) 
             state = door.state(state)
         except Away:
             if wanted is GroupPhase.DRAINING:
-                return "gone already"
+                raise Passed("the drain was over") from None
             # Another epoch has another rank 0.
             with contextlib.suppress(NotReached):
                 door = subject.door()
+    if state.phase is not wanted:
+        raise Passed(f"{wanted.value} was over: {state.phase.value}")
     return state.phase.value
 
 
@@ -244,7 +251,7 @@ def _benchmarking(subject: Subject) -> str:
         if state.phase is not GroupPhase.READY or not subject.nodes:
             return False
         if state.benchmark is not None:
-            raise NotReached("the benchmark is over before it was seen")
+            raise Passed("the benchmark was over")
         command = (sys.executable, "-S", "-c", BUSY, subject.deployment.name, RANK)
         return subject.line.run(subject.nodes[0], *command, seconds=ORDER_SECONDS).returncode == 0
 
