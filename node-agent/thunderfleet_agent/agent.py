@@ -13,13 +13,14 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from thunderfleet_crds.kube import ApiError, Kube
-from thunderfleet_crds.nodeprofile import Agent, Reachability
+from pydantic import ValidationError
+from thunderfleet_crds.kube import ApiError, Json, Kube, Reflector
+from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 
 from thunderfleet_agent import identity
 from thunderfleet_agent.collect import Collector
@@ -28,8 +29,12 @@ from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, find_pee
 from thunderfleet_agent.explore import Explorer
 from thunderfleet_agent.facts import Facts
 from thunderfleet_agent.host import Host
+from thunderfleet_agent.measure import settings as measuring
+from thunderfleet_agent.measure.prober import Prober
+from thunderfleet_agent.measure.results import Ledger
+from thunderfleet_agent.measure.view import view
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.publish import Publisher
+from thunderfleet_agent.publish import PROFILES, Publisher
 from thunderfleet_agent.reach import listen_addresses
 from thunderfleet_agent.server import Server
 
@@ -63,6 +68,7 @@ class Settings:
     reach_seconds: float = 20.0
     state: Path | None = None
     kubeconfig: Path | None = None
+    measure: measuring.Settings = field(default_factory=measuring.Settings)
 
 
 def jittered(seconds: float) -> float:
@@ -80,8 +86,11 @@ class Loop:
         publisher: Publisher,
         metrics: Metrics,
         explorer: Explorer | None = None,
+        prober: Prober | None = None,
     ) -> None:
         self._explorer = explorer
+        self._prober = prober
+        self._loaded = False
         self._damper = Damper()
         self._found: Profile | None = None
         self._ends: tuple[Cable, ...] = ()
@@ -117,6 +126,8 @@ class Loop:
             rounds.create_task(self._publish_for_ever())
             if self._explorer is not None:
                 rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._explore))
+            if self._prober is not None:
+                rounds.create_task(self._measure(self._prober))
 
     async def _every(
         self, name: str, seconds: float, turn: Callable[[], Awaitable[None]], sooner: asyncio.Event | None = None
@@ -159,6 +170,41 @@ class Loop:
             return
         if await self._explorer.round(self._found.status, [end.spec for end in self._ends]):
             self._changed.set()
+        self._look()
+
+    def _look(self) -> None:
+        """Shows the prober what there is to measure now."""
+        if self._prober is None or self._explorer is None or self._found is None or not self._loaded:
+            return
+        self._prober.look(
+            view(
+                self._settings.node,
+                self._settings.host_ip,
+                self._found.status,
+                [end.spec for end in self._ends],
+                self._publisher.links,
+                self._explorer.facts,
+                self._explorer.agents,
+                self._prober.settings,
+            )
+        )
+
+    async def _measure(self, prober: Prober) -> None:
+        """Measures for ever, and watches this Mac's own profile for the groups that have it."""
+        node = self._settings.node
+
+        def groups(_: str) -> None:
+            item = own.items.get(node) or own.items.get(f"/{node}") or {}
+            prober.use(_groups(item))
+
+        own = Reflector(self._publisher.kube, PROFILES, {"fieldSelector": f"metadata.name={node}"}, groups)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(own.run())
+            tasks.create_task(prober.run())
+
+    def touch(self) -> None:
+        """Something is to be published."""
+        self._changed.set()
 
     async def _observe(self, turn: Callable[[], Awaitable[Answer]]) -> Answer:
         before = self._collector.facts
@@ -214,8 +260,18 @@ class Loop:
         if self._explorer is not None:
             self._explorer.begin(self._publisher.reachability)
             reachability = self._explorer.facts
+        prober = self._prober
+        if prober is not None and not self._loaded:
+            prober.ledger.load(self._publisher.earlier, self._publisher.links, datetime.now(UTC), time.monotonic())
+            self._loaded = True
         found = profile(
-            facts, datetime.now(UTC), agent=self.agent, before=self._publisher.conditions, reachability=reachability
+            facts,
+            datetime.now(UTC),
+            agent=self.agent,
+            before=self._publisher.conditions,
+            reachability=prober.ledger.beside(reachability) if prober else reachability,
+            benchmarks=prober.ledger.benchmarks() if prober else None,
+            measured=prober.verdict if prober else None,
         )
         wrote = await self._publisher.profile(found)
         wanted = wanted_uuids(found.status)
@@ -227,12 +283,13 @@ class Loop:
             # Peers that come up together find each other within seconds; a quiet fleet is asked once a minute.
             self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
         ends = cables(self._settings.node, found.status, self._peers, self._publisher.links, self._damper.flapping)
-        written = await self._publisher.cables(ends)
+        written = await self._publisher.cables(ends, prober.ledger.measurements if prober else lambda link: ())
         if self.listen is not None:
             await self.listen(listen_addresses(found.status))
         if self._found is None or [end.spec for end in ends] != [end.spec for end in self._ends]:
             self._explore.set()
         self._found, self._ends = found, ends
+        self._look()
         self._metrics.links.set(len(ends))
         self._metrics.models.set(len(found.status.models))
         if wrote or written:
@@ -261,6 +318,16 @@ def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
     return frozenset([*((interface.name, interface.up) for interface in facts.interfaces), *states])
 
 
+def _groups(item: Json) -> tuple[GroupUse, ...]:
+    """The groups in a NodeProfile as the API server gives it. What cannot be read counts as a use of everything."""
+    said = (item.get("status") or {}).get("groups") or []
+    try:
+        return tuple(GroupUse.load(group) for group in said)
+    except ValidationError as error:
+        log.warning("the groups of this Mac cannot be read, so nothing is measured: %s", error.errors()[0]["msg"])
+        return (GroupUse(name="unknown", epoch=0),)
+
+
 async def run(settings: Settings) -> int:
     """Until SIGTERM or SIGINT (0), or until it cannot work at all (1)."""
     stop = asyncio.Event()
@@ -279,7 +346,10 @@ async def run(settings: Settings) -> int:
     async with kube:
         publisher = Publisher(kube, settings.node, metrics.wrote)
         explorer = Explorer(publisher, settings.host_ip, certificate.client, metrics.dialled)
-        rounds = Loop(settings, collector, publisher, metrics, explorer)
+        ledger = Ledger(settings.node, settings.state)
+        prober = Prober(settings.node, settings.measure, certificate.client, ledger, lambda: rounds.touch(), metrics)
+        metrics.measures(prober)
+        rounds = Loop(settings, collector, publisher, metrics, explorer, prober)
         server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, explorer.known)
         try:
             port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)
@@ -288,6 +358,7 @@ async def run(settings: Settings) -> int:
             await server.close()
             return 1
         rounds.listen = server.listen_on
+        server.measure = prober.answer
         rounds.agent = Agent(address=settings.host_ip, port=port, certificate_sha256=certificate.sha256)
         log.info("the agent of %s listens on %s, ports %d and %d", settings.node, settings.host_ip, port, metrics_port)
         working = asyncio.create_task(rounds.run())

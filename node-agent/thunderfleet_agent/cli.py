@@ -18,7 +18,12 @@ METRICS_PORT = 9441
 
 def main(argv: list[str] | None = None) -> int:
     """0: done; 1: failed; 2: used wrongly (argparse)."""
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["measure-child"]:
+        from thunderfleet_agent.measure.child import main as measure
+
+        measure(json.loads(words[1]))
+    arguments = _parser().parse_args(words)
     logging.basicConfig(
         stream=sys.stderr,
         level=arguments.log_level.upper(),
@@ -93,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
         "--state-folder", metavar="PATH", help="where the certificate is kept; without, every start makes a new one"
     )
     run.add_argument("--kubeconfig", type=Path, metavar="FILE", help="instead of the pod's service account")
+    run.add_argument(
+        "--measure", default="{}", metavar="JSON", help="what is measured, how often, and with which limits: agent.measure"
+    )
     run.set_defaults(log_level="info")
     return parser
 
@@ -155,13 +163,20 @@ async def _run(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.sandbox import mounted
 
     from thunderfleet_agent.agent import Settings, run
+    from thunderfleet_agent.measure import settings as measuring
     from thunderfleet_agent.models import hub_caches
 
     if not arguments.node_name or not arguments.host_ip:
         print("thunderfleet-agent run needs --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
         return 2
+    try:
+        measure = measuring.parse(arguments.measure)
+    except ValueError as error:
+        print(f"thunderfleet-agent run: --measure: {error}", file=sys.stderr)
+        return 2
     return await run(
         Settings(
+            measure=measure,
             node=arguments.node_name,
             host_ip=arguments.host_ip,
             listen_port=arguments.listen_port,

@@ -22,6 +22,7 @@ from thunderfleet_crds.nodeprofile import (
     RDMA_READY,
     AddressClass,
     Agent,
+    Benchmarks,
     Hardware,
     Interface,
     InterfaceAddress,
@@ -106,8 +107,11 @@ def profile(
     agent: Agent | None = None,
     before: Iterable[Condition] = (),
     reachability: tuple[Reachability, ...] = (),
+    benchmarks: Benchmarks | None = None,
+    measured: Verdict | None = None,
 ) -> Profile:
-    """``before`` are the conditions published last, whose times stay while they do; ``now`` is the time of what changes."""
+    """``before`` are the conditions published last, whose times stay while they do; ``now`` is the time of what changes.
+    ``measured`` is what the condition BenchmarksFresh says."""
     interfaces = _interfaces(facts)
     bridged = {interface.name: interface.bridge for interface in interfaces if interface.bridge}
     devices = _devices(facts)
@@ -118,7 +122,7 @@ def profile(
         (INVENTORY_COMPLETE, _inventory_complete(facts)),
         (RDMA_READY, rdma_verdict),
         (BRIDGE_FREE, _bridge_free(facts, bridged)),
-        (BENCHMARKS_FRESH, Verdict(False, "NotMeasured", "nothing has been measured on this Mac yet")),
+        (BENCHMARKS_FRESH, measured or Verdict(False, "NotMeasured", "nothing has been measured on this Mac yet")),
     ):
         conditions = set_condition(conditions, type_, verdict.holds, verdict.reason, verdict.message, now=now)
     status = NodeProfileStatus(
@@ -130,6 +134,7 @@ def profile(
         thunderbolt=Thunderbolt(ports=ports, links=sum(len(port.peers) for port in ports)) if facts.thunderbolt else None,
         rdma=RDMA(enabled=facts.rdma_switch, state=rdma_verdict.reason, devices=devices),
         reachability=reachability,
+        benchmarks=benchmarks,
         models=(facts.models or ())[:MAX_MODELS],
         conditions=conditions,
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from thunderfleet_crds.kube import ApiError
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus, Reachability, ReachabilityState
+from thunderfleet_crds.nodeprofile import Agent, NodeProfile, NodeProfileStatus, Reachability, ReachabilityState
 from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
 
 from thunderfleet_agent import reach
@@ -79,6 +79,12 @@ class Explorer:
     def neighbours(self, profiles: Iterable[NodeProfile]) -> None:
         """The profiles at the other ends of this Mac's cables as they were just read."""
         self._neighbours.update((profile.metadata.name, profile) for profile in profiles)
+
+    @property
+    def agents(self) -> dict[str, Agent]:
+        """How the agents of the nodes that are known are reached."""
+        profiles = {**self._others, **self._neighbours}
+        return {name: profile.status.agent for name, profile in profiles.items() if profile.status.agent is not None}
 
     async def known(self, node: str, sha256: str) -> bool:
         """Whether that node's NodeProfile shows an agent with this certificate. What was read before is believed when it

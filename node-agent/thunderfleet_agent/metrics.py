@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from thunderfleet_agent.facts import Source
 from thunderfleet_agent.host import Failure
 from thunderfleet_agent.reach import Outcome
+
+if TYPE_CHECKING:
+    from thunderfleet_agent.measure.prober import Prober
 
 SECONDS_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 20, 60)
 
@@ -41,6 +47,13 @@ class Metrics:
             ["node", "address"],
             registry=self.registry,
         )
+        self._probes = Counter(
+            f"{prefix}_probes", "Probes of GPU, memory and links.", ["probe", "result"], registry=self.registry
+        )
+        self._probe_seconds = Counter(f"{prefix}_probe_seconds", "Time that probes took.", ["probe"], registry=self.registry)
+        self._probe_bytes = Counter(
+            f"{prefix}_probe_bytes", "Bytes that probes moved between Macs, both ways.", ["probe"], registry=self.registry
+        )
         self.refused = Counter(
             f"{prefix}_refused_dials", "Dials by somebody whose certificate no NodeProfile shows.", registry=self.registry
         )
@@ -64,6 +77,16 @@ class Metrics:
             if outcome.rtt_microseconds is not None:
                 self._trips.labels(*outcome.target.key).set(outcome.rtt_microseconds / 1e6)
 
+    def probed(self, kind: str, outcome: str, seconds: float, count: int) -> None:
+        """A probe has ended: ok, failed, refused (by a busy peer) or ended (by a group)."""
+        self._probes.labels(kind, outcome).inc()
+        self._probe_seconds.labels(kind).inc(seconds)
+        self._probe_bytes.labels(kind).inc(count)
+
+    def measures(self, prober: Prober) -> None:
+        """Shows what that prober has found, with each request as it is then."""
+        self.registry.register(_Measured(prober))
+
     def wrote(self, kind: str, result: str) -> None:
         """One write to the API server: ``result`` is ``ok`` or the refusal's reason."""
         self._writes.labels(kind, result).inc()
@@ -76,3 +99,46 @@ class Metrics:
         """The exposition format."""
         self._scrapes.inc()
         return generate_latest(self.registry)
+
+
+_LABELS = ["probe", "node", "address", "link"]
+_FIGURES = (
+    ("gpu_fp16_flops", "fp16 throughput of the GPU, in floating-point operations a second.", "flops", 1.0),
+    ("gpu_memory_bytes_per_second", "Memory bandwidth of the GPU.", "megabytes_per_second", 1e6),
+    ("link_sent_bits_per_second", "Throughput to a peer, as timed there.", "sent_mbps", 1e6),
+    ("link_received_bits_per_second", "Throughput from a peer, as timed here.", "received_mbps", 1e6),
+    ("link_rtt_seconds", "Round trip to a peer, the median.", "rtt_microseconds", 1e-6),
+    ("link_jitter_seconds", "Mean absolute difference of neighbouring round trips.", "jitter_microseconds", 1e-6),
+    ("link_all_sum_seconds", "Time of a small all-sum of two ranks.", "all_sum_microseconds", 1e-6),
+)
+
+
+class _Measured:
+    """A collector: what a prober has found, and how old it is."""
+
+    def __init__(self, prober: Prober) -> None:
+        self._prober = prober
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        prefix, now, ledger = "thunderfleet_agent", time.monotonic(), self._prober.ledger
+        age = GaugeMetricFamily(f"{prefix}_measured_age_seconds", "How long ago a figure was measured.", labels=_LABELS)
+        families = [
+            (GaugeMetricFamily(f"{prefix}_{name}", text, labels=_LABELS), field, unit) for name, text, field, unit in _FIGURES
+        ]
+        for key, each in ledger.results.items():
+            labels = [key.kind.value, each.node, each.address, each.link]
+            measured = ledger.history[key].measured
+            if measured is not None and measured > -1e12:
+                age.add_metric(labels, now - measured)
+            for family, field, unit in families:
+                value = getattr(each.figures, field)
+                if value is not None:
+                    family.add_metric(labels, value * unit)
+        yield age
+        yield from (family for family, _, _ in families)
+        running = GaugeMetricFamily(f"{prefix}_probes_running", "Probes that run now.")
+        running.add_metric([], len(self._prober.running))
+        yield running

@@ -29,7 +29,7 @@ from thunderfleet_crds.common import (
 )
 from thunderfleet_crds.kube import ApiError, Json, Kube
 from thunderfleet_crds.nodeprofile import NodeProfile, Reachability
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 
 from thunderfleet_agent.derive import Cable, Profile
 from thunderfleet_agent.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
@@ -96,6 +96,8 @@ class Publisher:
     """The conditions of the profile as published last: their times stay while they do."""
     reachability: tuple[Reachability, ...] = ()
     """What an earlier agent of this Mac found, as the first look shows it."""
+    earlier: NodeProfile | None = None
+    """This Mac's profile as the first look shows it."""
     links: tuple[ThunderboltLink, ...] = ()
     """The links of which this Mac is an end, as they were at the last look."""
     _owner: OwnerReference | None = None
@@ -114,6 +116,7 @@ class Publisher:
         self._profile.compare(actual)
         profile = _read(NodeProfile, actual)
         if profile is not None and not self.conditions:
+            self.earlier = profile
             self.conditions = profile.status.conditions
             self.reachability = profile.status.reachability
         items, _ = await self.kube.list(LINKS, labelSelector=LABEL_END_PREFIX + short_hash(self.node))
@@ -163,15 +166,19 @@ class Publisher:
         self.conditions = profile.status.conditions
         return wrote
 
-    async def cables(self, cables: Iterable[Cable]) -> int:
-        """Applies this Mac's end of each cable, and takes its end away from every other link; how many links were written.
-        Raises ApiError."""
+    async def cables(
+        self, cables: Iterable[Cable], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
+    ) -> int:
+        """Applies this Mac's end of each cable and what it has measured there, and takes its end away from every other link;
+        how many links were written. Raises ApiError."""
         written = 0
         wanted = {cable.name: cable for cable in cables}
         for name, cable in wanted.items():
             labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (cable.spec.a, cable.spec.b)}
             main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=cable.spec).dump()
             status: Json = {"endpoints": [cable.endpoint.dump()]}
+            if measurements := measured(name):
+                status["measurements"] = [measurement.dump() for measurement in measurements]
             applied = self._links.setdefault(name, Applied())
             written += await self._apply(f"{LINKS}/{name}", THUNDERBOLTLINK_KIND, name, applied, main, status)
         for link in self.links:

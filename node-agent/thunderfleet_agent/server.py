@@ -13,13 +13,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from aiohttp import web
 
 from thunderfleet_agent.dial import NODE_HEADER, PATH
+from thunderfleet_agent.measure import talk
 from thunderfleet_agent.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0
+# Agents that talk about measuring at one time; one of them measures, the others hear so.
+MAX_TALKS = 16
 
-Page = Callable[[web.Request], Awaitable[web.Response]]
+Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Measure = Callable[[talk.Line, str, str, str], Awaitable[None]]
 
 
 class Server:
@@ -44,10 +48,13 @@ class Server:
         self._agents: tuple[web.AppRunner, int, ssl.SSLContext] | None = None
         self._sites: dict[str, web.TCPSite] = {}
         self._refused: set[str] = set()
+        self._talks = 0
+        self.measure: Measure | None = None
+        """Told of an agent that wants to measure: the conversation, its node, the socket's address here and there."""
 
     async def start(self, port: int, metrics_port: int, context: ssl.SSLContext) -> tuple[int, int]:
         """Listens, and gives the two ports (0 picks a free one). Raises OSError when address or port cannot be had."""
-        agents, chosen = await self._listen(port, context, {PATH: self._hello})
+        agents, chosen = await self._listen(port, context, {PATH: self._hello, talk.PATH: self._measure})
         self._agents = (agents, chosen, context)
         _, metrics = await self._listen(metrics_port, None, {"/healthz": self._healthz, "/metrics": self._text})
         return chosen, metrics
@@ -91,15 +98,39 @@ class Server:
 
     async def _hello(self, request: web.Request) -> web.Response:
         """Tells an agent of the fleet who answers."""
+        _, refusal = await self._who(request)
+        return refusal or web.json_response({"node": self._node})
+
+    async def _who(self, request: web.Request) -> tuple[str, web.Response | None]:
+        """The node of the agent that asks; and what it is told when its NodeProfile does not know it."""
         node = request.headers.get(NODE_HEADER, "")
         transport = request.transport
         tls = transport.get_extra_info("ssl_object") if transport else None
         shown = hashlib.sha256((tls.getpeercert(binary_form=True) if tls else None) or b"").hexdigest()
-        if not node or not await self._known(node, shown):
-            self._metrics.refused.inc()
-            text = f"the NodeProfile of {node[:253]!r} does not show the certificate that you came with"
-            return web.json_response({"error": text}, status=403)
-        return web.json_response({"node": self._node})
+        if node and await self._known(node, shown):
+            return node, None
+        self._metrics.refused.inc()
+        text = f"the NodeProfile of {node[:253]!r} does not show the certificate that you came with"
+        return node, web.json_response({"error": text}, status=403)
+
+    async def _measure(self, request: web.Request) -> web.StreamResponse:
+        """Hands over a conversation about measuring, for as long as it takes."""
+        node, refusal = await self._who(request)
+        if refusal is not None:
+            return refusal
+        transport = request.transport
+        if self.measure is None or transport is None or self._talks >= MAX_TALKS:
+            return web.json_response({"error": "not now"}, status=503, headers={"Retry-After": "5"})
+        here, there = (str(transport.get_extra_info(name)[0]) for name in ("sockname", "peername"))
+        ws = web.WebSocketResponse(timeout=SHUTDOWN_SECONDS, max_msg_size=talk.MAX_MESSAGE_BYTES, compress=False)
+        await ws.prepare(request)
+        self._talks += 1
+        try:
+            await self.measure(talk.Line(ws, node), node, here, there)
+        finally:
+            self._talks -= 1
+            await ws.close()
+        return ws
 
     async def _healthz(self, request: web.Request) -> web.Response:
         trouble = self._trouble()

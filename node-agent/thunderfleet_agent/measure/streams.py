@@ -1,0 +1,347 @@
+"""The plain sockets that a throughput test runs over, at both ends: bounded in bytes and seconds, timed where the bytes arrive.
+
+Plain because TLS would be what is measured. What binds them to the two agents is a token that one gives the other over their
+pinned connection, good for one test: a connection whose first bytes are not the token is closed at once, and one that has it
+can do no more than be counted. Bytes are moved by threads, one a stream, in calls that leave the interpreter free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import secrets
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+TOKEN_BYTES = 32
+ECHO, UP, DOWN = b"e", b"u", b"d"
+"""What a stream is for, said after the token: echoes; from who dials to who listens; back."""
+HELLO_SECONDS = 2.0
+MAX_STRANGERS = 16
+CHUNK = 1 << 20
+# A call that moves nothing for so long looks at the clock.
+STALL_SECONDS = 0.1
+# Start-up and the burst that a shaper lets through are not what a stream does: this part of the time does not count.
+WARM = 0.3
+ECHO_BYTES = 64
+ECHOES = 100
+WARM_ECHOES = 10
+# macOS: by which interface a socket's packets leave, whatever the routes say (netinet/in.h).
+_IP_BOUND_IF = 25
+
+Arrivals = list[tuple[float, int]]
+"""(monotonic seconds, bytes) of every read of one stream."""
+
+
+def rate_mbps(streams: Sequence[Arrivals]) -> int:
+    """Mbit/s of what arrived, from when the warm-up is over to when the first stream ended. 0 when nothing came. Pure."""
+    used = [arrivals for arrivals in streams if arrivals]
+    if not used:
+        return 0
+    begun = min(arrivals[0][0] for arrivals in used)
+    ended = min(arrivals[-1][0] for arrivals in used)
+    times = [(at, count) for arrivals in used for at, count in arrivals if at <= ended]
+    since = begun + WARM * (ended - begun)
+    # What arrives at the very first moment was under way before it.
+    since = next((at for at, _ in sorted(times) if at >= since), begun)
+    counted = sum(count for at, count in times if at > since)
+    return round(counted * 8 / (ended - since) / 1e6) if ended > since and counted else 0
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Microseconds: the median round trip, and the mean absolute difference of neighbouring ones."""
+
+    rtt: int
+    jitter: int
+
+
+def trips(seconds: Sequence[float]) -> Trips:
+    """Of at least two echoes. Raises ValueError. Pure."""
+    if len(seconds) < 2:
+        raise ValueError(f"{len(seconds)} echoes came back, two are needed")
+    steps = [abs(one - other) for one, other in itertools.pairwise(seconds)]
+    return Trips(max(1, round(statistics.median(seconds) * 1e6)), round(statistics.fmean(steps) * 1e6))
+
+
+async def in_thread(call: Callable[[], Answer]) -> Answer:
+    """Runs ``call`` in a thread of its own: a pool could be full of calls that wait for each other."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Answer] = loop.create_future()
+
+    def settle(act: Callable[[], None]) -> None:
+        # A cancelled caller has gone, and so may its loop.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if done.done() else act())
+
+    def work() -> None:
+        try:
+            answer = call()
+        except BaseException as error:
+            problem = error
+            settle(lambda: done.set_exception(problem))
+        else:
+            settle(lambda: done.set_result(answer))
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
+
+
+def bind_to(sock: socket.socket, source: str | None, interface: str | None) -> None:
+    """Lets a socket leave by this address and, on macOS, by this interface. Raises OSError."""
+    if interface is not None and sys.platform == "darwin":
+        sock.setsockopt(socket.IPPROTO_IP, _IP_BOUND_IF, socket.if_nametoindex(interface))
+    if source is not None:
+        sock.bind((source, 0))
+
+
+def family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Blocking, with limits that the kernel keeps: Python's own cost a second system call a read."""
+    sock.setblocking(True)
+    whole, part = divmod(STALL_SECONDS, 1)
+    limit = struct.pack("@ll", int(whole), int(part * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Streams:
+    """The open streams of one test, by what they are for. Closing them ends whatever moves bytes."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, list[socket.socket]] = {ECHO: [], UP: [], DOWN: []}
+        self.closed = False
+
+    def add(self, purpose: bytes, sock: socket.socket) -> None:
+        _prepare(sock)
+        self._open[purpose].append(sock)
+
+    def count(self, purpose: bytes) -> int:
+        return len(self._open[purpose])
+
+    def close(self, purpose: bytes | None = None) -> None:
+        """All, or those of one purpose, with what is still under way."""
+        self.closed = self.closed or purpose is None
+        for key, socks in self._open.items():
+            if purpose is None or key == purpose:
+                for sock in socks:
+                    with contextlib.suppress(OSError):
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    with contextlib.suppress(OSError):
+                        # Wakes the thread that sits in a call; close alone would not.
+                        sock.shutdown(socket.SHUT_RDWR)
+                    with contextlib.suppress(OSError):
+                        sock.close()
+                socks.clear()
+
+    # --- the three phases, each bounded by itself ---
+
+    async def echo(self, seconds: float) -> Trips:
+        """Sends small messages and waits for each. Raises ValueError when too few came back."""
+        (sock,) = self._open[ECHO]
+        return trips((await in_thread(lambda: _echo(sock, seconds)))[WARM_ECHOES:])
+
+    async def answer_echoes(self, seconds: float) -> None:
+        """The other side of it."""
+        (sock,) = self._open[ECHO]
+        await in_thread(lambda: _answer(sock, seconds))
+
+    async def send(self, purpose: bytes, most: int, seconds: float) -> int:
+        """Sends until so many bytes are gone or so much time is over; how many they were."""
+        socks = self._open[purpose]
+        until, share = time.monotonic() + seconds, most // len(socks)
+        sent = await asyncio.gather(*(in_thread(lambda s=sock: _send(s, share, until)) for sock in socks))  # type: ignore[misc]
+        return sum(sent)
+
+    async def receive(self, purpose: bytes, most: int, seconds: float) -> tuple[int, int]:
+        """Takes in until every stream has ended, but no more than so many bytes and so much time; Mbit/s and bytes. What comes
+        after that is refused by closing."""
+        socks = self._open[purpose]
+        until, share = time.monotonic() + seconds, most // len(socks)
+        streams = await asyncio.gather(*(in_thread(lambda s=sock: _receive(s, share, until)) for sock in socks))  # type: ignore[misc]
+        self.close(purpose)
+        return rate_mbps(streams), sum(count for arrivals in streams for _, count in arrivals)
+
+
+def _echo(sock: socket.socket, seconds: float) -> list[float]:
+    until, found, message = time.monotonic() + seconds, list[float](), secrets.token_bytes(ECHO_BYTES)
+    while len(found) < ECHOES + WARM_ECHOES and time.monotonic() < until:
+        begun = time.perf_counter()
+        sock.sendall(message)
+        if _exactly(sock, len(message), until) != message:
+            break
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def _answer(sock: socket.socket, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        for _ in range(ECHOES + WARM_ECHOES):
+            message = _exactly(sock, ECHO_BYTES, until)
+            if len(message) < ECHO_BYTES:
+                return
+            sock.sendall(message)
+
+
+def _exactly(sock: socket.socket, size: int, until: float) -> bytes:
+    data = b""
+    while len(data) < size and time.monotonic() < until:
+        try:
+            more = sock.recv(size - len(data))
+        except BlockingIOError:
+            continue
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _send(sock: socket.socket, most: int, until: float) -> int:
+    left, data = most, memoryview(bytes(CHUNK))
+    with contextlib.suppress(OSError):
+        while left > 0 and time.monotonic() < until:
+            try:
+                left -= sock.send(data[: min(left, CHUNK)])
+            except BlockingIOError:
+                continue
+        sock.shutdown(socket.SHUT_WR)
+    return most - left
+
+
+def _receive(sock: socket.socket, most: int, until: float) -> Arrivals:
+    arrivals: Arrivals = []
+    buffer, left = bytearray(CHUNK), most
+    with contextlib.suppress(OSError):
+        while left > 0:
+            try:
+                count = sock.recv_into(buffer, min(CHUNK, left))
+            except BlockingIOError:
+                count = -1
+            now = time.monotonic()
+            if count == 0:
+                break
+            if count > 0:
+                arrivals.append((now, count))
+                left -= count
+            if now > until:
+                # The stream was open until now, though nothing may have come for a while.
+                arrivals.append((now, 0))
+                break
+    return arrivals
+
+
+class Gate:
+    """Listens on one address for the streams of one test that bring its token."""
+
+    def __init__(self, address: str, peer: str) -> None:
+        """``peer``: the address that may connect. Raises OSError when ``address`` cannot be had."""
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.strangers = 0
+        self._peer = peer
+        self._streams = Streams()
+        self._arrived = asyncio.Event()
+        self._listener = socket.socket(family(address), socket.SOCK_STREAM)
+        try:
+            self._listener.bind((address, 0))
+            self._listener.listen(MAX_STRANGERS)
+            self._listener.setblocking(False)
+        except OSError:
+            self._listener.close()
+            raise
+        self.port: int = self._listener.getsockname()[1]
+
+    async def admit(self, streams: int, seconds: float) -> Streams:
+        """The streams, once the echo's and that many each way are there. Raises TimeoutError."""
+        wanted = {ECHO: 1, UP: streams, DOWN: streams}
+        accepting = asyncio.create_task(self._accept(wanted))
+        try:
+            async with asyncio.timeout(seconds):
+                while any(self._streams.count(purpose) < count for purpose, count in wanted.items()):
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except BaseException:
+            self._streams.close()
+            raise
+        finally:
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            self.close()
+        return self._streams
+
+    def close(self) -> None:
+        self._listener.close()
+
+    async def _accept(self, wanted: dict[bytes, int]) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as meeting:
+            waiting: set[asyncio.Task[None]] = set()
+            while True:
+                sock, where = await loop.sock_accept(self._listener)
+                sock.setblocking(False)
+                if where[0] != self._peer or len(waiting) >= MAX_STRANGERS + sum(wanted.values()):
+                    self.strangers += 1
+                    sock.close()
+                    continue
+                task = meeting.create_task(self._meet(sock, wanted))
+                waiting.add(task)
+                task.add_done_callback(waiting.discard)
+
+    async def _meet(self, sock: socket.socket, wanted: dict[bytes, int]) -> None:
+        """Takes a connection in, or closes it."""
+        loop, said = asyncio.get_running_loop(), b""
+        taken = False
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                while len(said) <= TOKEN_BYTES:
+                    more = await loop.sock_recv(sock, TOKEN_BYTES + 1 - len(said))
+                    if not more:
+                        return
+                    said += more
+            purpose = said[TOKEN_BYTES:]
+            if hmac.compare_digest(said[:TOKEN_BYTES], self.token) and self._streams.count(purpose) < wanted.get(purpose, 0):
+                self._streams.add(purpose, sock)
+                taken = True
+                self._arrived.set()
+        except (TimeoutError, OSError, KeyError):
+            pass
+        finally:
+            if not taken:
+                self.strangers += 1
+                sock.close()
+
+
+async def dial(address: str, port: int, token: bytes, streams: int, source: str | None, interface: str | None) -> Streams:
+    """The streams to a gate, from this address. Raises OSError."""
+    loop, opened = asyncio.get_running_loop(), Streams()
+    try:
+        for purpose in (ECHO, *[UP] * streams, *[DOWN] * streams):
+            sock = socket.socket(family(address), socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                bind_to(sock, source, interface)
+                await loop.sock_connect(sock, (address, port))
+                await loop.sock_sendall(sock, token + purpose)
+            except BaseException:
+                sock.close()
+                raise
+            opened.add(purpose, sock)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
