@@ -1,4 +1,4 @@
-"""Listens to the groups: rank 0 of each is asked for its state, over mutual TLS with the group's own keys.
+"""Talks to the groups: rank 0 of each is asked for its state, and to drain, over mutual TLS with the group's own keys.
 
 Often while something is going on, seldom once it serves; and rank 0 answers a question early when the group has come to
 another phase, so that no failure is missed and nothing waits for the next poll. What changes puts the deployment on the work
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 from pydantic import ValidationError
-from thunderfleet_crds.group import STATE_PATH, GroupPhase, GroupState
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupPhase, GroupState
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 
 from thunderfleet_operator.keys import KeyPair, client_context
@@ -40,7 +40,8 @@ class _Listener:
         self.plan = plan
         self.state: GroupState | None = None
         self.asked = asyncio.Event()
-        self._heard = time.monotonic()
+        self._heard = self._phase_since = time.monotonic()
+        self._draining: asyncio.Task[None] | None = None
         self._context = client_context(pair)
         self._session = session
         self._changed = changed
@@ -48,12 +49,44 @@ class _Listener:
 
     @property
     def heard(self) -> Heard:
-        return Heard(self.state, time.monotonic() - self._heard)
+        now = time.monotonic()
+        return Heard(self.state, now - self._heard, now - self._phase_since)
+
+    def _url(self, path: str) -> str:
+        leader = self.plan.ranks[0]
+        return f"https://{_host(leader.address)}:{leader.control_port}{path}"
+
+    def drain(self) -> None:
+        """Asks rank 0 to drain until it has agreed; returns at once."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name=f"drain {self.plan.group} e{self.plan.epoch}")
+
+    async def _drain(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        while True:
+            try:
+                async with self._session.post(
+                    self._url(DRAIN_PATH), ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout
+                ) as answer:
+                    if answer.status == 202:
+                        log.info("%s: epoch %d drains", self.plan.group, self.plan.epoch)
+                        return
+                    why = f"answers {answer.status}"
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+            log.warning("%s: rank 0 at %s does not drain yet: %s", self.plan.group, self._url(DRAIN_PATH), why)
+            await asyncio.sleep(BUSY_SECONDS)
+
+    def end(self) -> list["asyncio.Task[None]"]:
+        """Cancels its work; the tasks that are to be waited for."""
+        tasks = [task for task in (self.task, self._draining) if task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     async def _ask(self, seconds: float, known: GroupState | None) -> GroupState | None:
         """The group's state; when it is still as ``known``, as it is when it has moved on, or ``seconds`` later."""
-        leader = self.plan.ranks[0]
-        url = f"https://{_host(leader.address)}:{leader.control_port}{STATE_PATH}"
+        url = self._url(STATE_PATH)
         wait = {} if known is None else {"wait": f"{seconds:g}", "phase": known.phase.value, "attempt": str(known.attempt)}
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS + (seconds if wait else 0))
         try:
@@ -83,6 +116,8 @@ class _Listener:
             if state is not None:
                 back = now - self._heard > REMIND_SECONDS
                 self._heard = now
+                if self.state is None or self.state.phase is not state.phase:
+                    self._phase_since = now
                 if state != self.state or back:
                     self.state = state
                     self._changed()
@@ -113,10 +148,17 @@ class Groups:
         for known in [known for known in self._listeners if known[0] == key]:
             wanted = plans.get(known[1])
             if wanted is None or wanted[0] != self._listeners[known].plan:
-                self._listeners.pop(known).task.cancel()
+                self._listeners.pop(known).end()
         for index, (plan, pair) in plans.items():
             if (key, index) not in self._listeners and self._session is not None:
                 self._listeners[key, index] = _Listener(plan, pair, self._session, lambda: self._changed(key))
+
+    def drain(self, key: str, index: int, epoch: int) -> None:
+        """Asks a group's rank 0 to admit nothing new, and to stop the ranks when what runs has ended. What comes of it is
+        heard."""
+        listener = self._listeners.get((key, index))
+        if listener is not None and listener.plan.epoch == epoch:
+            listener.drain()
 
     def keys(self) -> set[str]:
         return {key for key, _ in self._listeners}
@@ -133,9 +175,7 @@ class Groups:
         return listener.heard if listener is not None and listener.plan.epoch == epoch else Heard()
 
     async def close(self) -> None:
-        tasks = [listener.task for listener in self._listeners.values()]
-        for task in tasks:
-            task.cancel()
+        tasks = [task for listener in self._listeners.values() for task in listener.end()]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listeners.clear()
         if self._session is not None:

@@ -5,7 +5,7 @@ does, what it finds done it leaves alone.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -16,7 +16,6 @@ from thunderfleet_crds.common import (
     LABEL_GROUP,
     MODELDEPLOYMENT_KIND,
 )
-from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.kube import ApiError, Json
 from thunderfleet_crds.modeldeployment import GroupStage, ModelDeployment
 from thunderfleet_crds.plan import Plan
@@ -34,13 +33,13 @@ from thunderfleet_operator.cache import (
 from thunderfleet_operator.fleets import Fleets
 from thunderfleet_operator.groups import Groups
 from thunderfleet_operator.keys import KeyPair, group_keys
-from thunderfleet_operator.lifecycle import Decision, Verdict, decide
+from thunderfleet_operator.lifecycle import Decision, Heard, Verdict, decide, may_roll, must_drain, ready
 from thunderfleet_operator.macs import Macs
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
 from thunderfleet_operator.ports import PortSettings, RankPorts
 from thunderfleet_operator.resolve import resolve
-from thunderfleet_operator.snapshot import GroupView, Parsed
+from thunderfleet_operator.snapshot import GroupView, Parsed, PodView
 from thunderfleet_operator.status import Blocked, Outcome, Resolution
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,9 @@ log = logging.getLogger(__name__)
 UNPLACED_SECONDS = 30.0
 BLOCKED_SECONDS = 10.0
 FIRST_ANSWER_SECONDS = 5.0
+NOTICE_SECONDS = 1.0
+"""Between the status that names another endpoint and the end of the one before it."""
+NAMES_TRIED = 8
 BETTER_SECONDS = 30.0
 """How often at most it is asked whether a group that serves would be placed better today."""
 PORT_TAKEN = ("PortInUse", "PortTaken", "AddressInUse")
@@ -87,6 +89,8 @@ class Reconciler:
         self._fleets = Fleets()
         self._better: dict[tuple[str, int], tuple[object, datetime, str | None]] = {}
         self._secrets: set[str] = set()
+        self._drains: dict[tuple[str, int, int], datetime] = {}
+        """Since when placements are to drain. A restarted operator begins to count anew, and the runner's limits hold."""
         self.unplaced: set[str] = set()
         """Deployments that wait for room: whatever ends or joins is news for them."""
 
@@ -98,6 +102,7 @@ class Reconciler:
         if item is None or item["metadata"].get("deletionTimestamp"):
             # The garbage collector takes the children, by their owner references.
             self._groups.listen(key, {})
+            self._forget_drains(key, frozenset())
             self.unplaced.discard(key)
             self._count_groups()
             return None
@@ -107,8 +112,7 @@ class Reconciler:
             return None
         views = snapshot.groups(self._cache, md)
         wanted = {index: view for index, view in views.items() if index < md.spec.replicas}
-        await self._end_groups(md, [view for index, view in views.items() if index >= md.spec.replicas])
-        self._listen(key, wanted)
+        self._listen(key, views)
         await self._groups.first_answers(key, FIRST_ANSWER_SECONDS)
 
         wanted_hash = snapshot.spec_hash(md.spec)
@@ -116,33 +120,43 @@ class Reconciler:
         used = snapshot.taken(self._cache)
         fleet = self._fleets.fleet(self._cache, self._parsed, used)
         resolution = resolve(fleet, snapshot.request(md.spec))
-        heard = {i: self._groups.heard(key, i, view.epoch.number if view.epoch else 0) for i, view in wanted.items()}
-        rolling = self._may_roll(wanted, wanted_hash, heard_ready={i for i, h in heard.items() if _ready(h.state)})
-
+        heard = {i: self._groups.heard(key, i, view.epoch.number if view.epoch else 0) for i, view in views.items()}
         outcomes: list[Outcome] = []
-        rechecks: list[float] = []
-        for index, view in wanted.items():
-            now = self._clock()
-            decision = decide(view, heard[index], nodes, wanted_hash, md.spec.recovery, now, may_roll=index == rolling)
+        rechecks: list[float] = [await self._end_group(md, key, views[i], heard[i]) for i in views if i >= md.spec.replicas]
+        stuck: set[int] = set()
+        # Those that serve come last: whether one of them may be replaced depends on the others.
+        for index, view in sorted(wanted.items(), key=lambda item: (ready(heard[item[0]]), item[0])):
+            now, rolling = self._clock(), may_roll(wanted, heard, wanted_hash, stuck)
+            decision = decide(
+                *(view, heard[index], nodes, wanted_hash, md.spec.recovery, now),
+                may_roll=index == rolling,
+                draining_seconds=self._draining_seconds(key, view),
+            )
             if decision.failure is not None:
                 await self._macs.quarantine(decision.failure, f"{key}-{index}")
             outcome = Outcome(view, decision, heard[index], outdated=bool(view.epoch and view.epoch.spec_hash != wanted_hash))
             outcome = await self._carry_out(md, outcome, wanted_hash)
             outcomes.append(outcome)
+            if outcome.unplaceable:
+                stuck.add(index)
             if decision.recheck_seconds is not None:
                 rechecks.append(decision.recheck_seconds)
             if outcome.unplaceable:
                 rechecks.append(UNPLACED_SECONDS)
             if outcome.blocked:
                 rechecks.append(BLOCKED_SECONDS)
+        outcomes.sort(key=lambda outcome: outcome.view.index)
         await self._clean(md)
         await self._service(md)
 
         after = snapshot.groups(self._cache, md)
-        self._listen(key, {index: view for index, view in after.items() if index < md.spec.replicas})
+        self._listen(key, after)
         outcomes = [_with_view(outcome, after.get(outcome.view.index, outcome.view)) for outcome in outcomes]
         outcomes = [replace(entry, better=self._better_place(md, entry, fleet, used)) for entry in outcomes]
         await self._status(md, outcomes, resolution, after)
+        drains = [entry for entry in outcomes if entry.decision.verdict is Verdict.DRAIN and not entry.unplaceable]
+        rechecks += self._drain(key, [entry.view for entry in drains], notice=md.spec.replicas > 1)
+        self._forget_drains(key, {entry.view.index for entry in drains} | {i for i in after if i >= md.spec.replicas})
         await self._macs.settle(node for view in (*views.values(), *after.values()) for node in view.nodes)
         if any(outcome.unplaceable or outcome.blocked for outcome in outcomes):
             self.unplaced.add(key)
@@ -152,13 +166,6 @@ class Reconciler:
         if any(outcome.placed_now for outcome in outcomes):
             rechecks.append(2.0)
         return min(rechecks, default=None)
-
-    def _may_roll(self, wanted: Mapping[int, GroupView], wanted_hash: str, heard_ready: set[int]) -> int | None:
-        """The one serving group that a changed spec may replace now: the lowest, once all others that are new serve."""
-        outdated = [i for i, view in wanted.items() if view.epoch is not None and view.epoch.spec_hash != wanted_hash]
-        if any(i not in heard_ready for i in wanted if i not in outdated):
-            return None
-        return min((i for i in outdated if i in heard_ready), default=None)
 
     def _keys(self, uid: str, index: int, epoch: int) -> KeyPair:
         return group_keys(self._master(), uid, index, epoch)
@@ -176,6 +183,10 @@ class Reconciler:
         view = outcome.view
         if outcome.decision.verdict is Verdict.PLACE:
             return await self._place(md, outcome, wanted_hash)
+        if outcome.decision.verdict is Verdict.DRAIN and outcome.outdated and outcome.decision.failure is None:
+            # What serves is not given up for a spec that has no place.
+            found = self._decide_place(md, view, outcome.decision)
+            return _with_unplaceable(outcome, found) if isinstance(found, Unplaceable) else outcome
         if view.plan is not None and outcome.decision.verdict is Verdict.KEEP:
             blocked = await self._complete(md, view.plan, view)
             return _with_blocked(outcome, blocked)
@@ -188,22 +199,35 @@ class Reconciler:
         if isinstance(found, Unplaceable):
             return _with_unplaceable(outcome, found)
         placement, ports = found
-        epoch = view.last_epoch + 1
-        made = desired.make_plan(md, view.index, epoch, placement, ports)
         try:
-            await self._secret(md, made)
-            await self._actor.apply(CONFIGMAPS, desired.config_map(md, made, wanted_hash, placement.reason))
+            made = await self._write_plan(md, view, placement, ports, wanted_hash)
         except ApiError as error:
             if error.status != 403:
                 raise
             return _with_blocked(outcome, Blocked("Forbidden", str(error)))
-        for pod in (*view.pods, *view.old_pods):
-            if not pod.terminating:
-                await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
-        log.info("%s: epoch %d on %s", made.group, epoch, ", ".join(placement.nodes))
+        await self._end_pods(md, (*view.pods, *view.old_pods))
+        log.info("%s: epoch %d on %s", made.group, made.epoch, ", ".join(placement.nodes))
         self._metrics.placements.labels(placement.transport.value).inc()
         blocked = await self._complete(md, made, None)
         return Outcome(view, outcome.decision, outcome.heard, placed_now=True, outdated=outcome.outdated, blocked=blocked)
+
+    async def _write_plan(
+        self, md: ModelDeployment, view: GroupView, placement: Placement, ports: Sequence[RankPorts], wanted_hash: str
+    ) -> Plan:
+        """The keys and the plan of the next epoch whose names are free."""
+        epoch = view.last_epoch + 1
+        while True:
+            made = desired.make_plan(md, view.index, epoch, placement, ports)
+            try:
+                await self._secret(md, made)
+                await self._actor.apply(CONFIGMAPS, desired.config_map(md, made, wanted_hash, placement.reason))
+                return made
+            except ApiError as error:
+                # Of a deployment of that name that was deleted: the garbage collector has not come to it yet, and we cannot
+                # see it, since the operator reads no Secrets.
+                if error.status != 422 or "immutable" not in error.message or epoch > view.last_epoch + NAMES_TRIED:
+                    raise
+                epoch += 1
 
     def _decide_place(
         self, md: ModelDeployment, view: GroupView, decision: Decision
@@ -227,7 +251,7 @@ class Reconciler:
     def _better_place(self, md: ModelDeployment, outcome: Outcome, fleet: Fleet, used: snapshot.Taken) -> str | None:
         """Whether a group that stays where it is would go elsewhere today. Told, never done: moving costs its users more."""
         view, key = outcome.view, (f"{md.metadata.namespace}/{md.metadata.name}", outcome.view.index)
-        if view.plan is None or outcome.decision.verdict is not Verdict.KEEP or not _ready(outcome.heard.state):
+        if view.plan is None or outcome.decision.verdict is not Verdict.KEEP or not ready(outcome.heard):
             self._better.pop(key, None)
             return None
         now, known = self._clock(), self._better.get(key)
@@ -251,9 +275,7 @@ class Reconciler:
 
     async def _complete(self, md: ModelDeployment, made: Plan, view: GroupView | None) -> Blocked | None:
         """Makes the pods that a placement lacks, and ends those of placements before it."""
-        for pod in view.old_pods if view else ():
-            if not pod.terminating:
-                await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+        await self._end_pods(md, view.old_pods if view else ())
         missing = [entry for entry in made.ranks if f"{made.namespace}/{entry.pod}" not in self._cache[PODS].items]
         if missing:
             # Before the pods: whatever measures on these Macs stops first.
@@ -271,12 +293,39 @@ class Reconciler:
             return Blocked("PodRefused", f"the API server refuses the runner pods: {error.message}")
         return None
 
-    async def _end_groups(self, md: ModelDeployment, views: Sequence[GroupView]) -> None:
-        """Groups that are not wanted any more: their pods drain within their grace."""
+    def _draining_seconds(self, key: str, view: GroupView) -> float:
+        """For how long a group is waited for that is to drain; 0 when it is not."""
+        since = self._drains.get((key, view.index, view.last_epoch))
+        return (self._clock() - since).total_seconds() if since else 0.0
+
+    def _drain(self, key: str, views: Sequence[GroupView], *, notice: bool) -> list[float]:
+        """Asks these groups to drain; with ``notice`` after a moment, so that who reads ``status.endpoint`` learns first of
+        another one. Seconds until the next look."""
+        rechecks = []
         for view in views:
-            for pod in (*view.pods, *view.old_pods):
-                if not pod.terminating:
-                    await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+            self._drains.setdefault((key, view.index, view.last_epoch), self._clock())
+            left = NOTICE_SECONDS - self._draining_seconds(key, view) if notice else 0.0
+            if left > 0:
+                rechecks.append(left)
+            elif view.plan is not None:
+                self._groups.drain(key, view.index, view.plan.epoch)
+        return rechecks
+
+    def _forget_drains(self, key: str, but: Set[int]) -> None:
+        self._drains = {drain: since for drain, since in self._drains.items() if drain[0] != key or drain[1] in but}
+
+    async def _end_pods(self, md: ModelDeployment, pods: Iterable[PodView]) -> None:
+        for pod in pods:
+            if not pod.terminating:
+                await self._actor.delete(PODS, md.metadata.namespace, pod.name, pod.uid)
+
+    async def _end_group(self, md: ModelDeployment, key: str, view: GroupView, heard: Heard) -> float:
+        """A group that is not wanted any more drains, and then its pods end. Seconds until the next look."""
+        if must_drain(view, heard, self._draining_seconds(key, view)):
+            await self._end_pods(md, view.old_pods)
+            return min([1.0, *self._drain(key, [view], notice=True)])
+        await self._end_pods(md, (*view.pods, *view.old_pods))
+        return UNPLACED_SECONDS
 
     async def _clean(self, md: ModelDeployment) -> None:
         """Plans and keys of the past go when no pod of theirs is left."""
@@ -331,10 +380,6 @@ class Reconciler:
                 counts[group.state.value] += 1
         for stage, count in counts.items():
             self._metrics.groups.labels(stage).set(count)
-
-
-def _ready(state: object) -> bool:
-    return getattr(state, "phase", None) is GroupPhase.READY
 
 
 def _names(view: GroupView) -> set[str]:

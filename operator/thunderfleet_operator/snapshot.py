@@ -178,6 +178,8 @@ class PodView:
     restarts: int = 0
     running: bool = False
     crash_looping: bool = False
+    evicted: bool = False
+    """Whether it was asked to end by an eviction, not by a plain deletion."""
 
 
 def _asked_to_end(metadata: Json) -> datetime | None:
@@ -193,6 +195,7 @@ def pod_view(pod: Json) -> PodView:
         (w for c in containers if (w := (c.get("state") or {}).get("waiting")) and w.get("reason") != "ContainerCreating"), None
     )
     condition: Json = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), {})
+    disrupted = any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in status.get("conditions") or [])
     blocked = condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
     return PodView(
         name=str(pod["metadata"]["name"]),
@@ -210,6 +213,7 @@ def pod_view(pod: Json) -> PodView:
         restarts=max((int(c.get("restartCount") or 0) for c in containers), default=0),
         running=any("running" in (c.get("state") or {}) for c in containers),
         crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
+        evicted=disrupted,
     )
 
 
@@ -257,6 +261,7 @@ class GroupView:
 class NodeView:
     name: str
     ready: bool
+    schedulable: bool = True
 
 
 def spec_hash(spec: ModelDeploymentSpec) -> str:
@@ -303,6 +308,19 @@ def children(store: Store, deployment: ModelDeployment) -> list[Json]:
     ]
 
 
+def _used_epochs(cache: Cache, deployment: ModelDeployment) -> dict[int, int]:
+    """By group, the highest epoch that a child of this name has, whoever it is of: a deployment that was deleted and made anew
+    finds the pods of the one before it still ending, and their names taken."""
+    meta, found = deployment.metadata, dict[int, int]()
+    for store in (cache[CONFIGMAPS], cache[PODS]):
+        for item in store:
+            about = item["metadata"]
+            if about.get("namespace") == meta.namespace and (about.get("labels") or {}).get(LABEL_DEPLOYMENT) == meta.name:
+                index = group_index(item)
+                found[index] = max(found.get(index, 0), _number(item, LABEL_EPOCH))
+    return found
+
+
 def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
     """Every group that is wanted, or of which something is left, by index."""
     epochs = [
@@ -310,6 +328,7 @@ def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
     ]
     pods = [(item, pod_view(item)) for item in children(cache[PODS], deployment)]
     told = {group.index: group for group in deployment.status.groups}
+    used = _used_epochs(cache, deployment)
     indexes = set(range(deployment.spec.replicas))
     indexes |= {epoch.group for epoch in epochs} | {group_index(item) for item, _ in pods}
     views: dict[int, GroupView] = {}
@@ -325,7 +344,7 @@ def groups(cache: Cache, deployment: ModelDeployment) -> dict[int, GroupView]:
             past=tuple(mine[:-1]),
             pods=tuple(view for view in own if view.epoch == number),
             old_pods=tuple(view for view in own if view.epoch != number),
-            last_epoch=max([number, status.epoch if status else 0, *(view.epoch for view in own), 0]),
+            last_epoch=max(number, status.epoch if status else 0, used.get(index, 0)),
             status=status,
         )
     return views
@@ -343,7 +362,7 @@ def node_views(cache: Cache) -> dict[str, NodeView]:
         if node["metadata"].get("deletionTimestamp"):
             continue
         name = str(node["metadata"]["name"])
-        views[name] = NodeView(name, is_ready(node))
+        views[name] = NodeView(name, is_ready(node), not (node.get("spec") or {}).get("unschedulable"))
     return views
 
 

@@ -166,10 +166,10 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
     view, decision, before, plan = outcome.view, outcome.decision, outcome.view.status, outcome.view.plan
     restarts = before.restarts if before else 0
     failure = decision.failure or (before.last_failure if before else None)
-    until = decision.until if decision.verdict is Verdict.BACK_OFF else None
+    until = decision.until if decision.verdict in (Verdict.BACK_OFF, Verdict.DRAIN) else None
     if outcome.unplaceable and before is not None:
         # The wait is over, and is not to begin anew for want of a place.
-        until = before.next_restart_time
+        until = before.next_restart_time or decision.until
     if outcome.placed_now:
         restarts = restarts + 1 if decision.counts else (0 if outcome.outdated else restarts)
     if plan is None:
@@ -196,6 +196,10 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
             GroupStage.BACKING_OFF,
             f"the next placement is made at {decision.until:%H:%M:%S} UTC" + _because(failure),
         )
+    elif decision.verdict is Verdict.DRAIN and not outcome.unplaceable:
+        why = f"{decision.failure.message}: " if decision.failure else "the spec has changed: "
+        told = state.message if state and state.phase is report.GroupPhase.DRAINING else "no new requests"
+        stage, message = GroupStage.DRAINING, f"{why}{told}; then the group is placed anew"
     elif decision.verdict is Verdict.PLACE and not outcome.placed_now and not outcome.outdated:
         stage = GroupStage.BACKING_OFF
         message = (outcome.unplaceable.message if outcome.unplaceable else "waits for another placement") + _because(failure)
@@ -262,6 +266,13 @@ def _short(parts: Sequence[str]) -> str:
     return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 1] + "…"
 
 
+def _waits(group: Group) -> str:
+    """What a group that does not serve waits for. What a place lacks is long, and stands in another condition."""
+    if group.state is GroupStage.PENDING and not group.ranks:
+        return f"group {group.index} has no place yet: see the condition {PLACED}"
+    return f"group {group.index}: {group.state}: {group.message}"
+
+
 def _ready(groups: Sequence[Group], wanted: int, resolution: Resolution, outcomes: Sequence[Outcome]) -> tuple[bool, str, str]:
     """Ready's status, its reason (the STATUS column) and message."""
     serving = [group for group in groups if group.state is GroupStage.READY]
@@ -270,7 +281,7 @@ def _ready(groups: Sequence[Group], wanted: int, resolution: Resolution, outcome
     if len(serving) == wanted:
         return True, "Ready", f"{len(serving)} of {wanted} groups serve"
     waiting = [group for group in groups if group.state is not GroupStage.READY]
-    message = _short([f"group {group.index}: {group.state}: {group.message}" for group in waiting])
+    message = _short([_waits(group) for group in waiting])
     if serving:
         return False, "PartlyReady", f"{len(serving)} of {wanted} groups serve; {message}"
     if not resolution.found:
@@ -321,7 +332,7 @@ def build(
         wait = unplaced[0].unplaceable or unplaced[0].blocked
         assert wait is not None
         who = [str(outcome.view.index) for outcome in unplaced]
-        prefix = f"group {', '.join(who)} of {wanted}: " if wanted > 1 else ""
+        prefix = f"group{'s' if len(who) > 1 else ''} {', '.join(who)}: " if wanted > 1 else ""
         say(PLACED, False, wait.reason, prefix + wait.message)
     elif all(outcome.view.plan for outcome in outcomes):
         where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
@@ -338,7 +349,7 @@ def build(
     if wanted and len(formed) == wanted:
         say(BOOTSTRAPPED, True, "Formed", f"{wanted} of {wanted} groups have formed")
     else:
-        missing = [f"group {group.index}: {group.state}: {group.message}" for group in groups if group.state not in FORMED]
+        missing = [_waits(group) for group in groups if group.state not in FORMED]
         say(BOOTSTRAPPED, False, "NotFormed" if wanted else "ScaledToZero", _short(missing) or "spec.replicas is 0")
 
     say(READY, *_ready(groups, wanted, resolution, outcomes))

@@ -36,6 +36,7 @@ class World:
         self.writes: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], ApiError | None] = lambda verb, path: None
         self.reports: dict[int, tuple[int, Heard]] = {}
+        self.drained: list[tuple[int, int]] = []
         self.metrics = Metrics()
         self.is_leading = True
         self.reconciler = self.restarted()
@@ -133,6 +134,9 @@ class World:
 
     async def first_answers(self, key: str, seconds: float) -> None:
         return
+
+    def drain(self, key: str, index: int, epoch: int) -> None:
+        self.drained.append((index, epoch))
 
     def heard_of(self, index: int, epoch: int, state: GroupState | None, silent: float = 0.0) -> None:
         self.reports[index] = (epoch, Heard(state, silent))
