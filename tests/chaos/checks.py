@@ -6,6 +6,7 @@ Pure: each takes what was seen and gives sentences, none when all is well.
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.faults import RANK, SUPERVISOR
@@ -59,6 +60,57 @@ def processes(seen: Sequence[str], nodes: Sequence[str]) -> list[str]:
                 wrong.append(f"{machine}: {count[word]} processes {word}, {int(wanted[-1])} right")
         if not mine and machine in counts:
             wrong.append(f"{machine}: processes of a group that is elsewhere")
+    return wrong
+
+
+@dataclass(frozen=True)
+class Census:
+    """Who lives on a machine: kubelets, the pods (UIDs) whose containers have a shim, and processes that belong to neither."""
+
+    kubelets: int
+    pods: tuple[str, ...]
+    orphans: tuple[str, ...]
+
+
+# Run on a machine. A shim's command names its pod's folder; whoever descends from a kubelet or a shim is accounted for.
+CENSUS = """
+import json, os, re
+table = {}
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        command = open(f"/proc/{pid}/cmdline").read().replace("\\0", " ").strip()
+        fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    except OSError:
+        continue
+    if fields[0] != "Z" and command and int(pid) != os.getpid():
+        table[int(pid)] = (int(fields[1]), command)
+found = {pid: re.search(r"shim\\.py .*/pods/([0-9a-f-]{36})/", command) for pid, (_, command) in table.items()}
+shims = {pid: match[1] for pid, match in found.items() if match}
+kubelets = [pid for pid, (parent, command) in table.items() if parent == 1 and "thunderfleet_kubelet.cli" in command]
+def known(pid):
+    while pid in table and pid > 1:
+        if pid in shims or pid in kubelets:
+            return True
+        pid = table[pid][0]
+    return False
+orphans = [f"{pid} {command[:200]}" for pid, (_, command) in table.items() if pid > 1 and not known(pid)]
+print(json.dumps({"kubelets": len(kubelets), "pods": sorted(shims.values()), "orphans": orphans}))
+"""
+
+
+def accounts(censuses: Mapping[str, Census], pods: Sequence[Json]) -> list[str]:
+    """Every process of every machine belongs to its one kubelet or to a pod that the API server has on that machine."""
+    wrong = []
+    for machine, census in censuses.items():
+        live = {pod["metadata"]["uid"] for pod in pods if pod["spec"].get("nodeName") == machine}
+        if census.kubelets != 1:
+            wrong.append(f"{machine}: {census.kubelets} kubelets")
+        for uid, count in Counter(census.pods).items():
+            if uid not in live:
+                wrong.append(f"{machine}: processes of pod {uid}, which is not there any more")
+            elif count > 1:
+                wrong.append(f"{machine}: {count} shims of pod {uid}")
+        wrong += [f"{machine}: an orphan: {command}" for command in census.orphans]
     return wrong
 
 

@@ -225,6 +225,7 @@ class Runner:
                 *checks.objects(children, plan["epoch"], subject.shape.ranks),
                 *checks.processes(seen, nodes),
                 *checks.ports(listening, plan),
+                *self._unaccounted(),
             ]
             return not wrong
 
@@ -232,6 +233,19 @@ class Runner:
             until("everything is in its place", settled, SETTLE_SECONDS)
         except NotReached:
             record.violations += wrong
+
+    def _unaccounted(self) -> list[str]:
+        """Processes on any machine that belong to nothing that is there, and parts of the cluster that do not run."""
+        censuses = {}
+        for name, machine in self.line.cluster.machines.items():
+            ran = machine.run((sys.executable, "-S", "-c", checks.CENSUS))
+            if ran.returncode:
+                raise LocalClusterError(f"{name}: {ran.stderr}")
+            found = json.loads(ran.stdout)
+            censuses[name] = checks.Census(found["kubelets"], tuple(found["pods"]), tuple(found["orphans"]))
+        components = self.line.cluster.status()["components"]
+        ended = [f"{item['name']} has ended ({item['end']})" for item in components if not item["pid"]]
+        return ended + checks.accounts(censuses, self.api.items("/api/v1/pods"))
 
     def _gone(self, subject: Subject, record: Record, plan: dict[str, object] | None, began: float) -> None:
         """Nothing is left: no object, process or port."""
@@ -243,6 +257,7 @@ class Runner:
             children = subject.deployment.children()
             left[:] = [f"{child['kind']} {child['metadata']['name']} is left" for child in children]
             left.extend(seen)
+            left.extend(self._unaccounted())
             left.extend(f"{machine}: port {port}" for machine, port in sorted(listening) if port in checks.PORTS)
             return not left
 

@@ -105,6 +105,16 @@ def test_processes_lost_doubled_or_orphaned_are_seen() -> None:
     assert checks.processes(right, ["a", "b", "c"])
 
 
+def test_processes_of_nobody_are_seen() -> None:
+    pods = [{"metadata": {"uid": "u"}, "spec": {"nodeName": "a"}}, {"metadata": {"uid": "v"}, "spec": {"nodeName": "b"}}]
+    assert not checks.accounts({"a": checks.Census(1, ("u",), ())}, pods)
+    assert checks.accounts({"a": checks.Census(1, ("v",), ())}, pods)
+    assert checks.accounts({"a": checks.Census(1, ("u", "u"), ())}, pods)
+    assert checks.accounts({"a": checks.Census(2, ("u",), ())}, pods)
+    assert checks.accounts({"a": checks.Census(0, ("u",), ())}, pods)
+    assert checks.accounts({"a": checks.Census(1, ("u",), ("9 python -m thunderfleet_runner.rank",))}, pods)
+
+
 def test_ports_that_are_open_or_closed_wrongly_are_seen() -> None:
     plan = {"ranks": [{"node": "a", "gatewayPort": 20000, "controlPort": 20001}]}
     right = {("a", 20000), ("a", 20001), ("a", 10250)}
