@@ -30,6 +30,9 @@ CONNECTED: Final = "Connected"
 SYMMETRIC: Final = "Symmetric"
 RDMA_USABLE: Final = "RDMAUsable"
 CONDITION_TYPES: Final = (CONNECTED, SYMMETRIC, RDMA_USABLE)
+# Reasons of the condition Connected, of a cable that an end still speaks of and that no group is to be placed on.
+FLAPPING: Final = "Flapping"
+NOTHING_PLUGGED_IN: Final = "NothingPluggedIn"
 
 # Two of these, two port numbers and what joins them are a name of at most 253 characters.
 MAX_NODE_NAME_LENGTH: Final = 120

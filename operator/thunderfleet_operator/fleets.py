@@ -12,6 +12,8 @@ from thunderfleet_crds.kube import Json
 from thunderfleet_crds.nodeprofile import AddressClass, InterfaceKind, Model, NodeProfile, NodeProfileStatus, ReachabilityState
 from thunderfleet_crds.thunderboltlink import (
     CONNECTED,
+    FLAPPING,
+    NOTHING_PLUGGED_IN,
     RDMA_USABLE,
     Endpoint,
     LinkEnd,
@@ -266,7 +268,7 @@ class Fleets:
         can = usable is not None and usable.status is ConditionStatus.TRUE
         why = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
         connected = find_condition(link.status.conditions, CONNECTED)
-        flapping = connected is not None and connected.reason == "Flapping"
+        unsteady = connected is not None and connected.reason in (FLAPPING, NOTHING_PLUGGED_IN)
 
         def value(end: LinkEnd, endpoint: Endpoint | None) -> End:
             device = endpoint.rdma_device if endpoint else None
@@ -279,7 +281,7 @@ class Fleets:
             a=a,
             b=b,
             speed_mbps=speed,
-            connected=any(endpoint.sees_peer for endpoint in told) and not flapping,
+            connected=any(endpoint.sees_peer for endpoint in told) and not unsteady,
             rdma_lack=None if can else why,
             ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
             rdma_mbps=_measured(link, MeasurementTransport.RDMA),

@@ -12,9 +12,12 @@ from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, RDMADe
 from thunderfleet_crds.thunderboltlink import (
     CONDITION_TYPES,
     CONNECTED,
+    FLAPPING,
+    NOTHING_PLUGGED_IN,
     RDMA_USABLE,
     SYMMETRIC,
     Endpoint,
+    MeasurementTransport,
     ThunderboltLink,
     generation,
 )
@@ -22,6 +25,12 @@ from thunderfleet_crds.thunderboltlink import (
 LINGER_SECONDS = 60.0
 """A cable that neither end has is a link for so long: whoever looks sees that it was pulled, and a plug that is put back is no
 new object. Then the link goes, and an Event tells of it."""
+
+DEGRADED_PERCENT = 50
+"""A cable that carries less than so much of what it should is called Degraded."""
+TCP_MBPS = 10_000
+"""What TCP should carry on any Thunderbolt cable: there the processors are the limit, not the cable, so its measurements are
+held against this, or the negotiated speed if that is less. RDMA is held against the negotiated speed."""
 
 Verdict = tuple[bool, str, str]
 
@@ -42,13 +51,58 @@ def _speaking(link: ThunderboltLink, ready: frozenset[str]) -> dict[str, Endpoin
     return {end.node: end for end in link.status.endpoints if end.node in ready}
 
 
-def _connected(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
+def _best(link: ThunderboltLink) -> tuple[MeasurementTransport, int] | None:
+    """The worse way of the transport that carries most, in Mbit/s."""
+    rates: dict[MeasurementTransport, int] = {}
+    for one in link.status.measurements:
+        if one.throughput_mbps:
+            rates[one.transport] = min(one.throughput_mbps, rates.get(one.transport, one.throughput_mbps))
+    return max(rates.items(), key=lambda rate: rate[1], default=None)
+
+
+def _degraded(link: ThunderboltLink, speed: int) -> str | None:
+    """What to look at when a cable carries much less than it should."""
+    best = _best(link)
+    if best is None or not speed:
+        return None
+    transport, rate = best
+    due = speed if transport is MeasurementTransport.RDMA else min(speed, TCP_MBPS)
+    if rate * 100 >= due * DEGRADED_PERCENT:
+        return None
+    over = "RDMA" if transport is MeasurementTransport.RDMA else "TCP"
+    hubs = sorted({hub for end in link.status.endpoints for hub in end.through})
+    way = f"{', '.join(hubs)} on the way, " if hubs else "a Thunderbolt 3 or 4 dock or hub on the way, "
+    return (
+        f"the cable negotiated {speed / 1000:g} Gb/s, and {rate / 1000:.3g} Gb/s were measured over {over} in the worse way "
+        f"(at least {due * DEGRADED_PERCENT / 100_000:g} were to be expected); likely causes: {way}a cable that is not rated "
+        "for that speed or is damaged, or a Mac that was busy: plug in another cable, straight between the Macs"
+    )
+
+
+def _hears_nothing(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str]) -> str | None:
+    """The end whose own Mac says that nothing is plugged in there: when the other one is off, that is known long before its
+    Node is not Ready."""
+    for end in (link.spec.a, link.spec.b):
+        profile = profiles.get(end.node)
+        found = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
+        if end.node in ready and any(port.receptacle == end.port and not port.connected for port in found):
+            return end.node
+    return None
+
+
+def _connected(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str], speed: int) -> Verdict:
     ends = _speaking(link, ready)
     flapping = [f"port {end.port} of {end.node}" for end in ends.values() if end.flapping]
     if flapping:
         mend = "reseat both plugs; if that does not end it, replace the cable"
-        return False, "Flapping", f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
+        return False, FLAPPING, f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
     if any(end.sees_peer for end in ends.values()):
+        if (blind := _hears_nothing(link, profiles, ready)) is not None:
+            (other,) = set(_ends(link)) - {blind} or {blind}
+            where = f"nothing is plugged into port {_port(link, blind)} of {blind}"
+            return False, NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now"
+        if (lack := _degraded(link, speed)) is not None:
+            return True, "Degraded", lack
         return True, "Connected", "the cable is there"
     silent = [node for node in _ends(link) if node not in ready]
     if len(silent) == 2:
@@ -134,19 +188,22 @@ def summary(
     ends = _speaking(link, alive)
     speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
-    connected = _connected(link, alive)
+    connected = _connected(link, profiles, alive, speed)
     usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, "PortDown", connected[2])
     for kind, verdict in ((CONNECTED, connected), (SYMMETRIC, _symmetric(link, alive)), (RDMA_USABLE, usable)):
         conditions = set_condition(conditions, kind, *verdict, now=now, observed_generation=link.metadata.generation)
     status: Json = {"rdma": usable[1], "conditions": [condition.dump() for condition in conditions]}
     if speed:
         status |= {"speed": f"{speed // 1000}G", "generation": generation(speed)}
-    measured = [m for m in link.status.measurements if m.throughput_mbps]
-    if measured:
-        status["gbps"] = quantity(min(m.throughput_mbps or 0 for m in measured) / 1000)
-    trips = [m.rtt_microseconds for m in link.status.measurements if m.rtt_microseconds]
+    best = _best(link)
+    if best is not None:
+        status["gbps"] = quantity(best[1] / 1000)
+    trips: dict[MeasurementTransport, int] = {}
+    for one in link.status.measurements:
+        if one.rtt_microseconds:
+            trips[one.transport] = max(one.rtt_microseconds, trips.get(one.transport, 0))
     if trips:
-        status["rtt"] = f"{max(trips)}us"
+        status["rtt"] = f"{min(trips.values())}us"
     return status
 
 
@@ -171,15 +228,15 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
 
 
 def change(link: ThunderboltLink, made: Json) -> tuple[str, str, bool] | None:
-    """Reason, message and whether it is a warning, of an Event about a cable that was pulled, plugged in or began to flap; None
-    when nothing of that kind is new in ``made``."""
+    """Reason, message and whether it is a warning, of an Event about a cable that was pulled, plugged in, began to flap or to
+    give little; None when nothing of that kind is new in ``made``."""
     before = find_condition(link.status.conditions, CONNECTED)
     after = next((c for c in made["conditions"] if c["type"] == CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
         return None
     if before is not None and (before.status.value, before.reason) == (after["status"], after["reason"]):
         return None
-    return str(after["reason"]), str(after["message"]), after["status"] != "True"
+    return str(after["reason"]), str(after["message"]), after["reason"] != "Connected"
 
 
 def gone_ends(link: ThunderboltLink, nodes: frozenset[str]) -> tuple[str, ...]:

@@ -107,3 +107,71 @@ def test_events_tell_of_pulling_and_plugging_once() -> None:
     event = events.manifest(pulled, events.Occurrence(told[0], told[1], told[2]), "me")
     assert event["metadata"]["namespace"] == "default" and event["type"] == "Warning"
     assert event["involvedObject"]["kind"] == "ThunderboltLink" and "namespace" not in event["involvedObject"]
+
+
+# --- what was measured ---
+
+
+def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> ThunderboltLink:
+    """``rates``: from, to, transport, Mbit/s, microseconds."""
+    told = [
+        {"from": f, "to": t, "transport": by, "throughputMbps": mbps, "rttMicroseconds": us, "measuredAt": NOW.isoformat()}
+        for f, t, by, mbps, us in rates
+    ]
+    body = link.dump()
+    return ThunderboltLink.load({**body, "status": {**body["status"], "measurements": told}})
+
+
+@pytest.mark.parametrize(
+    ("rates", "reason", "gbps", "rtt"),
+    [
+        # RDMA is held against what was negotiated, by its worse way.
+        ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 41_000, 6)], "Connected", "41.0", "6us"),
+        ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 39_000, 6)], "Degraded", "39.0", "6us"),
+        # TCP is slower than any cable, and is no reproach to it; the best transport is what the cable gives.
+        ([("a", "b", "Socket", 6_000, 40), ("b", "a", "Socket", 5_100, 60)], "Connected", "5.1", "60us"),
+        ([("a", "b", "Socket", 900, 40), ("b", "a", "Ring", 800, 300)], "Degraded", "0.9", "40us"),
+        ([("a", "b", "Socket", 900, 40), ("b", "a", "RDMA", 70_000, 5)], "Connected", "70.0", "5us"),
+        ([], "Connected", None, None),
+    ],
+)
+def test_a_cable_that_gives_much_less_than_it_should(
+    rates: list[tuple[str, str, str, int, int]], reason: str, gbps: str | None, rtt: str | None
+) -> None:
+    made = linkstatus.summary(measured(link(end("a"), end("b")), *rates), {}, NOW, BOTH)
+    status, told, message = verdicts(made)["Connected"]
+    assert (status, told, made.get("gbps"), made.get("rtt")) == ("True", reason, gbps, rtt)
+    if reason == "Degraded":
+        assert "negotiated 80 Gb/s" in message and f"{float(gbps or 0):g} Gb/s were measured" in message and "dock" in message
+
+
+def test_a_degraded_cable_names_the_hub_on_the_way_and_is_an_event_once() -> None:
+    found = measured(link(end("a", through=["Old Dock"]), end("b")), ("a", "b", "RDMA", 9_000, 5))
+    made = linkstatus.summary(found, {}, NOW, BOTH)
+    assert "Old Dock on the way" in verdicts(made)["Connected"][2]
+    told = linkstatus.change(found, made)
+    assert told is not None and told[0] == "Degraded" and told[2]
+    after = ThunderboltLink.load({**found.dump(), "status": {**found.dump()["status"], **made}})
+    assert linkstatus.change(after, linkstatus.summary(after, {}, NOW, BOTH)) is None
+
+
+# --- a Mac that is off ---
+
+
+def plugged(name: str, connected: bool, port: int) -> NodeProfile:
+    ports = [{"receptacle": port, "connected": connected}, {"receptacle": 5, "connected": not connected}]
+    return NodeProfile.load({"metadata": {"name": name}, "status": {"thunderbolt": {"ports": ports}}})
+
+
+def test_the_other_mac_knows_sooner_than_the_node() -> None:
+    """The Node of a Mac that is off stays Ready for most of a minute with its last words; the other Mac's port is empty."""
+    found = link(end("a"))
+    made = linkstatus.summary(found, {"b": plugged("b", False, 2)}, NOW, BOTH)
+    status, reason, message = verdicts(made)["Connected"]
+    assert (status, reason) == ("False", "NothingPluggedIn") and "port 2 of b" in message and "a is off" in message
+    # A display in between hides the other end, but something is plugged in.
+    made = linkstatus.summary(link(end("a"), end("b", seesPeer=False)), {"b": plugged("b", True, 2)}, NOW, BOTH)
+    assert verdicts(made)["Connected"][:2] == ("True", "Connected")
+    # What a Mac said whose Node is not Ready is of another moment.
+    made = linkstatus.summary(found, {"b": plugged("b", False, 2)}, NOW, frozenset("a"))
+    assert verdicts(made)["Connected"][:2] == ("True", "Connected")
