@@ -226,12 +226,20 @@ def decide(cache: Cache, deployment: ModelDeployment, settings: PortSettings, ru
                 fleet, used = _with(fleet, used, earlier.found, earlier.ports)
         before = next((group for group in deployment.status.groups if group.index == index), None)
         current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
-        found = places.choose(fleet, deployment, used, settings, current=current, runners_up=runners_up)
+        kept = _kept_ports(cache, deployment, index)
+        found = places.choose(fleet, deployment, used, settings, current=current, kept=kept, runners_up=runners_up)
         if isinstance(found, Unplaceable):
             decided.append(Decided(index, found))
         else:
             decided.append(Decided(index, found[0], tuple(found[1])))
     return decided
+
+
+def _kept_ports(cache: Cache, deployment: ModelDeployment, index: int) -> dict[str, RankPorts]:
+    """The ports that a group which runs has: the operator lets it keep them."""
+    view = snapshot.groups(cache, deployment)[index]
+    pods = [pod for pod in snapshot.children(cache[PODS], deployment) if snapshot.group_index(pod) == index]
+    return snapshot.kept_ports(view, pods)
 
 
 def _with(fleet: Fleet, used: Taken, made: Placement, ports: tuple[RankPorts, ...]) -> tuple[Fleet, Taken]:

@@ -165,6 +165,12 @@ def _loosened(
     return tuple(order), list({entry.text: entry for entry in found}.values())
 
 
+def _free(mac: Mac) -> str:
+    """With what there is at all, where others have some of it: then one may wait instead of buying."""
+    of = f" of {gib(mac.allocatable_bytes)}" if mac.allocatable_bytes > mac.free_bytes else ""
+    return f"{gib(mac.free_bytes)}{of} free"
+
+
 def _alone(members: Sequence[Mac], need: Bounds | str) -> Miss | None:
     if not members:
         return None
@@ -172,7 +178,7 @@ def _alone(members: Sequence[Mac], need: Bounds | str) -> Miss | None:
     if isinstance(need, str):
         return Miss(BUY + 1, 0, NearMiss((best.name,), Transport.NONE, Split.NONE, f"{best.name}: {need}"), "NoRoom")
     short = max(0, need.together - best.free_bytes)
-    text = f"{best.name} has {gib(best.free_bytes)} free, the whole model needs {gib(need.together)}"
+    text = f"{best.name} has {_free(best)}, the whole model needs {gib(need.together)}"
     return Miss(BUY, short, NearMiss((best.name,), Transport.NONE, Split.NONE, text, short), "NoRoom")
 
 
@@ -297,7 +303,7 @@ def _mac_lack(search: Searched, mac: Mac) -> str:
         ]
         known = [need for need in needs if isinstance(need, Bounds)]
         if known:
-            return f"has {gib(mac.free_bytes)} free, the whole model needs {gib(min(n.together for n in known))}"
+            return f"has {_free(mac)}, the whole model needs {gib(min(n.together for n in known))}"
         return str(needs[0]) if needs else "has no figures of the model"
     backend = "jaccl" if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING) else "ring"
     if backend not in mac.backends:
@@ -305,6 +311,14 @@ def _mac_lack(search: Searched, mac: Mac) -> str:
     if not any(cable.connected for cable in search.fleet.links(mac.name)):
         return "has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part"
     return f"is in no set of {request.min_nodes} Macs that are joined as the transport needs it and have room"
+
+
+def _together(lacks: Iterable[Lack]) -> list[str]:
+    """A sentence a lack: what several Macs lack is said once."""
+    who: dict[str, list[str]] = {}
+    for entry in lacks:
+        who.setdefault(entry.message, []).append(entry.node)
+    return [f"{'each of ' if len(nodes) > 1 else ''}{names(nodes)} {message}" for message, nodes in who.items()]
 
 
 def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceable:
@@ -319,9 +333,10 @@ def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceab
     ineligible = [entry for entry in ordered if entry.node in search.lacks]
     if len(ordered) <= LISTED:
         ineligible = list(ordered)
-    parts += [f"{entry.node} {entry.message}" for entry in ineligible[:LISTED]]
-    if len(ineligible) > LISTED:
-        parts.append(f"and {len(ineligible) - LISTED} more Macs")
+    together = _together(ineligible)
+    parts += together[:LISTED]
+    if len(together) > LISTED:
+        parts.append(f"and more Macs with {len(together) - LISTED} other lacks")
     if search.work.cut:
         parts.append("the search was ended at its limit")
     rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)

@@ -12,7 +12,7 @@ from itertools import combinations
 from thunderfleet_operator.placement.eligible import lack, wanted_model
 from thunderfleet_operator.placement.fitting import RDMA, Fitting, cables_of, members_of
 from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.hops import MESH_RANKS, hops_of, queue_pairs_suffice
+from thunderfleet_operator.placement.hops import MESH_RANKS, hops_of, queue_pairs_suffice, rdma_lack
 from thunderfleet_operator.placement.memory import bounds
 from thunderfleet_operator.placement.nearmiss import explain
 from thunderfleet_operator.placement.ranks import leaders, publishes, reach
@@ -267,7 +267,7 @@ class Search:
                 )
             )
         cables = tuple(cable.name if cable is not None else "" for cable in cables_of(area, transport, order))
-        reason = "; ".join(part for part in (why, _kind(candidate, facts), _layers(found)) if part)
+        reason = "; ".join(part for part in (why, _kind(candidate, self.request), _layers(found)) if part)
         return Placement(
             model_path=candidate.universe.model.path,
             transport=transport,
@@ -294,7 +294,7 @@ def _candidate_order(candidate: Candidate) -> tuple[object, ...]:
     return (candidate.score, candidate.found.tie, candidate.universe.order)
 
 
-def _kind(candidate: Candidate, facts: bool) -> str:
+def _kind(candidate: Candidate, request: Request) -> str:
     size, transport = candidate.score.macs, candidate.transport
     if transport is Transport.NONE:
         return "one Mac holds the whole model"
@@ -303,16 +303,32 @@ def _kind(candidate: Candidate, facts: bool) -> str:
         lan = sum(cable is None for cable in cables)
         over = "on Thunderbolt cables" if not lan else f"with {lan} of {size} hops over the LAN, unencrypted"
         over = f"a TCP ring of {size} Macs {over}"
-        over += _why_no_rdma(candidate)
+        over += _why_no_rdma(candidate) if request.transport is WantedTransport.AUTO else ""
     else:
         over = f"a JACCL {'mesh' if transport is Transport.JACCL else 'ring'} of {size} Macs"
-    return f"{candidate.split} parallelism over {over}"
+    return f"{candidate.split} parallelism over {over}{_why_fallback(candidate, request)}"
 
 
 def _why_no_rdma(candidate: Candidate) -> str:
-    macs = members_of(candidate.found.area, candidate.found.order)
-    without = sorted(mac.name for mac in macs if "jaccl" not in mac.backends)
-    return f" (no RDMA: the MLX of {', '.join(without[:3])}{' …' if len(without) > 3 else ''} lacks jaccl)" if without else ""
+    area, order = candidate.found.area, candidate.found.order
+    without = sorted(mac.name for mac in members_of(area, order) if "jaccl" not in mac.backends)
+    if without:
+        return f" (no RDMA: the MLX of {', '.join(without[:3])}{' …' if len(without) > 3 else ''} lacks jaccl)"
+    for cable in cables_of(area, candidate.transport, order):
+        lacking = rdma_lack(cable) if cable is not None else None
+        if cable is not None and lacking is not None:
+            # What mends it follows after a colon, and stands at the link.
+            return f" (no RDMA over {cable.name}: {lacking.partition(': ')[0]})"
+    return ""
+
+
+def _why_fallback(candidate: Candidate, request: Request) -> str:
+    """Why the model is not split in the way that suits the transport best."""
+    if candidate.score.split == 0:
+        return ""
+    preferred = allowed_splits(candidate.transport, request)[0]
+    need = bounds(candidate.universe.model, request.memory, preferred, candidate.score.macs)
+    return f" ({preferred}: {need if isinstance(need, str) else 'some rank would have no room'})"
 
 
 def _layers(found: Found) -> str:

@@ -130,7 +130,7 @@ def test_no_transport_that_mlx_lacks(wanted: WantedTransport) -> None:
     macs = (mac("a", 10, facts, mlx_version="0.32.4"), mac("b", 10, facts, mlx_version="0.32.4"))
     found = refused(plan(Fleet(macs, (cable("a", "b"),)), Request(path=PATH, memory=NO_KV, transport=wanted)))
     assert found.reason == "TransportUnavailable"
-    assert f"a cannot run {wanted}: its MLX 0.32.4 has ring only" in found.message
+    assert f"each of a, b cannot run {wanted}: its MLX 0.32.4 has ring only" in found.message
 
 
 def test_four_macs_in_a_circle_are_a_jaccl_ring_and_all_joined_a_mesh() -> None:
