@@ -1,8 +1,8 @@
 """Control planes for the end-to-end tests. Each is real, and starting one takes seconds, so tests share them.
 
 ``control_plane`` has no Nodes: for what the API server alone decides. ``line`` is the whole line: the default fleet, the chart,
-and a model on every Mac's disk. With ``THUNDERFLEET_E2E_CLUSTER=name`` the tests of the line take a cluster that runs already
-and leave it running.
+and a model on every Mac's disk; a file of tests that needs another fleet has a ``line`` of its own, made with ``on_fleet``.
+With ``THUNDERFLEET_E2E_CLUSTER=name`` the tests of the line take a cluster that runs already and leave it running.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -137,8 +138,22 @@ class Line:
         found.apply({"model": {"repository": MODEL}, "nodes": {"min": 2}, "recovery": {"backoffSeconds": 1}, **spec})
         return found
 
+    def plan(self, manifest: Json) -> tuple[int, Json]:
+        """What ``thunderfleet-operator plan`` makes of a ModelDeployment on this cluster as it is now: exit status, answer."""
+        with tempfile.TemporaryDirectory() as folder:
+            fleet, wanted = Path(folder, "fleet.yaml"), Path(folder, "deployment.yaml")
+            fleet.write_text(self.kubectl("get", "nodes,np,tbl,md,pods", "-A", "-o", "yaml"))
+            wanted.write_text(yaml.safe_dump(manifest))
+            program = self.cluster.image_folder / "bin" / "thunderfleet-operator"
+            command = [str(program), "plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", "json"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+        assert done.returncode in (0, 3), done.stderr
+        return done.returncode, json.loads(done.stdout)
+
     def forget(self, deployment: "Deployment") -> None:
-        """Deletes a deployment, its namespace, and waits until nothing of it runs."""
+        """Deletes a deployment, its namespace, and waits until nothing of it runs; once."""
+        if deployment not in self.deployments:
+            return
         self.deployments.remove(deployment)
         self.kubectl("delete", "md", deployment.name, "-n", deployment.namespace, "--ignore-not-found")
         self.until(f"{deployment.name} is gone", lambda: not deployment.left(), told=lambda: "\n".join(deployment.left()))
@@ -177,9 +192,7 @@ class Deployment:
     name: str
 
     def apply(self, spec: Mapping[str, object]) -> None:
-        metadata = {"name": self.name, "namespace": self.namespace}
-        body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": metadata, "spec": spec}
-        self.line.kubectl("apply", "-f", "-", text=yaml.safe_dump(body))
+        self.line.kubectl("apply", "-f", "-", text=yaml.safe_dump(manifest(self.namespace, self.name, spec)))
 
     def patch(self, spec: Mapping[str, object]) -> None:
         self.kubectl("patch", "md", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
@@ -321,6 +334,11 @@ print(json.dumps({"processes": processes, "ports": sorted(ports)}))
 """
 
 
+def manifest(namespace: str, name: str, spec: Mapping[str, object]) -> Json:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": metadata, "spec": spec}
+
+
 def chat(prompt: str, tokens: int, **more: object) -> Json:
     return {
         "model": MODEL,
@@ -353,22 +371,36 @@ def discovered(line: Line) -> bool:
     return sized == line.macs and len(whole) == cables
 
 
-@pytest.fixture(scope="session")
-def line() -> Iterator[Line]:
-    """The whole line, up and installed; taken down at the end whatever happens."""
+@contextlib.contextmanager
+def on(fleet: str | None, name: str, variable: str, *values: str) -> Iterator[Line]:
+    """A cluster of this fleet (the default one) with the chart and the model; taken down at the end whatever happens. When the
+    environment's ``variable`` names a cluster that runs already, that one is taken and left running."""
     with contextlib.ExitStack() as stack:
-        if existing := os.environ.get("THUNDERFLEET_E2E_CLUSTER"):
+        if existing := os.environ.get(variable):
             cluster = Cluster.attach(existing)
         else:
-            cluster = Cluster.start(name=f"e2e-line-{os.getpid()}")
+            cluster = Cluster.start(fleet, name=f"e2e-{name}-{os.getpid()}")
             stack.callback(remove, cluster.folder, everything=True)
             stack.callback(cluster.stop)
-            install(cluster)
+            install(cluster, *values)
         found = Line(cluster)
         found.until("the agents know their Macs", lambda: discovered(found), told=lambda: found.kubectl("get", "np,tbl"))
         yield found
         for deployment in list(found.deployments):
             found.forget(deployment)
+
+
+@pytest.fixture(scope="session")
+def on_fleet() -> Callable[..., contextlib.AbstractContextManager[Line]]:
+    """For files of tests with a fleet of their own."""
+    return on
+
+
+@pytest.fixture(scope="session")
+def line() -> Iterator[Line]:
+    """The whole line, up and installed, on the default fleet."""
+    with on(None, "line", "THUNDERFLEET_E2E_CLUSTER") as found:
+        yield found
 
 
 @pytest.fixture
@@ -397,19 +429,21 @@ def pair(the_pair: Deployment) -> Deployment:
 
 
 @pytest.fixture(scope="session")
-def alone(line: Line) -> Callable[[str, int], list[int]]:
-    """What one process of mlx-lm says to a prompt: token ids."""
-    known: dict[tuple[str, int], list[int]] = {}
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[int]]:
+    """What one process of mlx-lm says to a prompt: token ids. The model is the same wherever it is made."""
+    known: dict[tuple[str, int, int], list[int]] = {}
 
-    def ask(prompt: str, tokens: int) -> list[int]:
-        if (prompt, tokens) not in known:
-            command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(line.cluster.models / MODEL), prompt]
+    def ask(prompt: str, tokens: int, layers: int = tinymodel.LAYERS) -> list[int]:
+        if (prompt, tokens, layers) not in known:
+            folder = tmp_path_factory.mktemp("model")
+            tinymodel.make(folder, layers=layers)
+            command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(folder), prompt]
             done = subprocess.run(
                 [*command, "--tokens", str(tokens)], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
             )
             assert done.returncode == 0, done.stderr
-            known[prompt, tokens] = json.loads(done.stdout)
-        return known[prompt, tokens]
+            known[prompt, tokens, layers] = json.loads(done.stdout)
+        return known[prompt, tokens, layers]
 
     return ask
 
