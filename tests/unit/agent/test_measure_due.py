@@ -1,0 +1,444 @@
+"""Which probe runs now: the pure function, the gates, the desk, and what is kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thunderfleet_agent.measure import gates, view
+from thunderfleet_agent.measure.desk import Busy, Desk
+from thunderfleet_agent.measure.due import (
+    BACKOFF_LIMIT_SECONDS,
+    WINDOW_SECONDS,
+    History,
+    Plan,
+    backoff,
+    due,
+    fraction,
+    room,
+    stale,
+    when,
+)
+from thunderfleet_agent.measure.probes import Key, Kind, Need, Probe, Target
+from thunderfleet_agent.measure.results import FILE, Figures, Ledger, moved, result
+from thunderfleet_agent.measure.settings import Settings, parse
+from thunderfleet_agent.measure.steady import best, is_steady
+from thunderfleet_agent.measure.streams import rate_mbps, trips
+from thunderfleet_agent.measure.verdict import verdict
+from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability, ReachabilityState
+from thunderfleet_crds.thunderboltlink import LinkEnd, MeasurementTransport, ThunderboltLink, ordered
+
+WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)
+GPU = Probe(Key(Kind.GPU), 3600, 20)
+CABLE = Probe(Key(Kind.SOCKET, Target("b", "10.0.0.2", "a.tb1--b.tb1")), 300, 13, 100)
+LAN = Probe(Key(Kind.SOCKET, Target("b", "192.168.0.2")), 300, 13, 10)
+RDMA = Probe(Key(Kind.RDMA, Target("b", "", "a.tb1--b.tb1")), 21600, 80, 100)
+ALL = (GPU, CABLE, LAN, RDMA)
+
+
+def plan(history: dict[Key, History], now: float, closed: dict[Key, str] | None = None, **more: object) -> Plan:
+    options = {"node": "a", "started": 0.0, "spread": 30.0, "now": now, **more}
+    spent, budget = options.pop("spent", ()), options.pop("budget", 10**9)
+    return due(ALL, history, closed or {}, spent, budget, **options)  # type: ignore[arg-type]
+
+
+def test_what_is_missing_runs_and_what_is_fresh_does_not() -> None:
+    assert plan({}, 30.0).probe is not None
+    fresh = {probe.key: History(measured=1000.0) for probe in ALL}
+    later = plan(fresh, 1001.0)
+    assert later.probe is None and 1000 + 0.9 * 300 <= later.wake <= 1300
+    stale_gpu = {**fresh, GPU.key: History(measured=1000.0 - 3600)}
+    assert plan(stale_gpu, 1001.0).probe == GPU
+
+
+def test_macs_that_boot_together_begin_apart() -> None:
+    first = sorted(when(GPU, History(), f"studio-{n}", 0.0, 30.0) for n in range(30))
+    assert first[0] < 5 and first[-1] > 25 and len(set(first)) == 30
+    assert plan({}, 30 * fraction("a") - 0.001).probe is None
+
+
+def test_a_closed_gate_wakes_nobody_and_stops_no_other() -> None:
+    closed = {probe.key: "in use" for probe in (GPU, CABLE, RDMA)}
+    assert plan({}, 30.0, closed).probe == LAN
+    assert plan({}, 30.0, {probe.key: "in use" for probe in ALL}) == Plan(None, math.inf)
+
+
+def test_failures_back_off_doubling_to_a_limit() -> None:
+    waits = [backoff("a", GPU.key, failures) for failures in range(1, 12)]
+    assert 22 <= waits[0] <= 30 and max(waits) <= BACKOFF_LIMIT_SECONDS
+    assert all(later > 1.4 * sooner for sooner, later in itertools.pairwise(waits[:6]))
+    history = {probe.key: History(measured=100.0) for probe in ALL if probe != GPU}
+    history[GPU.key] = History(failures=3, failed=100.0)
+    found = plan(history, 101.0)
+    assert found.probe is None and found.wake == 100 + backoff("a", GPU.key, 3)
+
+
+histories = st.builds(
+    History,
+    measured=st.none() | st.floats(0, 20_000),
+    failures=st.integers(0, 5),
+    failed=st.floats(0, 20_000) | st.just(-math.inf),
+    not_before=st.floats(0, 30_000) | st.just(-math.inf),
+)
+
+
+@given(
+    history=st.fixed_dictionaries({}, optional={probe.key: histories for probe in ALL}),
+    closed=st.sets(st.sampled_from([probe.key for probe in ALL])),
+    spent=st.lists(st.tuples(st.floats(0, 20_000), st.integers(1, 200)), max_size=6),
+    budget=st.integers(50, 300),
+    now=st.floats(0, 30_000),
+)
+@settings(max_examples=150)
+def test_what_runs_is_open_due_and_within_the_budget(
+    history: dict[Key, History],
+    closed: set[Key],
+    spent: list[tuple[float, int]],
+    budget: int,
+    now: float,
+) -> None:
+    shut = dict.fromkeys(closed, "in use")
+    found = plan(history, now, shut, spent=spent, budget=budget)
+    if found.probe is None:
+        assert found.wake > now
+        # Looking again then is not in vain for ever: with every byte forgotten, something runs or waits for a later time.
+        return
+    probe = found.probe
+    assert probe.key not in closed
+    assert when(probe, history.get(probe.key, History()), "a", 0.0, 30.0) <= now
+    minute = sum(count for at, count in spent if at > now - WINDOW_SECONDS)
+    assert not probe.bytes or minute + probe.bytes <= budget or minute == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 100)), max_size=8), st.integers(1, 100), st.integers(1, 300))
+def test_when_bytes_fit_again_they_do(spent: list[tuple[int, int]], wanted: int, budget: int) -> None:
+    at = room(spent, budget, wanted, 100.0)
+    assert at >= 100.0
+    left = sum(count for when, count in spent if when > at - WINDOW_SECONDS)
+    assert left + wanted <= budget or left == 0
+
+
+# --- gates ---
+
+
+def group(links: tuple[str, ...] = (), nodes: tuple[str, ...] = ("a", "b")) -> GroupUse:
+    return GroupUse(name="default/qwen-0", epoch=1, nodes=nodes, links=links)
+
+
+def test_until_the_groups_are_known_nothing_runs() -> None:
+    assert all(gates.closed(probe, None) for probe in ALL)
+    assert not any(gates.closed(probe, ()) for probe in ALL)
+
+
+def test_a_group_closes_the_gpu_its_cables_and_the_way_to_its_members() -> None:
+    other = Probe(Key(Kind.SOCKET, Target("c", "10.0.1.2", "a.tb2--c.tb1")), 300, 13, 100)
+    by_cable = (group(links=("a.tb1--b.tb1",)),)
+    assert "default/qwen-0" in (gates.closed(GPU, by_cable) or "")
+    assert all(gates.closed(probe, by_cable) for probe in (CABLE, LAN, RDMA))
+    assert gates.closed(other, by_cable) is None
+    far = Probe(Key(Kind.SOCKET, Target("z", "192.168.0.9")), 300, 13, 10)
+    assert gates.closed(far, by_cable) is None
+    assert "network" in (gates.closed(far, (group(),)) or "")
+    assert RDMA.needs == {Need.PEER, Need.LINK, Need.GPU}
+
+
+# --- the desk ---
+
+
+def test_a_mac_is_in_one_probe() -> None:
+    desk = Desk("b")
+    with desk.granted("c"):
+        with pytest.raises(Busy, match="with c"), desk.granted("a"):
+            pass
+        with pytest.raises(Busy), desk.asking("a"):
+            pass
+        with pytest.raises(Busy), desk.alone():
+            pass
+    assert desk.peer is None
+
+
+def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
+    desk = Desk("b")
+    with desk.asking("c") as hold:
+        with pytest.raises(Busy), desk.granted("d"):
+            pass
+        with desk.granted("a"), pytest.raises(Busy, match="yes to a"):
+            desk.sure(hold)
+    assert desk.peer is None
+    with desk.asking("c") as hold:
+        desk.sure(hold)
+        with pytest.raises(Busy), desk.granted("a"):
+            pass
+        assert desk.peer == "c"
+    assert desk.peer is None
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_macs_that_want_each_other_at_once_never_lock_and_somebody_measures(data: st.DataObject) -> None:
+    """Questions and answers in any order: never two probes at one Mac, nobody waits, and the first by name gets through."""
+    names = ["a", "b", "c", "d", "e"][: data.draw(st.integers(2, 5))]
+    desks = {name: Desk(name) for name in names}
+    asks, grants, measuring = {}, {}, set()
+    for name in names:
+        peer = data.draw(st.sampled_from([other for other in names if other != name]))
+        context = desks[name].asking(peer)
+        asks[name] = (peer, context, context.__enter__())
+    for name in data.draw(st.permutations(names)):
+        peer, context, hold = asks[name]
+        grant = desks[peer].granted(name)
+        try:
+            grant.__enter__()
+        except Busy:
+            context.__exit__(None, None, None)
+            continue
+        grants[name] = grant
+        try:
+            desks[name].sure(hold)
+            measuring.add((name, peer))
+        except Busy:
+            # It has said yes to somebody meanwhile: its own question is taken back.
+            grant.__exit__(None, None, None)
+            context.__exit__(None, None, None)
+    busy = [name for pair in measuring for name in pair]
+    assert len(busy) == len(set(busy)) and measuring
+    for name, peer in measuring:
+        assert desks[name].peer == peer and desks[peer].peer == name
+        grants[name].__exit__(None, None, None)
+        asks[name][1].__exit__(None, None, None)
+    assert all(desk.peer is None for desk in desks.values())
+
+
+# --- what is kept and what is published ---
+
+
+def figures(mbps: int, rtt: int = 30) -> Figures:
+    return Figures(
+        received_mbps=mbps, sent_mbps=mbps, rtt_microseconds=rtt, jitter_microseconds=1, transport=MeasurementTransport.SOCKET
+    )
+
+
+def test_a_restart_measures_nothing_that_is_fresh(tmp_path: Path) -> None:
+    ledger = Ledger("a", tmp_path)
+    for probe in ALL:
+        ledger.record(probe.key, figures(1000), WALL, 500.0)
+    again = Ledger("a", tmp_path)
+    again.load(None, (), WALL + timedelta(seconds=60), 10.0)
+    assert plan(again.history, 11.0).probe is None
+    assert again.results[CABLE.key].figures == figures(1000)
+
+
+def test_a_clock_that_jumps_does_no_harm(tmp_path: Path) -> None:
+    ledger = Ledger("a", tmp_path)
+    ledger.record(GPU.key, Figures(flops=10**12), WALL, 500.0)
+    ahead = Ledger("a", tmp_path)
+    # The clock was ahead when it was measured: not believed to be fresh for years.
+    ahead.load(None, (), WALL - timedelta(days=400), 10.0)
+    assert stale(GPU, ahead.history[GPU.key], 10.0)
+    # Once running, only monotonic time counts.
+    assert ahead.record(GPU.key, Figures(flops=10**12), WALL - timedelta(days=400), 20.0)
+    assert not stale(GPU, ahead.history[GPU.key], 30.0)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1, 2]", '{"a": 1}', "[" * 5000, '[{"kind": "gpu"}]'])
+def test_a_damaged_file_costs_a_measurement_and_no_more(tmp_path: Path, damage: str) -> None:
+    (tmp_path / FILE).write_text(damage)
+    ledger = Ledger("a", tmp_path)
+    ledger.load(None, (), WALL, 10.0)
+    assert not ledger.results
+    ledger.record(GPU.key, Figures(flops=1), WALL, 11.0)
+    assert len(json.loads((tmp_path / FILE).read_text())) == 1
+
+
+def test_status_is_written_hourly_or_when_a_figure_moves_by_a_fifth() -> None:
+    ledger = Ledger("a")
+    assert ledger.record(CABLE.key, figures(1000), WALL, 0.0)
+    assert not ledger.record(CABLE.key, figures(1150), WALL + timedelta(minutes=5), 300.0)
+    assert ledger.results[CABLE.key].figures.received_mbps == 1150
+    assert ledger.measurements(CABLE.target.link)[0].throughput_mbps == 1000
+    assert ledger.record(CABLE.key, figures(700), WALL + timedelta(minutes=10), 600.0)
+    assert ledger.measurements(CABLE.target.link)[0].throughput_mbps == 700
+    assert ledger.record(CABLE.key, figures(700), WALL + timedelta(minutes=71), 4200.0)
+    assert moved(figures(10, 30), figures(10, 50)) and not moved(figures(10, 30), figures(10, 40))
+
+
+def test_two_addresses_of_one_pair_are_two_results() -> None:
+    ledger = Ledger("a")
+    second = Key(Kind.SOCKET, Target("b", "192.168.0.3"))
+    ledger.record(LAN.key, figures(900), WALL, 0.0)
+    ledger.record(second, figures(90), WALL, 1.0)
+    facts = [
+        Reachability(node="b", address=address, state=ReachabilityState.REACHABLE, since=WALL, rtt_microseconds=7)
+        for address in ("192.168.0.2", "192.168.0.3", "192.168.0.4")
+    ]
+    said = {fact.address: (fact.received_mbps, fact.rtt_microseconds) for fact in ledger.beside(facts)}
+    assert said == {"192.168.0.2": (900, 30), "192.168.0.3": (90, 30), "192.168.0.4": (None, 7)}
+
+
+def test_what_status_says_is_read_back() -> None:
+    ledger = Ledger("a")
+    ledger.record(GPU.key, Figures(flops=27 * 10**12, mlx_version="0.32.4"), WALL, 0.0)
+    ledger.record(Key(Kind.MEMORY), Figures(megabytes_per_second=702_000), WALL, 0.0)
+    ledger.record(LAN.key, figures(900), WALL, 0.0)
+    ledger.record(CABLE.key, figures(38_000), WALL, 0.0)
+    ledger.record(RDMA.key, figures(70_000).model_copy(update={"transport": MeasurementTransport.RDMA}), WALL, 0.0)
+    found = ledger.benchmarks()
+    assert found is not None and (found.tflops, found.gigabytes_per_second) == ("27.0", "702.0")
+    facts = ledger.beside([Reachability(node="b", address="192.168.0.2", state=ReachabilityState.REACHABLE, since=WALL)])
+    profile = NodeProfile.model_validate(
+        {"metadata": {"name": "a"}, "status": NodeProfileStatus(benchmarks=found, reachability=facts).dump()}
+    )
+    link = ThunderboltLink.load(
+        {
+            "metadata": {"name": CABLE.target.link},
+            "spec": ordered(LinkEnd(node="a", port=1), LinkEnd(node="b", port=1)).dump(),
+            "status": {
+                "endpoints": [{"node": "b", "port": 1, "address": "10.0.0.2"}],
+                "measurements": [each.dump() for each in ledger.measurements(CABLE.target.link)],
+            },
+        }
+    )
+    again = Ledger("a")
+    again.load(profile, [link], WALL + timedelta(seconds=5), 100.0)
+    assert set(again.history) == {GPU.key, Key(Kind.MEMORY), LAN.key, CABLE.key, RDMA.key}
+    assert plan(again.history, 101.0).probe is None
+    assert again.measurements(CABLE.target.link) == ledger.measurements(CABLE.target.link)
+
+
+# --- the condition, the view, the settings ---
+
+
+def said(history: dict[Key, History], ledger: Ledger, closed: dict[Key, str], notes: tuple[str, ...] = ()) -> tuple[str, str]:
+    found = verdict(Settings(), ALL, history, ledger.troubles, closed, notes, 10_000.0)
+    return found.reason, found.message
+
+
+def test_the_condition_says_why_and_when_next() -> None:
+    ledger = Ledger("a")
+    fresh = {probe.key: History(measured=9_900.0) for probe in ALL}
+    assert said(fresh, ledger, {}, ("no JACCL",)) == ("Fresh", "4 probes have fresh results; RDMA is not measured: no JACCL")
+    assert said({}, ledger, {})[0] == "NotMeasured"
+    missing = {key: value for key, value in fresh.items() if key != GPU.key}
+    reason, message = said(missing, ledger, {GPU.key: "the group x has this Mac"})
+    assert reason == "InUse" and "the group x has this Mac" in message
+    ledger.fail(GPU.key, "not enough memory", WALL, 9_990.0)
+    reason, message = said({**missing, GPU.key: ledger.history[GPU.key]}, ledger, {})
+    assert reason == "ProbeFailed" and "gpu: not enough memory; next try at 12:00:2" in message
+    assert verdict(Settings(enabled=False), ALL, fresh, {}, {}, (), 1.0).reason == "Disabled"
+
+
+def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
+    status = NodeProfileStatus.load(
+        {
+            "network": {
+                "interfaces": [
+                    {"name": "en0", "kind": "Ethernet", "addresses": [_address("192.168.0.1")]},
+                    {"name": "en2", "kind": "Thunderbolt", "addresses": [_address("10.0.0.1")]},
+                ]
+            },
+            "thunderbolt": {"ports": [{"receptacle": 1, "interface": "en2", "rdmaDevice": "rdma_en2"}], "links": 1},
+            "runtime": {"backends": ["ring"]},
+        }
+    )
+    facts = [
+        Reachability(node="b", address=address, interface=interface, state=state, since=WALL)
+        for address, interface, state in (
+            ("10.0.0.2", "en2", ReachabilityState.REACHABLE),
+            ("10.0.9.2", "en2", ReachabilityState.REACHABLE),
+            ("192.168.0.2", "en0", ReachabilityState.REACHABLE),
+            ("192.168.0.3", "en0", ReachabilityState.SUSPECT),
+        )
+    ]
+    agents = {"b": Agent(address="192.168.0.2", port=9440, certificate_sha256="0" * 64)}
+    spec = ordered(LinkEnd(node="a", port=1), LinkEnd(node="b", port=1))
+    seen = view.view("a", "192.168.0.1", status, [spec], [], facts, agents, Settings())
+    assert set(seen.targets) == {CABLE.target, Target("b", "10.0.9.2"), Target("b", "192.168.0.2")}
+    assert seen.link_at("10.0.0.1", "b") == CABLE.target.link and not seen.link_at("10.0.0.1", "c")
+    assert seen.source(CABLE.target, "10.0.0.2") == "10.0.0.1"
+    wanted = view.wanted(seen, Settings())
+    assert {probe.kind for probe in wanted} == {Kind.GPU, Kind.MEMORY, Kind.SOCKET}
+    assert any("no JACCL" in note for note in view.notes(seen, Settings()))
+    ring = parse('{"rdma": {"transport": "Ring"}}')
+    assert Kind.RDMA in {probe.kind for probe in view.wanted(view.view("a", "", status, [spec], [], facts, agents, ring), ring)}
+    assert not view.wanted(seen, parse('{"enabled": false}'))
+
+
+def _address(text: str) -> dict[str, object]:
+    return {"address": text, "prefixLength": 24, "class": "Private"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"gpu": {"everySeconds": 1}}', "gpu.everySeconds: .*greater than or equal to 10"),
+        ('{"gpus": {}}', "gpus: Extra inputs"),
+        ('{"rdma": {"transport": "Socket"}}', "RDMA or Ring"),
+        ("[]", "object"),
+        ("{", "JSON"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse(text)
+
+
+# --- figures from samples ---
+
+
+def test_a_rate_is_timed_without_start_and_burst() -> None:
+    # A burst of 10 MB at once, then 1 MB every 10 ms: 800 Mbit/s.
+    steady = [(0.0, 10_000_000), *((0.01 * step, 1_000_000) for step in range(1, 101))]
+    assert rate_mbps([steady]) == 800
+    assert rate_mbps([steady, steady]) == 1600
+    assert rate_mbps([]) == rate_mbps([[]]) == rate_mbps([[(1.0, 5)]]) == 0
+    # What the others move after the first has ended does not count.
+    assert rate_mbps([steady, [*steady, *((1.0 + 0.01 * step, 9_000_000) for step in range(1, 50))]]) == 1600
+
+
+@given(st.lists(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**7)), max_size=20).map(sorted), max_size=4))
+def test_a_rate_is_never_negative_nor_a_fault(streams: list[list[tuple[float, int]]]) -> None:
+    assert rate_mbps(streams) >= 0
+
+
+def test_round_trips() -> None:
+    found = trips([10e-6, 14e-6, 10e-6, 12e-6])
+    assert (found.rtt, found.jitter) == (11, 3)
+    with pytest.raises(ValueError, match="two are needed"):
+        trips([1.0])
+
+
+def test_a_warm_up_ends_when_the_rate_is_steady_or_at_its_limit() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def rising() -> float:
+        nonlocal now
+        now += max(0.5, 1.0 - now / 20)
+        return 1.0
+
+    told: list[bool] = []
+    found = best(rising, clock, 100.0, best_of=3, told=lambda rate, steady: told.append(steady))
+    assert found.steady and found.rate == pytest.approx(2.0) and told.count(True) == 4
+    steps = itertools.cycle((0.5, 1.0))
+
+    def uneven() -> float:
+        nonlocal now
+        now += next(steps)
+        return 1.0
+
+    found = best(uneven, clock, 5.0, best_of=2)
+    assert not found.steady and found.rate == pytest.approx(2.0)
+    assert is_steady([1, 9, 10, 10, 10, 9.9]) and not is_steady([10, 10, 10]) and not is_steady([10, 10, 10, 9])
+
+
+def test_results_hold_their_key() -> None:
+    for probe in ALL:
+        assert result(probe.key, Figures(), WALL).key == probe.key
