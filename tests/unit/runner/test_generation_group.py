@@ -10,8 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from thunderfleet_localcluster import tinymodel
 
 MODEL = "thunderfleet/tiny"
@@ -84,6 +82,12 @@ async def check_stops_and_logprobs(client: aiohttp.ClientSession) -> None:
         assert entry["top_logprobs"][0]["logprob"] > entry["top_logprobs"][1]["logprob"]
 
 
+async def check_no_tools(client: aiohttp.ClientSession) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    status, answer = await ask(client, CHAT | {"tools": [tool]})
+    assert status == 400 and "cannot call tools" in answer["error"]["message"]
+
+
 async def check_a_client_that_leaves(group: Any, client: aiohttp.ClientSession) -> None:
     service = group.running[0][0].service
     long = CHAT | {"max_tokens": 400, "stream": True}
@@ -122,73 +126,6 @@ async def test_a_pipeline_answers_the_same_and_measures_itself(
         await check_answers(client, yardstick)
 
 
-# What clients send, and what they should not: every field with values of the right and of the wrong kind.
-_ANY = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 600) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=6,
-)
-_GOOD = {
-    "temperature": st.floats(0, 2),
-    "top_p": st.floats(0, 1),
-    "top_k": st.integers(0, 255),
-    "min_p": st.floats(0, 1),
-    "repetition_penalty": st.floats(0, 10),
-    "presence_penalty": st.floats(-2, 2),
-    "frequency_penalty": st.floats(-2, 2),
-    "repetition_context_size": st.integers(1, 40),
-    "logit_bias": st.dictionaries(st.integers(0, 255).map(str), st.floats(-100, 100), max_size=4),
-    "stop": st.lists(st.text(min_size=1, max_size=3), max_size=3),
-    "seed": st.integers(0, 9),
-    "stream": st.booleans(),
-}
-_PROMPTS = st.text("abc é\n", min_size=1, max_size=20) | st.lists(st.integers(0, 255), min_size=1, max_size=12)
-_ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
-_MESSAGES = st.lists(st.fixed_dictionaries({"role": _ROLES, "content": st.text(max_size=9)}), min_size=1, max_size=3)
-_HEAD = {"model": st.just(MODEL), "max_tokens": st.integers(1, 12)}
-_PLAUSIBLE = st.fixed_dictionaries({**_HEAD, "prompt": _PROMPTS}, optional={**_GOOD, "logprobs": st.integers(0, 20)}) | (
-    st.fixed_dictionaries({**_HEAD, "messages": _MESSAGES}, optional={**_GOOD, "logprobs": st.booleans()})
-)
-_OTHERS = ("xtc_threshold", "adapters", "role_mapping", "top_logprobs", "draft_model", "tools", "logprobs")
-_WILD = st.fixed_dictionaries(
-    {**_HEAD, "prompt": _PROMPTS | _ANY}, optional={name: _GOOD.get(name, _ANY) | _ANY for name in (*_GOOD, *_OTHERS)}
-)
-
-
-async def check_no_request_ends_it(group: Any, client: aiohttp.ClientSession) -> None:
-    bodies: list[dict[str, Any]] = []
-
-    @settings(max_examples=60, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(_PLAUSIBLE | _WILD)
-    def collect(body: dict[str, Any]) -> None:
-        bodies.append(body)
-
-    collect()
-    # What ended a stock server, each by itself.
-    plain = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
-    bodies += [
-        plain | {"prompt": ""}, plain | {"prompt": ["a", "b"]}, plain | {"stop": 5}, plain | {"logit_bias": {"5000": 1}},
-        plain | {"top_k": 256, "temperature": 1}, plain | {"xtc_threshold": 0.6, "temperature": 1}, plain | {"seed": 7},
-        plain | {"prompt": "é"}, plain | {"top_k": 255, "temperature": 1}, plain | {"temperature": 1e-300},
-        plain | {"logprobs": 20}, plain | {"repetition_penalty": 1e-300}, plain | {"prompt": [0]},
-    ]  # fmt: skip
-    pids = processes(group)
-    statuses: dict[int, int] = {}
-    for at in range(0, len(bodies), 8):
-        sent = [
-            client.post("/v1/chat/completions" if "messages" in body else "/v1/completions", data=json.dumps(body))
-            for body in bodies[at : at + 8]
-        ]
-        async with asyncio.timeout(60):
-            for response in await asyncio.gather(*sent):
-                async with response:
-                    statuses[response.status] = statuses.get(response.status, 0) + 1
-                    await response.read()
-    assert set(statuses) <= {200, 400}, statuses
-    assert statuses[200] > len(bodies) // 4, statuses
-    assert processes(group) == pids
-
-
 async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None:
     """Streams are cut with an error event, never as if complete, and the group comes back."""
     long = CHAT | {"max_tokens": 470, "stream": True}
@@ -208,7 +145,7 @@ async def test_one_rank_answers_the_same(served: Callable[..., Any], tiny: Path,
         await check_answers(client, yardstick)
 
 
-async def test_two_tensor_ranks_answer_the_same_whatever_clients_do(
+async def test_two_tensor_ranks_answer_the_same_and_come_back(
     served: Callable[..., Any], tiny: Path, yardstick: list[int]
 ) -> None:
     async with served(tiny, 2, "Tensor") as (group, client):
@@ -217,7 +154,6 @@ async def test_two_tensor_ranks_answer_the_same_whatever_clients_do(
         await check_a_client_that_leaves(group, client)
         if sys.platform == "linux":
             await check_idle(group)
-        await check_no_request_ends_it(group, client)
-        await check_answers(client, yardstick)
+        await check_no_tools(client)
         await check_a_killed_rank(group, client)
         await check_answers(client, yardstick)

@@ -1,0 +1,175 @@
+"""No request ends, wedges or misleads a group: what is known to have ended stock servers, and what Hypothesis makes up.
+
+Beside every request, in the same batch, and after it, the fixed prompt is asked: its answer must be the one process's.
+``HYPOTHESIS_PROFILE=fuzz`` tries many more.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thunderfleet_localcluster import tinymodel
+
+MODEL = "thunderfleet/tiny"
+EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 50
+FIXED = {
+    "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
+}  # fmt: skip
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 600) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+_TOOL = st.fixed_dictionaries({"type": st.just("function"), "function": st.fixed_dictionaries({"name": st.text(max_size=5)})})
+_GOOD = {
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(0, 255),
+    "min_p": st.floats(0, 1),
+    "repetition_penalty": st.floats(0, 10),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "repetition_context_size": st.integers(1, 40),
+    "logit_bias": st.dictionaries(st.integers(0, 255).map(str), st.floats(-100, 100), max_size=4),
+    "stop": st.lists(st.text(min_size=1, max_size=3), max_size=3),
+    "seed": st.integers(0, 9),
+    "stream": st.booleans(),
+}
+_PROMPTS = st.text("abc é\n", min_size=1, max_size=20) | st.lists(st.integers(0, 255), min_size=1, max_size=12)
+_ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
+_CONTENTS = st.text(max_size=9) | st.sampled_from(["nothing", "raise"])
+_MESSAGES = st.lists(st.fixed_dictionaries({"role": _ROLES, "content": _CONTENTS}), min_size=1, max_size=3)
+_HEAD = {"model": st.just(MODEL), "max_tokens": st.integers(1, 12)}
+_PLAUSIBLE = st.fixed_dictionaries({**_HEAD, "prompt": _PROMPTS}, optional={**_GOOD, "logprobs": st.integers(0, 20)}) | (
+    st.fixed_dictionaries({**_HEAD, "messages": _MESSAGES}, optional={**_GOOD, "logprobs": st.booleans()})
+)
+_ODD = ("xtc_threshold", "adapters", "role_mapping", "top_logprobs", "draft_model", "logprobs", "stream_options", "n", "echo")
+_WILD = st.fixed_dictionaries(
+    {**_HEAD, "prompt": _PROMPTS | _ANY}, optional={name: _GOOD.get(name, _ANY) | _ANY for name in (*_GOOD, *_ODD)}
+) | st.fixed_dictionaries(
+    {"model": st.just(MODEL), "messages": _MESSAGES | _ANY},
+    optional={"tools": st.lists(_TOOL | _ANY, max_size=2), **{name: _GOOD.get(name, _ANY) | _ANY for name in (*_GOOD, *_ODD)}},
+)
+
+_TEXT = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+_CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+KNOWN: tuple[tuple[dict[str, Any], int], ...] = (
+    (_TEXT | {"prompt": ""}, 400),
+    (_TEXT | {"prompt": ["a", "b"]}, 400),
+    (_TEXT | {"prompt": [[1], [2]]}, 400),
+    (_TEXT | {"prompt": [0]}, 200),
+    (_TEXT | {"prompt": [256]}, 400),
+    (_TEXT | {"prompt": "é"}, 400),
+    (_TEXT | {"stop": 5}, 400),
+    (_TEXT | {"stop": [""]}, 400),
+    (_TEXT | {"logit_bias": {"5000": 1}}, 400),
+    (_TEXT | {"logit_bias": {"255": 100}}, 200),
+    (_TEXT | {"top_k": 256, "temperature": 1}, 400),
+    (_TEXT | {"top_k": 255, "temperature": 1}, 200),
+    (_TEXT | {"top_p": 0, "temperature": 1}, 200),
+    (_TEXT | {"min_p": 1, "temperature": 1}, 200),
+    (_TEXT | {"xtc_threshold": 0.6, "temperature": 1}, 400),
+    (_TEXT | {"temperature": 1e-300}, 200),
+    (_TEXT | {"repetition_penalty": 1e-300}, 200),
+    (_TEXT | {"logprobs": 20}, 200),
+    (_TEXT | {"logprobs": 256}, 400),
+    (_TEXT | {"seed": 7, "stream": True}, 200),
+    (_TEXT | {"adapters": "/etc"}, 400),
+    (_TEXT | {"draft_model": "other/model"}, 400),
+    (_TEXT | {"model": "other/model"}, 404),
+    (_TEXT | {"max_tokens": 1 << 40}, 400),
+    (_CHAT | {"messages": [{"role": "user", "content": "nothing"}]}, 400),
+    (_CHAT | {"messages": [{"role": "user", "content": "raise"}]}, 400),
+    (_CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]}]}, 400),
+    (_CHAT | {"messages": [{"role": "user", "content": "x" * 4000}]}, 400),
+    (_CHAT | {"role_mapping": {"user": ""}}, 400),
+    (_CHAT | {"chat_template_kwargs": {"x": 1}}, 400),
+    (_CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400),
+)  # fmt: skip
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """The tiny model with a template that renders nothing of one chat and refuses another."""
+    folder = tmp_path / "odd"
+    tinymodel.make(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["chat_template"] = (
+        "{% if messages[0]['content'] == 'raise' %}{{ raise_exception('no such chat') }}{% endif %}"
+        "{% if messages[0]['content'] != 'nothing' %}" + config["chat_template"] + "{% endif %}"
+    )
+    path.write_text(json.dumps(config))
+    return folder
+
+
+class Asker:
+    """A client that sends anything, and asks the fixed prompt beside it and after it."""
+
+    def __init__(self, client: aiohttp.ClientSession, right: list[int]) -> None:
+        self._client = client
+        self._right = right
+        self.statuses: dict[int, int] = {}
+
+    async def send(self, body: dict[str, Any], *, leaves: bool = False) -> int:
+        """The answer's status, whatever came of it; ``leaves``: after the first line."""
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        async with asyncio.timeout(60), self._client.post(path, data=json.dumps(body)) as response:
+            if leaves:
+                await response.content.readline()
+                response.close()
+            elif response.status == 200 and body.get("stream"):
+                assert (await response.text()).endswith("data: [DONE]\n\n")
+            else:
+                answer = await response.json()
+                assert "choices" in answer or answer["error"]["message"]
+            return response.status
+
+    async def fixed(self) -> None:
+        async with asyncio.timeout(60), self._client.post("/v1/chat/completions", json=FIXED) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            assert answer["choices"][0]["token_ids"] == self._right
+
+    async def __call__(self, body: dict[str, Any], *, leaves: bool = False) -> int:
+        status, _ = await asyncio.gather(self.send(body, leaves=leaves), self.fixed())
+        await self.fixed()
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        return status
+
+
+async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., Any], odd: Path, yardstick: list[int]) -> None:
+    async with served(odd, 2, "Tensor") as (group, client):
+        pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
+        ask = Asker(client, yardstick[: FIXED["max_tokens"]])
+        for body, status in KNOWN:
+            assert await ask(body) == status, body
+        assert await ask(_TEXT | {"seed": 7, "stream": True, "max_tokens": 400}, leaves=True) == 200
+
+        loop = asyncio.get_running_loop()
+
+        @settings(
+            max_examples=EXAMPLES, database=None, deadline=None, derandomize=EXAMPLES < 100,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(body=_PLAUSIBLE | _WILD, leaves=st.booleans())
+        def explore(body: dict[str, Any], leaves: bool) -> None:
+            status = asyncio.run_coroutine_threadsafe(ask(body, leaves=leaves), loop).result(200)
+            assert status in (200, 400)
+
+        ask.statuses.clear()
+        # Hypothesis calls back, so it has a thread; the group lives on this one.
+        await asyncio.to_thread(explore)
+        assert ask.statuses[200] > EXAMPLES // 4 and ask.statuses[400] > 0, ask.statuses
+        service = group.running[0][0].service
+        await group.until(lambda: service.running == 0, "nothing runs any more")
+        assert [supervisor.member.pid for supervisor, _ in group.running.values()] == pids
+        assert group.running[0][0].state.recoveries == 0
