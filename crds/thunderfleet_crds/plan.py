@@ -5,6 +5,7 @@ it, the runner reads it, neither imports the other: so it stands here, beside th
 """
 
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -44,6 +45,11 @@ class Split(StrEnum):
     NONE = "None"
     TENSOR = "Tensor"
     PIPELINE = "Pipeline"
+
+
+def loopback_of(address: str) -> str:
+    """Where the programs of one Mac meet: loopback. A recorded Mac whose own address is of loopback keeps that one."""
+    return address if ip_address(address).is_loopback else "127.0.0.1"
 
 
 class RelayPlan(_Value):

@@ -36,7 +36,9 @@ from thunderfleet_crds.plan import (
     MemoryPlan,
     Plan,
     RankPlan,
+    RelayPlan,
     Split,
+    loopback_of,
 )
 
 from thunderfleet_operator.keys import KeyPair
@@ -114,7 +116,8 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
             address=entry.address,
             control_port=held.control,
             gateway_port=held.gateway,
-            ring_address=entry.ring_address,
+            ring_address=loopback_of(entry.address) if entry.relay else entry.ring_address,
+            relay=RelayPlan(address=entry.relay.address, backwards=entry.relay.backwards) if entry.relay else None,
             ring_ports=held.ring,
             devices=entry.devices,
             coordinator=entry.coordinator,

@@ -277,6 +277,11 @@ class LayersTold(_Told):
     count: int = Field(description="Number of layers.")
 
 
+class RelayTold(_Told):
+    address: str = Field(description="Where one supervisor dials the other.")
+    backwards: bool = Field(description="Whether the rank that the hop leads to is the one whose supervisor dials.")
+
+
 class RankTold(_Told):
     rank: int = Field(description="Number of the rank, from 0.")
     node: str = Field(description="Mac that it is placed on.")
@@ -287,6 +292,7 @@ class RankTold(_Told):
     free_bytes: int = Field(description="What was free on that Mac before.")
     layers: LayersTold | None = Field(default=None, description="Its layers, in a pipeline.")
     ring_address: str | None = Field(default=None, description="Where the rank before it dials it, in a TCP ring.")
+    relay: RelayTold | None = Field(default=None, description="How that hop is relayed by supervisors, where no cable joins.")
     devices: tuple[str | None, ...] = Field(default=(), description="RDMA device that faces each rank, over JACCL.")
     coordinator: str | None = Field(default=None, description="Where it reaches rank 0.")
 
@@ -395,6 +401,7 @@ def _group(entry: Decided, free: dict[str, int]) -> GroupTold:
             free_bytes=free[rank.node],
             layers=LayersTold(first=rank.layers[0], count=rank.layers[1] - rank.layers[0]) if rank.layers else None,
             ring_address=rank.ring_address,
+            relay=RelayTold(address=rank.relay.address, backwards=rank.relay.backwards) if rank.relay else None,
             devices=rank.devices,
             coordinator=rank.coordinator,
         )
@@ -459,7 +466,7 @@ def table(told: PlanTold) -> str:
                     gib(rank.memory_bytes),
                     gib(rank.free_bytes),
                     f"{rank.address}:{rank.gateway_port}",
-                    rank.ring_address or "-",
+                    f"relay {rank.relay.address}" if rank.relay else rank.ring_address or "-",
                     rank.coordinator or "-",
                     devices or "-",
                 )

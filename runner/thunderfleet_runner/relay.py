@@ -12,7 +12,6 @@ end is no news; a connection that is lost under a living rank is (``broken``).
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -23,7 +22,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
 
 from thunderfleet_runner import commands, faults
 from thunderfleet_runner.faults import Fault
@@ -47,11 +46,6 @@ _Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 class RelayLost(ConnectionError):
     """The connection between the two supervisors ended under the ranks; the text says how."""
-
-
-def loopback_of(address: str) -> str:
-    """Where ranks and supervisors of one Mac meet: loopback. A recorded Mac whose own address is loopback keeps that one."""
-    return address if ipaddress.ip_address(address).is_loopback else "127.0.0.1"
 
 
 class Relays:

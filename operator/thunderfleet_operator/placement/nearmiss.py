@@ -13,7 +13,7 @@ from typing import Protocol
 from thunderfleet_operator.placement.amounts import gib
 from thunderfleet_operator.placement.fitting import RDMA, Fitting
 from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.hops import Hop, lan_hop, rdma_hops, rdma_lack, ring_hops, ring_lack
+from thunderfleet_operator.placement.hops import Hop, rdma_hops, rdma_lack, ring_hops, ring_lack
 from thunderfleet_operator.placement.memory import Bounds, bounds
 from thunderfleet_operator.placement.request import Lack, NearMiss, Request, Unplaceable
 from thunderfleet_operator.placement.score import LABELS
@@ -84,10 +84,10 @@ def names(members: Iterable[str]) -> str:
     return ", ".join(listed[:LISTED]) + more
 
 
-def gap(fleet: Fleet, one: str, other: str, transport: Transport, request: Request) -> Gap | None:
+def gap(fleet: Fleet, one: str, other: str, transport: Transport) -> Gap | None:
     """What this hop lacks; None when nothing."""
     rdma = transport in RDMA
-    usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, request.ring_without_relay)
+    usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, lan=True)
     if other in usable:
         return None
     pair = f"{one} ↔ {other}"
@@ -96,12 +96,8 @@ def gap(fleet: Fleet, one: str, other: str, transport: Transport, request: Reque
         if cable.connected:
             why = rdma_lack(cable) if rdma else ring_lack(cable)
             return Gap(SWITCH_ON, f"{pair}: {why}")
-    if not rdma:
-        if not request.ring_without_relay and lan_hop(fleet.macs[one], fleet.macs[other]) is not None:
-            opt = "set bootstrap.ringWithoutRelay to let ring traffic cross the LAN unencrypted"
-            return Gap(SWITCH_ON, f"{one} → {other}: reached over the LAN only; plug a cable, or {opt}")
-        if request.ring_without_relay and not cables:
-            return Gap(LOOK, f"{one} → {other}: no cable, and {one} has not been seen to dial {other}")
+    if not rdma and not cables and fleet.macs[one].dials is not None:
+        return Gap(LOOK, f"{pair}: no Thunderbolt cable, and neither has been seen to reach the other over the LAN")
     return Gap(PLUG, f"{pair}: the cable is unplugged" if cables else f"{pair}: no Thunderbolt cable")
 
 
@@ -142,7 +138,7 @@ def _loosened(
             if mac.name != node:
                 key = (node, mac.name)
                 if key not in gaps:
-                    gaps[key] = gap(fleet, *key, transport, request)
+                    gaps[key] = gap(fleet, *key, transport)
                 lacking = gaps[key]
                 found[mac.name] = Hop(0, lacking.cost if lacking else 0)
         return found
@@ -161,7 +157,7 @@ def _loosened(
     pairs = list(combinations(order, 2))
     if transport is not Transport.JACCL:
         pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
-    found = [entry for one, other in pairs if (entry := gap(fleet, one, other, transport, request)) is not None]
+    found = [entry for one, other in pairs if (entry := gap(fleet, one, other, transport)) is not None]
     return tuple(order), list({entry.text: entry for entry in found}.values())
 
 
@@ -235,7 +231,9 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
                 cost = sum(entry.cost for entry in gaps)
                 text = f"{LABELS[transport]} of {names(nodes)}: {lacking}"
                 misses.append(Miss(cost, 0, NearMiss(nodes, transport, split, text), "NotConnected"))
-            for joined in _islands(fleet, able):
+            # Without facts of dials, cables alone join.
+            apart = transport in RDMA or all(mac.dials is None for mac in able)
+            for joined in _islands(fleet, able) if apart else ():
                 if len(joined) >= size and sum(mac.free_bytes for mac in joined[:size]) < need.together:
                     what = "the largest connected set has"
                     misses.append(_memory(joined, need, transport, split, size, what))
@@ -309,7 +307,8 @@ def _mac_lack(search: Searched, mac: Mac) -> str:
     if backend not in mac.backends:
         return f"cannot join a group: its MLX lacks {backend}"
     if not any(cable.connected for cable in search.fleet.links(mac.name)):
-        return "has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part"
+        over = "" if backend == "jaccl" else ", and has not been seen to reach one over the LAN"
+        return f"has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part{over}"
     return f"is in no set of {request.min_nodes} Macs that are joined as the transport needs it and have room"
 
 

@@ -12,12 +12,12 @@ from itertools import combinations
 from thunderfleet_operator.placement.eligible import lack, wanted_model
 from thunderfleet_operator.placement.fitting import RDMA, Fitting, cables_of, members_of
 from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.hops import MESH_RANKS, hops_of, queue_pairs_suffice, rdma_lack
+from thunderfleet_operator.placement.hops import MESH_RANKS, RELAY_COST, RELAY_MBPS, hops_of, queue_pairs_suffice, rdma_lack
 from thunderfleet_operator.placement.memory import bounds
 from thunderfleet_operator.placement.nearmiss import explain
 from thunderfleet_operator.placement.ranks import leaders, publishes, reach
-from thunderfleet_operator.placement.request import Placement, RankPlacement, Request, RunnerUp, Unplaceable
-from thunderfleet_operator.placement.score import RANKING, Score
+from thunderfleet_operator.placement.request import Placement, RankPlacement, Relay, Request, RunnerUp, Unplaceable
+from thunderfleet_operator.placement.score import LAN_RING, RANKING, Score
 from thunderfleet_operator.placement.search import Area, Found, Shortlist, Work, cliques, cycles, singles
 from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
@@ -70,6 +70,12 @@ def allowed_transports(request: Request) -> tuple[Transport, ...]:
     return (Transport.NONE, *wanted[request.transport])
 
 
+def stages(request: Request) -> tuple[tuple[Transport, bool], ...]:
+    """Transports in the order of preference, and whether hops over a LAN count: after everything that cables carry."""
+    allowed = allowed_transports(request)
+    return tuple((transport, False) for transport in allowed) + (((Transport.RING, True),) if Transport.RING in allowed else ())
+
+
 def allowed_splits(transport: Transport, request: Request) -> tuple[Split, ...]:
     """In the order of preference: Tensor's small all-reduces want RDMA, a pipeline is content with TCP."""
     if transport is Transport.NONE:
@@ -81,14 +87,15 @@ def allowed_splits(transport: Transport, request: Request) -> tuple[Split, ...]:
     return (Split.TENSOR, Split.PIPELINE) if transport in RDMA else (Split.PIPELINE, Split.TENSOR)
 
 
-def areas(fleet: Fleet, universe: Universe, transport: Transport, request: Request) -> list[Area]:
-    """Where groups over this transport could form, apart from one another."""
+def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, bare: bool) -> list[Area]:
+    """Where groups over this transport could form, apart from one another. ``lan``: also over a LAN, ``bare``: unencrypted."""
     backend = "jaccl" if transport in RDMA else "ring"
     macs = universe.macs
     if transport is Transport.NONE:
         return [Area(list(macs.values()), lambda name: {}, 0)]
-    lan = request.ring_without_relay and transport is Transport.RING
-    hops = hops_of(fleet, transport, lan)
+    if lan and all(mac.dials is None for mac in macs.values()):
+        return []
+    hops = hops_of(fleet, transport, lan, bare)
     joined = (tuple(macs),) if lan else fleet.islands
     found = []
     for island in joined:
@@ -96,8 +103,9 @@ def areas(fleet: Fleet, universe: Universe, transport: Transport, request: Reque
         if len(members) > 1:
             top = fleet.top_mbps
             if lan:
-                top = max([top, *(kind.speed_mbps for mac in members for kind in mac.kinds.kinds)])
-            found.append(Area(members, hops, top, fleet.dialled_by if lan else None))
+                nics = [kind.speed_mbps for mac in members for kind in mac.kinds.kinds] if bare else [RELAY_MBPS]
+                top = max([top, *nics])
+            found.append(Area(members, hops, top))
     return sorted(found, key=lambda area: area.tie((0,)))
 
 
@@ -124,19 +132,20 @@ class Search:
         self.universes = universes(self.eligible, request)
         self.unreached: list[tuple[Transport, tuple[str, ...]]] = []
         """Sets that nothing but a rank 0 everybody can dial was missing of."""
-        self._areas: dict[tuple[int, bool | None], list[Area]] = {}
+        self._areas: dict[tuple[int, bool | None, bool], list[Area]] = {}
 
-    def areas(self, position: int, transport: Transport) -> list[Area]:
-        key = (position, None if transport is Transport.NONE else transport in RDMA)
+    def areas(self, position: int, transport: Transport, lan: bool) -> list[Area]:
+        key = (position, None if transport is Transport.NONE else transport in RDMA, lan)
         if key not in self._areas:
-            self._areas[key] = areas(self.fleet, self.universes[position], transport, self.request)
+            bare = self.request.ring_without_relay
+            self._areas[key] = areas(self.fleet, self.universes[position], transport, lan, bare)
         return self._areas[key]
 
-    def sizes(self, transport: Transport) -> range:
+    def sizes(self, transport: Transport, lan: bool) -> range:
         request = self.request
         if transport is Transport.NONE:
             return range(1, 2 if request.min_nodes == 1 else 1)
-        joined = max((len(area) for i in range(len(self.universes)) for area in self.areas(i, transport)), default=0)
+        joined = max((len(area) for i in range(len(self.universes)) for area in self.areas(i, transport, lan)), default=0)
         least = 3 if transport is Transport.JACCL_RING and request.transport is WantedTransport.AUTO else 2
         return range(max(least, request.min_nodes), min(self._most(transport), joined) + 1)
 
@@ -156,12 +165,14 @@ class Search:
 
     def candidates(self, count: int) -> Iterator[Candidate]:
         """The best of all, then what comes after it, up to ``count`` a stage."""
-        for transport in allowed_transports(self.request):
-            for size in self.sizes(transport):
+        for transport, lan in stages(self.request):
+            for size in self.sizes(transport, lan):
                 for preference, split in enumerate(allowed_splits(transport, self.request)):
-                    yield from sorted(self._stage(transport, size, split, preference, count), key=_candidate_order)
+                    yield from sorted(self._stage(transport, lan, size, split, preference, count), key=_candidate_order)
 
-    def _stage(self, transport: Transport, size: int, split: Split, preference: int, count: int) -> Iterator[Candidate]:
+    def _stage(
+        self, transport: Transport, lan: bool, size: int, split: Split, preference: int, count: int
+    ) -> Iterator[Candidate]:
         for position, universe in enumerate(self.universes):
             need = bounds(universe.model, self.request.memory, split, size)
             if isinstance(need, str):
@@ -171,7 +182,7 @@ class Search:
             work = Work(given if self.work.left > 0 else 0)
             memory = self.request.memory
             fitting = Fitting(self.fleet, universe.model, memory, transport, split, size, need, shortlist, work)
-            for area in self.areas(position, transport):
+            for area in self.areas(position, transport, lan):
                 if not area.may_hold(size, need.least, need.together):
                     continue
                 if transport is Transport.NONE:
@@ -185,7 +196,7 @@ class Search:
             self.work.cut = self.work.cut or work.cut
             self.unreached += [(transport, names) for names in fitting.unreached]
             for found in shortlist.entries:
-                score = Score(RANKING.index(transport), size, preference, *found.key)
+                score = Score(LAN_RING if lan else RANKING.index(transport), size, preference, *found.key)
                 yield Candidate(score, found, universe, transport, split)
 
     def current(self) -> Candidate | None:
@@ -194,26 +205,26 @@ class Search:
         size = len(order)
         if not order or len(set(order)) != size or any(name not in self.eligible for name in order):
             return None
-        for transport in allowed_transports(self.request):
-            if size not in self.sizes(transport):
+        for transport, lan in stages(self.request):
+            if size not in self.sizes(transport, lan):
                 continue
             for preference, split in enumerate(allowed_splits(transport, self.request)):
                 for position, universe in enumerate(self.universes):
                     if any(name not in universe.macs for name in order):
                         continue
-                    found = self._kept(position, transport, split, order)
+                    found = self._kept(position, transport, lan, split, order)
                     if found is not None:
-                        score = Score(RANKING.index(transport), size, preference, *found.key)
+                        score = Score(LAN_RING if lan else RANKING.index(transport), size, preference, *found.key)
                         return Candidate(score, found, universe, transport, split)
         return None
 
-    def _kept(self, position: int, transport: Transport, split: Split, names: tuple[str, ...]) -> Found | None:
+    def _kept(self, position: int, transport: Transport, lan: bool, split: Split, names: tuple[str, ...]) -> Found | None:
         size = len(names)
         universe = self.universes[position]
         need = bounds(universe.model, self.request.memory, split, size)
         if isinstance(need, str):
             return None
-        for whole in self.areas(position, transport):
+        for whole in self.areas(position, transport, lan):
             at = {mac.name: i for i, mac in enumerate(whole.macs)}
             if any(name not in at for name in names):
                 continue
@@ -253,7 +264,7 @@ class Search:
         ranks = []
         for rank, mac in enumerate(macs):
             way = reach(self.fleet, mac, macs[0], facts, transport) if rank else None
-            dialled = area.hops(order[rank - 1])[order[rank]].address if transport is Transport.RING else None
+            hop = area.hops(order[rank - 1])[order[rank]] if transport is Transport.RING else None
             ranks.append(
                 RankPlacement(
                     rank=rank,
@@ -261,7 +272,8 @@ class Search:
                     address=mac.address or "",
                     memory_bytes=found.needs[rank],
                     layers=found.ranges[rank] if found.ranges else None,
-                    ring_address=dialled,
+                    ring_address=hop.address if hop is not None and not hop.relay else None,
+                    relay=Relay(hop.address or "", hop.backwards) if hop is not None and hop.relay else None,
                     devices=tuple(self._device(candidate, rank, other) for other in range(size)) if transport in RDMA else (),
                     coordinator=way.address if way is not None else None,
                 )
@@ -299,14 +311,21 @@ def _kind(candidate: Candidate, request: Request) -> str:
     if transport is Transport.NONE:
         return "one Mac holds the whole model"
     if transport is Transport.RING:
-        cables = cables_of(candidate.found.area, transport, candidate.found.order)
-        lan = sum(cable is None for cable in cables)
-        over = "on Thunderbolt cables" if not lan else f"with {lan} of {size} hops over the LAN, unencrypted"
-        over = f"a TCP ring of {size} Macs {over}"
+        over = f"a TCP ring of {size} Macs {_over_lan(candidate) or 'on Thunderbolt cables'}"
         over += _why_no_rdma(candidate) if request.transport is WantedTransport.AUTO else ""
     else:
         over = f"a JACCL {'mesh' if transport is Transport.JACCL else 'ring'} of {size} Macs"
     return f"{candidate.split} parallelism over {over}{_why_fallback(candidate, request)}"
+
+
+def _over_lan(candidate: Candidate) -> str:
+    area, order = candidate.found.area, candidate.found.order
+    hops = [area.hops(one)[other] for one, other in zip(order, (*order[1:], order[0]), strict=True)]
+    relayed, bare = sum(hop.relay for hop in hops), sum(hop.cable is None and not hop.relay for hop in hops)
+    told = [f"{bare} of {len(hops)} hops over the LAN, unencrypted"] if bare else []
+    if relayed:
+        told.append(f"{relayed} of {len(hops)} hops over the LAN relayed by the supervisors, encrypted ({RELAY_COST})")
+    return "with " + " and ".join(told) if told else ""
 
 
 def _why_no_rdma(candidate: Candidate) -> str:

@@ -45,7 +45,7 @@ class Request:
     current: tuple[str, ...] = ()
     avoid: Mapping[str, str] = field(default_factory=dict)
     ring_without_relay: bool = False
-    """Whether ring traffic may cross a LAN as it is."""
+    """Whether ring traffic may cross a LAN as it is, rather than between supervisors."""
 
     @property
     def model(self) -> str:
@@ -53,10 +53,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Relay:
+    """The hop into a rank, carried by supervisors. ``address`` is where the one of the rank before dials the other, or, when it
+    goes ``backwards``, is dialled by it."""
+
+    address: str
+    backwards: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RankPlacement:
     """One rank. ``layers`` (first included, last excluded) in a pipeline; ``ring_address`` in a ring: where the rank before
-    this one dials it; ``devices`` over JACCL: the RDMA device that faces each rank, None for itself and for ranks that it has
-    no cable to in a JACCL ring; ``coordinator``: where this rank reaches rank 0, None for rank 0."""
+    this one dials it, or ``relay`` where the supervisors carry that hop; ``devices`` over JACCL: the RDMA device that faces
+    each rank, None for itself and for ranks that it has no cable to in a JACCL ring; ``coordinator``: where this rank reaches
+    rank 0, None for rank 0."""
 
     rank: int
     node: str
@@ -64,6 +74,7 @@ class RankPlacement:
     memory_bytes: int
     layers: tuple[int, int] | None = None
     ring_address: str | None = None
+    relay: Relay | None = None
     devices: tuple[str | None, ...] = ()
     coordinator: str | None = None
 

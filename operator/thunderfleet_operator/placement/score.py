@@ -2,7 +2,7 @@
 
 Keeping a healthy place comes before any score. Then:
 
-1. ``transport``: nothing to carry on one Mac, then JACCL mesh, JACCL ring, TCP ring;
+1. ``transport``: nothing to carry on one Mac, then JACCL mesh, JACCL ring, TCP ring on cables, TCP ring with hops over a LAN;
 2. ``macs``: the fewest that fit;
 3. ``split``: what fits the transport best (Tensor over JACCL, Pipeline over TCP), else the other;
 4. ``shared``: Macs and cables that another group uses too;
@@ -20,6 +20,8 @@ from thunderfleet_operator.placement.amounts import gbits, gib
 from thunderfleet_operator.placement.words import Transport
 
 RANKING = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
+LAN_RING = len(RANKING)
+"""After all of them: a TCP ring, some hops of which cross a LAN."""
 LABELS = {
     Transport.NONE: "one Mac",
     Transport.JACCL: "JACCL mesh",
@@ -45,7 +47,7 @@ class Score:
         """Each part for people, in the order of comparison."""
         alone = self.transport == 0
         return {
-            "transport": LABELS[RANKING[self.transport]],
+            "transport": "TCP ring over a LAN" if self.transport == LAN_RING else LABELS[RANKING[self.transport]],
             "macs": str(self.macs),
             "split": "whole" if alone else "preferred" if self.split == 0 else "fallback",
             "shared": f"{self.shared} in use by others",

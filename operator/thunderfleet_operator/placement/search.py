@@ -37,19 +37,11 @@ class Work:
 class Area:
     """Macs among which a group may form, by free memory and name, with the hops between them."""
 
-    def __init__(
-        self,
-        macs: Sequence[Mac],
-        hops: Callable[[str], dict[str, Hop]],
-        top_mbps: int,
-        dialled_by: Callable[[str], Sequence[str]] | None = None,
-    ) -> None:
-        """``dialled_by``: who may have a hop to a Mac that has none back; None where hops work both ways."""
+    def __init__(self, macs: Sequence[Mac], hops: Callable[[str], dict[str, Hop]], top_mbps: int) -> None:
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
         self.top_mbps = top_mbps
-        self.directed = dialled_by is not None
         self._ceilings: dict[tuple[int, int], int] = {}
         self.most = [0, *accumulate(reversed(self.free))]
         """By number of Macs: the free memory of so many, of those with most."""
@@ -57,8 +49,6 @@ class Area:
         self._index = {mac.name: position for position, mac in enumerate(self.macs)}
         self._hops_of = hops
         self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
-        self._into: list[list[int] | None] = [None] * len(self.macs)
-        self._dialled_by = dialled_by or (lambda name: ())
         self._uniform: bool | None = None
 
     def __len__(self) -> int:
@@ -72,18 +62,6 @@ class Area:
             raw = [(index[peer], hop) for peer, hop in self._hops_of(self.macs[i].name).items() if peer in index]
             found = dict(sorted(raw, key=lambda entry: entry[0]))
             self._hops[i] = found
-        return found
-
-    def into(self, i: int) -> list[int]:
-        """Who has a hop to this Mac."""
-        found = self._into[i]
-        if found is None:
-            near = dict.fromkeys(self.hops(i))
-            if self.directed:
-                dialled = (self._index.get(name) for name in self._dialled_by(self.macs[i].name))
-                near = dict.fromkeys(j for j in (*near, *dialled) if j is not None and i in self.hops(j))
-            found = list(near)
-            self._into[i] = found
         return found
 
     def uniform(self) -> bool:
@@ -235,7 +213,7 @@ def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlis
         found = {root: 0}
         edge = [root]
         for away in range(1, size):
-            edge = [i for j in edge for i in area.into(j) if i > root and found.setdefault(i, away) == away]
+            edge = [i for j in edge for i in area.hops(j) if i > root and found.setdefault(i, away) == away]
             edge = list(dict.fromkeys(edge))
         return found
 
@@ -295,5 +273,5 @@ def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlis
             return
         if free[root] + area.most[size - 1] < together:
             continue
-        if _root_admitted(area, root, size, 1 if size == 2 or area.directed else 2, shortlist):
+        if _root_admitted(area, root, size, 1 if size == 2 else 2, shortlist):
             walk(root)

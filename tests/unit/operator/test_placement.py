@@ -40,6 +40,7 @@ from thunderfleet_operator.placement.memory import (
     share_layers,
     tensor_bytes,
 )
+from thunderfleet_operator.placement.request import Relay
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -199,11 +200,40 @@ def test_a_cable_comes_before_the_lan_for_a_ring_and_after_it_for_jaccl() -> Non
     assert found.transport is Transport.JACCL and found.ranks[1].coordinator == "10.0.0.97"
 
 
-def test_a_lan_carries_a_ring_only_where_the_owner_allows_it() -> None:
+def test_over_a_lan_the_supervisors_carry_a_ring_and_the_plan_names_the_cost() -> None:
     macs = tuple(mac(n, 6, SPLITS, **dialled(n, "ab".replace(n, ""))) for n in "ab")
-    found = refused(plan(Fleet(macs), Request(path=PATH, memory=NO_KV)))
-    assert "reached over the LAN only" in found.message and "bootstrap.ringWithoutRelay" in found.message
-    assert found.reason == "NotConnected"
+    found = placed(plan(Fleet(macs), Request(path=PATH, memory=NO_KV)))
+    assert [rank.relay for rank in found.ranks] == [Relay("10.0.0.97", False), Relay("10.0.0.98", False)]
+    assert [rank.ring_address for rank in found.ranks] == [None, None] and found.cables == ("", "")
+    assert "2 of 2 hops over the LAN relayed by the supervisors" in found.reason
+    assert "36 → 302 µs, 6.0 → 4.1 Gbit/s" in found.reason
+    nobody = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
+    assert "a ↔ b: no Thunderbolt cable, and neither has been seen to reach the other over the LAN" in nobody.message
+    assert nobody.reason == "NotConnected"
+
+
+def test_a_hop_that_one_end_alone_can_open_is_opened_from_there() -> None:
+    macs = (mac("a", 6, SPLITS, **dialled("a", "b")), mac("b", 6, SPLITS, dials=Dials()))
+    for bare in (False, True):
+        found = placed(plan(Fleet(macs), Request(path=PATH, memory=NO_KV, ring_without_relay=bare)))
+        # b is rank 0, for a can dial it; the hop from b to a is opened by a, at the same address of b.
+        assert found.nodes == ("b", "a") and found.ranks[1].relay == Relay("10.0.0.98", True)
+        assert found.ranks[0].relay == (None if bare else Relay("10.0.0.98", False))
+        assert found.ranks[0].ring_address == ("10.0.0.98" if bare else None)
+    assert "1 of 2 hops over the LAN, unencrypted and 1 of 2 hops over the LAN relayed" in found.reason
+
+
+def test_cables_come_before_any_hop_over_the_lan() -> None:
+    facts = model((4, 4, 4), tensor={1: (12,), 2: None, 3: None})
+    macs = [mac(n, 6, facts, **dialled(n, *"abc".replace(n, ""))) for n in "abc"]
+    two = [*macs, mac("d", 8, facts, **dialled("d", "e")), mac("e", 8, facts, **dialled("e", "d"))]
+    found = placed(plan(Fleet(two, mesh("abc")), Request(path=PATH, memory=NO_KV)))
+    assert sorted(found.nodes) == ["a", "b", "c"] and all(found.cables), "three Macs on cables, not two over the LAN"
+    chain = [cable("a", "b"), cable("b", "c")]
+    found = placed(plan(Fleet(macs, chain), Request(path=PATH, memory=NO_KV)))
+    assert sorted(bool(name) for name in found.cables) == [False, True, True]
+    assert "1 of 3 hops over the LAN relayed" in found.reason
+    assert sum(rank.relay is not None for rank in found.ranks) == 1
 
 
 def test_a_ring_runs_the_way_that_dials_work() -> None:
@@ -217,9 +247,10 @@ def test_a_ring_runs_the_way_that_dials_work() -> None:
     found = placed(plan(Fleet(macs), Request(path=PATH, memory=NO_KV, ring_without_relay=True)))
     order = "".join(found.nodes)
     assert order in ("acb", "cba", "bac")
+    assert all(rank.relay is None for rank in found.ranks)
     broken = (macs[0], macs[1], replace(macs[2], dials=Dials()))
     told = refused(plan(Fleet(broken), Request(path=PATH, memory=NO_KV, ring_without_relay=True)))
-    assert "b has not been seen to dial a" in told.message
+    assert "neither has been seen to reach the other over the LAN" in told.message
 
 
 def test_a_rank_0_that_nobody_can_dial_is_not_rank_0() -> None:

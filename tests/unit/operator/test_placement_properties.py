@@ -30,6 +30,7 @@ from thunderfleet_operator.placement import (
     WantedTransport,
     plan,
 )
+from thunderfleet_operator.placement.hops import RELAY_MBPS
 from thunderfleet_operator.placement.memory import pipeline_bytes, tensor_bytes
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
@@ -61,16 +62,24 @@ def pair_cable(fleet: Fleet, one: str, other: str, rdma: bool) -> Cable | None:
     return min(found, key=lambda c: (c.in_use, -speed(c), c.name)) if found else None
 
 
-def hop(fleet: Fleet, one: str, other: str, transport: Transport, request: Request) -> tuple[int, Cable | None] | None:
+def hop(
+    fleet: Fleet, one: str, other: str, transport: Transport, request: Request, lan: bool
+) -> tuple[int, Cable | None] | None:
     """Speed and cable."""
     rdma = transport in JACCL
     cable = pair_cable(fleet, one, other, rdma)
     if cable is not None:
         return ((cable.rdma_mbps if rdma else cable.ring_mbps) or cable.speed_mbps), cable
+    there, back = dialled(fleet, one, other), dialled(fleet, other, one)
+    if not lan or not (there or back):
+        return None
+    return (10_000 if there and request.ring_without_relay else RELAY_MBPS), None
+
+
+def dialled(fleet: Fleet, one: str, other: str) -> tuple[str, ...]:
+    """Addresses at which ``one`` has reached ``other``."""
     dials = fleet.macs[one].dials
-    if not rdma and request.ring_without_relay and dials is not None and dials.at(other):
-        return 10_000, None
-    return None
+    return dials.at(other) if dials is not None else ()
 
 
 def reachable(fleet: Fleet, order: Sequence[str]) -> bool:
@@ -131,7 +140,7 @@ def splits(transport: Transport, wanted: WantedSplit) -> tuple[Split, ...]:
 
 
 def arrangements(
-    fleet: Fleet, names: Sequence[str], transport: Transport, request: Request
+    fleet: Fleet, names: Sequence[str], transport: Transport, request: Request, lan: bool
 ) -> Iterator[tuple[tuple[str, ...], int, int]]:
     """Orders of these Macs that the transport allows, with what they share and their slowest hop."""
     macs = fleet.macs
@@ -144,7 +153,7 @@ def arrangements(
         pairs = list(itertools.combinations(order, 2))
         if transport is not Transport.JACCL:
             pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
-        hops = [found for one, other in pairs if (found := hop(fleet, one, other, transport, request)) is not None]
+        hops = [found for one, other in pairs if (found := hop(fleet, one, other, transport, request, lan)) is not None]
         if len(hops) < len(pairs) or not reachable(fleet, order):
             continue
         cables = [cable for _, cable in hops if cable is not None]
@@ -155,7 +164,9 @@ def arrangements(
 
 
 def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
-    for transport in ALLOWED[request.transport]:
+    allowed = ALLOWED[request.transport]
+    last = [(Transport.RING, len(RANKS), True)] if Transport.RING in allowed else []
+    for transport, rank, lan in [*((transport, RANKS.index(transport), False) for transport in allowed), *last]:
         for size in range(request.min_nodes, min(len(fleet.macs), request.max_nodes or 99) + 1):
             if (transport is Transport.NONE) != (size == 1):
                 continue
@@ -170,12 +181,12 @@ def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
                         continue
                     free = [mac.free_bytes for mac in macs]
                     best: tuple[int, int] | None = None
-                    for order, shared, speed in arrangements(fleet, names, transport, request):
+                    for order, shared, speed in arrangements(fleet, names, transport, request, lan):
                         if (best is None or (shared, -speed) < best) and fits([fleet.macs[n] for n in order], facts, split):
                             best = (shared, -speed)
                     if best is not None:
                         spread = max(free) - min(free)
-                        found.append(Score(RANKS.index(transport), size, preference, *best, spread, sum(free)))
+                        found.append(Score(rank, size, preference, *best, spread, sum(free)))
                 if found:
                     return min(found)
     return None
@@ -303,13 +314,17 @@ def check(found: Placement, fleet: Fleet, facts: ModelFacts, request: Request) -
     if found.transport is Transport.RING:
         for i, name in enumerate(found.cables):
             one, following = found.ranks[i], found.ranks[(i + 1) % size]
+            relay = following.relay
             if name:
                 cable = fleet.cables[name]
                 assert usable(cable, rdma=False) and {cable.a.node, cable.b.node} == {one.node, following.node}
-                assert following.ring_address == cable.end(following.node).address
+                assert following.ring_address == cable.end(following.node).address and relay is None
+            elif relay is None:
+                assert request.ring_without_relay and following.ring_address in dialled(fleet, one.node, following.node)
             else:
-                dials = fleet.macs[one.node].dials
-                assert request.ring_without_relay and dials and following.ring_address in dials.at(following.node)
+                ends = (following.node, one.node) if relay.backwards else (one.node, following.node)
+                assert relay.address in dialled(fleet, *ends) and following.ring_address is None
+                assert not relay.backwards or not dialled(fleet, one.node, following.node)
 
 
 def agrees(problem: tuple[Fleet, ModelFacts, Request], seed: int) -> None:
