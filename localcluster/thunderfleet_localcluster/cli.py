@@ -76,9 +76,14 @@ def parser() -> argparse.ArgumentParser:
     mac = command("mac", "switch a Mac off as if its plug were pulled, or on again")
     mac.add_argument("action", choices=("off", "on"), help="what to do")
     mac.add_argument("machine", metavar="MAC", help="name of the Mac")
-    cable = command("cable", "pull, plug or slow a Thunderbolt cable, at both of its ends")
-    cable.add_argument("action", choices=CABLE_ACTIONS, help="plug: as it was when the cluster started")
+    cable = command("cable", "pull, plug, slow, cut or move a Thunderbolt cable")
+    cable.add_argument(
+        "action",
+        choices=CABLE_ACTIONS,
+        help="plug: whole and fast again; cut: what END's machine begins no longer arrives; move: END's plug into the port TO",
+    )
     cable.add_argument("end", metavar="END", help="one end, as machine:port")
+    cable.add_argument("to", metavar="TO", nargs="?", help="move: the port for the plug, as machine:port")
     cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: the kernel lets no more Mbit/s through")
     cable.add_argument("--speed", choices=SPEEDS, help="slow: what both ends say was negotiated, in Gb/s")
     lan = command("lan", "unplug a machine from the LAN, or plug it in again; its Thunderbolt cables stay")
@@ -242,7 +247,13 @@ def _mac(arguments: argparse.Namespace) -> int:
 
 
 def _cable(arguments: argparse.Namespace) -> int:
-    Cluster.attach(arguments.name, arguments.dir).cable(arguments.action, arguments.end, arguments.rate, arguments.speed)
+    if (arguments.action == "move") != (arguments.to is not None):
+        raise LocalClusterError(
+            "thunderfleet cable move END TO says where a plug goes; other actions take END alone", usage=True
+        )
+    Cluster.attach(arguments.name, arguments.dir).cable(
+        arguments.action, arguments.end, arguments.rate, arguments.speed, arguments.to
+    )
     return 0
 
 

@@ -281,9 +281,14 @@ class Cluster:
         """Kills (SIGKILL), starts, stops (SIGSTOP) or continues a program of the control plane: etcd, kube-apiserver, …"""
         self.order(do="component", name=name, action=action)
 
-    def cable(self, action: str, end: str, rate_mbps: int | None = None, speed: str | None = None) -> None:
-        """Pulls, plugs or slows the cable at ``end`` (machine:port), at both of its ends."""
-        self.order(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed)
+    def cable(
+        self, action: str, end: str, rate_mbps: int | None = None, speed: str | None = None, to: str | None = None
+    ) -> None:
+        """Pulls, plugs or slows the cable at ``end`` (machine:port), at both of its ends; moves the plug at ``end`` to the port
+        ``to``; or cuts it one way: connections that begin at ``end`` no longer arrive (namespaces only)."""
+        self.order(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed, to=to)
+        if to is not None:
+            self.state = json.loads(self.folder.state.read_text())
 
     def lan(self, action: Literal["pull", "plug"], machine: str) -> None:
         """Unplugs a machine from the LAN, or plugs it in again; its Thunderbolt cables stay. Namespaces only."""

@@ -82,6 +82,10 @@ def _speed(value: object) -> object:
     return text
 
 
+def _names(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
 def _octets(value: str) -> str:
     parts = value.split(".")
     if len(parts) != 4 or not all(part.isdigit() and int(part) <= 255 for part in parts):
@@ -97,6 +101,23 @@ Name = Annotated[
         description="Name of the machine and of its Node: lower-case letters, digits and '-'.",
     ),
 ]
+
+
+HubName = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Device(_Model):
+    """What is plugged into a Thunderbolt port and is no Mac."""
+
+    port: int = Field(ge=1)
+    kind: Literal["dock", "display", "drive"]
+    name: str = Field(min_length=1, max_length=64, description="What it calls itself, such as Studio Display.")
+    speed: Annotated[Literal["20", "40", "80", "120/40"], BeforeValidator(_speed)] = "40"
+
+    @property
+    def gbps(self) -> int:
+        """The faster direction's speed in Gb/s."""
+        return int(self.speed.split("/")[0])
 
 
 class Machine(_Model):
@@ -119,6 +140,7 @@ class Machine(_Model):
     bridge: tuple[int, ...] = Field(
         default=(), description="Thunderbolt ports that are members of bridge0 (they then have no address of their own)."
     )
+    devices: tuple[Device, ...] = Field(default=(), description="Docks, displays and drives at Thunderbolt ports.")
 
     @property
     def mac(self) -> MacModel:
@@ -138,12 +160,14 @@ class End(_Model):
 
 
 class Cable(_Model):
-    """One Thunderbolt cable between two Macs. With ``through`` the hub hangs on end ``a``."""
+    """One Thunderbolt cable between two Macs. With ``through`` the hubs hang on end ``a``, nearest first."""
 
     a: Annotated[End, BeforeValidator(_end)]
     b: Annotated[End, BeforeValidator(_end)]
     speed: Annotated[Literal["20", "40", "80", "120/40"], BeforeValidator(_speed)] = "80"
-    through: str | None = Field(default=None, min_length=1, max_length=64, description="Name of a hub in between, near end a.")
+    through: Annotated[tuple[HubName, ...], BeforeValidator(_names)] = Field(
+        default=(), max_length=5, description="Name of a hub in between, near end a, or a list of them."
+    )
     seen: Literal["both", "a", "b"] = Field(default="both", description="Which ends see the other one.")
     rate_mbps: int | None = Field(
         default=None, ge=1, le=100_000, description="Slows the cable down to so many Mbit/s (namespaces only)."
@@ -182,6 +206,7 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
         yield ("machines",), "a fleet has at least one machine"
     seen: dict[str, int] = {}
     addresses: dict[str, str] = {}
+    used: dict[tuple[str, int], str] = {}
     for index, machine in enumerate(fleet.machines):
         here: Location = ("machines", index)
         if machine.name in seen:
@@ -194,13 +219,21 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
             sizes = ", ".join(f"{size} GB" for size in machine.mac.memory_gib)
             yield (*here, "memory"), f"a {machine.mac.name} has one of {sizes}"
         if machine.kind == "linux" and (
-            machine.model is not None or machine.memory is not None or machine.rdma or machine.bridge or machine.jaccl
+            machine.model is not None
+            or machine.memory is not None
+            or machine.rdma
+            or machine.bridge
+            or machine.jaccl
+            or machine.devices
         ):
-            yield here, f"{machine.name} is kind: linux: model, memory, rdma, jaccl and bridge belong to Macs"
+            yield here, f"{machine.name} is kind: linux: model, memory, rdma, jaccl, bridge and devices belong to Macs"
         if machine.kind == "mac":
             for port in machine.bridge:
                 if not 1 <= port <= machine.mac.ports:
-                    yield (*here, "bridge"), f"a {machine.mac.name} has the Thunderbolt ports 1 to {machine.mac.ports}"
+                    yield (*here, "bridge"), f"a {machine.mac.name} {machine.mac.port_range}"
+            if machine.rdma and machine.mac.virtual:
+                yield (*here, "rdma"), f"a {machine.mac.name} {machine.mac.port_range}, and RDMA needs one"
+            yield from _devices(machine, here, used)
         if machine.address is not None:
             octets = machine.address.split(".")
             if octets[:3] != ["192", "168", "64"] or not 2 <= int(octets[3]) <= 254:
@@ -208,7 +241,6 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
             elif machine.address in addresses:
                 yield (*here, "address"), f"{addresses[machine.address]} has that address"
             addresses[machine.address] = machine.name
-    used: dict[tuple[str, int], str] = {}
     for index, cable in enumerate(fleet.cables):
         for side, end in zip("ab", cable.ends, strict=True):
             at: Location = ("cables", index, side)
@@ -222,12 +254,12 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
             if owner.model is None:
                 continue
             if not 1 <= end.port <= owner.mac.ports:
-                yield at, f"a {owner.mac.name} has the Thunderbolt ports 1 to {owner.mac.ports}"
+                yield at, f"a {owner.mac.name} {owner.mac.port_range}"
             elif (end.machine, end.port) in used:
-                yield at, f"port {end} has a cable already ({used[(end.machine, end.port)]}); a port takes one"
+                yield at, f"port {end} has {used[(end.machine, end.port)]} already; a port takes one cable"
             elif cable.gbps > TB4_GBPS and owner.mac.thunderbolt < 5:
                 yield (*at[:2], "speed"), f"{end} of a {owner.mac.name} is Thunderbolt 4: at most {TB4_GBPS} Gb/s"
-            used[(end.machine, end.port)] = f"{cable.a} to {cable.b}"
+            used[(end.machine, end.port)] = f"a cable ({cable.a} to {cable.b})"
         if cable.a.machine == cable.b.machine:
             yield ("cables", index, "b"), "a cable joins two different machines"
         if cable.addresses is not None and not _one_pair(*cable.addresses):
@@ -235,6 +267,18 @@ def problems(fleet: Fleet) -> Iterable[tuple[Location, str]]:
                 ("cables", index, "addresses"),
                 "the two addresses of a cable are the two hosts of one /30, such as 10.64.1.1, 10.64.1.2",
             )
+
+
+def _devices(machine: Machine, here: Location, used: dict[tuple[str, int], str]) -> Iterable[tuple[Location, str]]:
+    for number, device in enumerate(machine.devices):
+        at: Location = (*here, "devices", number)
+        if device.port > machine.mac.ports:
+            yield (*at, "port"), f"a {machine.mac.name} {machine.mac.port_range}"
+        elif (machine.name, device.port) in used:
+            yield (*at, "port"), f"port {device.port} has {used[(machine.name, device.port)]} already"
+        elif device.gbps > TB4_GBPS and machine.mac.thunderbolt < 5:
+            yield (*at, "speed"), f"port {device.port} of a {machine.mac.name} is Thunderbolt 4: at most {TB4_GBPS} Gb/s"
+        used[(machine.name, device.port)] = f"the {device.kind} {device.name}"
 
 
 def _one_pair(a: str, b: str) -> bool:
@@ -292,7 +336,8 @@ def _sentence(error: Any) -> tuple[Location, str]:
     else:
         what = _WORDS.get(error["type"]) or error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "extra_forbidden":
-        owner = {0: Fleet, 1: Fleet}.get(len(location) - 1) or (Machine if location[0] == "machines" else Cable)
+        inner = Device if "devices" in location else Machine if location[0] == "machines" else Cable
+        owner = {0: Fleet, 1: Fleet}.get(len(location) - 1) or inner
         known = ", ".join(field.alias or name for name, field in owner.model_fields.items())
         what += f"; allowed: {known}"
     return location, what

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -396,9 +396,10 @@ class Keeper:
         if self.layout.mode == "namespaces":
             await self._plug(set(self.machines))
 
-    async def _plug(self, fresh: set[str]) -> None:
-        """Plugs in the LAN of the ``fresh`` machines, and every cable that has one of them at an end."""
+    async def _plug(self, fresh: Collection[str], cable: int | None = None) -> None:
+        """Plugs in the LAN of the ``fresh`` machines, and every cable that has one of them at an end; and that ``cable``."""
         from thunderfleet_localcluster import network
+        from thunderfleet_localcluster.live import ends_of
 
         commands, inside = "", {name: "" for name in self.machines}
         for index, layout in enumerate(self.layout.machines):
@@ -408,9 +409,13 @@ class Keeper:
                     commands += network.pull_lan(index, plugged=False)
                 inside[layout.name] += network.inside_commands(layout)
         slow: list[tuple[str, str, int]] = []
+        deaf: list[tuple[str, str]] = []
+        now = self.live.rewired(self.layout)
         for index in range(len(self.fleet.cables)):
-            ends = {layout.name: end for layout in self.layout.machines for end in layout.ends if end.index == index}
-            if not fresh & set(ends) or not all(self.machines[name].on for name in ends):
+            ends = dict(ends_of(now, index))
+            if index != cable and not any(name in fresh for name in ends):
+                continue
+            if not all(self.machines[name].on for name in ends):
                 continue
             commands += network.plug_cable({self.machines[name].pid: (name, end) for name, end in ends.items()})
             for name, end in ends.items():
@@ -419,6 +424,8 @@ class Keeper:
                     inside[name] += network.pull_commands(end, plugged=False)
                 if rate := self.live.rate(end):
                     slow.append((name, end.interface, rate))
+                if (index, end.peer) in self.live.oneway:
+                    deaf.append((name, end.interface))
         network.ip_batch(commands)
         ip, tc = network.program("ip") or "ip", network.program("tc") or "tc"
 
@@ -430,6 +437,9 @@ class Keeper:
         await asyncio.gather(*(run(name, [ip, "-batch", "-"], text) for name, text in inside.items() if text))
         for name, interface, rate in slow:
             await run(name, [tc, *network.rate_rule(interface, rate)])
+        for name, interface in deaf:
+            for rule in network.deafen_rules(interface, True)[1:]:
+                await run(name, [tc, *rule])
 
     async def _join_all(self) -> None:
         await asyncio.gather(*(self._start_kubelet(machine) for machine in self.machines.values()))
@@ -529,7 +539,7 @@ class Keeper:
                         for end in machine.ends
                     ],
                 }
-                for machine in self.layout.machines
+                for machine in self.live.rewired(self.layout).machines
             ],
         }
         fresh = self.folder.state.with_suffix(".new")
@@ -679,13 +689,22 @@ class Keeper:
 
         what, action = str(order.get("what")), str(order.get("action"))
         if what == "cable":
-            index = find_cable(self.layout, str(order.get("end")))
+            if action == "move":
+                return await self._move(str(order.get("end")), str(order.get("to")))
+            now = self.live.rewired(self.layout)
+            index = find_cable(now, str(order.get("end")))
+            if action == "cut":
+                if self.layout.mode != "namespaces":
+                    raise LocalClusterError("without network namespaces no cable can be cut in one direction", usage=True)
+                self.live = self.live.one_way(index, str(order.get("end")).partition(":")[0])
+                await asyncio.gather(*(self._apply_end(name, end) for name, end in ends_of(now, index)))
+                return {}
             if order.get("rate") is not None and self.layout.mode != "namespaces":
                 raise LocalClusterError("without network namespaces a cable is slow in what commands print only: --speed")
             self.live = self.live.cable(index, action, order.get("rate"), order.get("speed"))
             self._rewrite()
             if self.layout.mode == "namespaces":
-                await asyncio.gather(*(self._apply_end(name, end) for name, end in ends_of(self.layout, index)))
+                await asyncio.gather(*(self._apply_end(name, end) for name, end in ends_of(now, index)))
             return {}
         machine = self._known(order)
         if what == "lan":
@@ -704,6 +723,28 @@ class Keeper:
         else:
             raise LocalClusterError(f"unknown change {what!r}: cable, lan, rdma, jaccl or command")
         self._rewrite()
+        return {}
+
+    async def _move(self, end: str, to: str) -> dict[str, Any]:
+        """The plug at ``end`` goes into the port ``to``: the old line is taken away and a new one laid."""
+        from thunderfleet_localcluster import network
+        from thunderfleet_localcluster.live import ends_of, find_cable
+
+        before = self.live.rewired(self.layout)
+        index = find_cable(before, end)
+        self.live = self.live.move(self.layout, end, to)
+        if self.layout.mode == "namespaces":
+            ends = ends_of(before, index)
+            name, old = ends[0]
+            if all(self.machines[owner].on for owner, _ in ends):
+                ran = await self.machines[name].run(
+                    [network.program("ip") or "ip", "-batch", "-"], network.unplug_commands(old)
+                )
+                if ran.code:
+                    raise LocalClusterError(f"{name}: {ran.stderr.strip()}")
+            await self._plug((), index)
+        self._rewrite()
+        self._write_state()
         return {}
 
     async def _change_lan(self, machine: "Machine", action: str) -> dict[str, Any]:
@@ -733,6 +774,12 @@ class Keeper:
         # There is nothing to take away where nothing was slowed.
         if ran.code and rate is not None:
             raise LocalClusterError(f"{name}: {ran.stderr.strip()}")
+        clear, *rules = network.deafen_rules(end.interface, (end.index, end.peer) in self.live.oneway)
+        await machine.run([tc, *clear])
+        for rule in rules:
+            ran = await machine.run([tc, *rule])
+            if ran.code:
+                raise LocalClusterError(f"{name}: {ran.stderr.strip()}")
 
     async def _component(self, order: dict[str, Any]) -> dict[str, Any]:
         name, action = str(order.get("name")), str(order.get("action"))

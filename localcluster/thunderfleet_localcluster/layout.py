@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Literal
 
-from thunderfleet_localcluster.fleet import Cable, Fleet, Machine
+from thunderfleet_localcluster.fleet import Cable, End, Fleet, Machine
 
 Mode = Literal["namespaces", "loopback"]
 
@@ -35,7 +35,7 @@ class Address:
 
 @dataclass(frozen=True)
 class CableEnd:
-    """What one Mac has at one end of a cable. ``upstream``: the hub, if any, hangs on this end."""
+    """What one Mac has at one end of a cable. ``upstream``: the hubs, if any, hang on this end."""
 
     cable: Cable
     index: int
@@ -46,6 +46,8 @@ class CableEnd:
     peer_port: int
     upstream: bool
     sees_peer: bool
+    side: int
+    """0: end a of the fleet file, 1: end b."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Layout:
     mode: Mode
     control_plane: Address
     machines: tuple[MachineLayout, ...]
+
+    def cable(self, index: int) -> Cable:
+        """The cable of that index in the fleet file."""
+        return next(end.cable for machine in self.machines for end in machine.ends if end.index == index)
 
     def machine(self, name: str) -> MachineLayout:
         return next(machine for machine in self.machines if machine.name == name)
@@ -110,6 +116,22 @@ def _free(network: IPv4Network, taken: set[IPv4Address], first: int) -> Iterator
             yield address
 
 
+def cable_end(cable: Cable, index: int, owner: Machine, port: int, there: End, address: Address | None, side: int) -> CableEnd:
+    """The end of a cable at a port of ``owner``; ``there`` is the other one, ``side`` 0 for its end a and 1 for b."""
+    return CableEnd(
+        cable=cable,
+        index=index,
+        port=port,
+        interface=owner.mac.thunderbolt_interfaces[port - 1],
+        address=None if port in owner.bridge else address,
+        peer=there.machine,
+        peer_port=there.port,
+        upstream=side == 0 and bool(cable.through),
+        sees_peer=cable.seen in ("both", "ab"[side]),
+        side=side,
+    )
+
+
 def plan_layout(fleet: Fleet, mode: Mode, block: int = 64) -> Layout:
     """Addresses of everything in ``fleet``. ``block`` is the second octet of all addresses in loopback mode (127.block.x.y):
     clusters side by side have different ones."""
@@ -137,19 +159,7 @@ def plan_layout(fleet: Fleet, mode: Mode, block: int = 64) -> Layout:
             pair += 4
         for side, (here, there) in enumerate(((cable.a, cable.b), (cable.b, cable.a))):
             owner = fleet.machine(here.machine)
-            ends[here.machine].append(
-                CableEnd(
-                    cable=cable,
-                    index=index,
-                    port=here.port,
-                    interface=owner.mac.thunderbolt_interfaces[here.port - 1],
-                    address=None if here.port in owner.bridge else Address(ips[side], 30),
-                    peer=there.machine,
-                    peer_port=there.port,
-                    upstream=side == 0 and cable.through is not None,
-                    sees_peer=cable.seen in ("both", "ab"[side]),
-                )
-            )
+            ends[here.machine].append(cable_end(cable, index, owner, here.port, there, Address(ips[side], 30), side))
     return Layout(
         mode=mode,
         control_plane=Address(lan[1], lan.prefixlen),

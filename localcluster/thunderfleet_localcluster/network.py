@@ -193,6 +193,27 @@ def rate_rule(interface: str, rate_mbps: int | None) -> list[str]:
     ]
 
 
+# Drops TCP connections that begin (SYN without ACK) as they come in, in the kernel's classic packet filter language: load the
+# protocol, the IP protocol, skip the IP header, look at the flags.
+_DROP_BEGINNINGS = "10,40 0 0 12,21 0 7 2048,48 0 0 23,21 0 5 6,177 0 0 14,80 0 0 27,84 0 0 18,21 0 1 2,6 0 0 2,6 0 0 0"
+
+
+def deafen_rules(interface: str, deaf: bool) -> list[list[str]]:
+    """Arguments of ``tc``, one list a call, that keep connections from beginning over an interface from outside, or let them.
+    The first takes away what may not be there; it may fail."""
+    rules = [["qdisc", "del", "dev", interface, "ingress"]]
+    if deaf:
+        rules.append(["qdisc", "add", "dev", interface, "ingress"])
+        program = ["bpf", "direct-action", "bytecode", _DROP_BEGINNINGS]
+        rules.append(["filter", "add", "dev", interface, "ingress", *program])
+    return rules
+
+
+def unplug_commands(end: CableEnd) -> str:
+    """``ip`` commands inside a machine that take its end of a cable away, and with it the other end."""
+    return f"link del {end.interface}\n"
+
+
 def end_commands(end: CableEnd) -> str:
     """``ip`` commands inside a machine for its end of a cable."""
     address = f"addr add {end.address.ip}/{end.address.prefix} broadcast + dev {end.interface}\n" if end.address else ""

@@ -27,7 +27,7 @@ def hardware(machine: Machine) -> dict[str, Any]:
                 "chip_type": mac.chip,
                 "machine_model": mac.identifier,
                 "machine_name": mac.product,
-                "number_processors": f"proc {mac.cores}:{mac.perf_cores}:{mac.eff_cores}:0",
+                "number_processors": mac.cores if mac.virtual else f"proc {mac.cores}:{mac.perf_cores}:{mac.eff_cores}:0",
                 "os_loader_version": "18000.121.3",
                 "physical_memory": f"{memory_gib(machine)} GB",
                 "platform_UUID": port_uuid(machine.name, 0, "platform"),
@@ -41,6 +41,8 @@ def hardware(machine: Machine) -> dict[str, Any]:
 def displays(machine: Machine) -> dict[str, Any]:
     """``system_profiler SPDisplaysDataType -json``: the GPU, and no screen."""
     mac = machine.mac
+    if mac.virtual:
+        return {"SPDisplaysDataType": []}
     return {
         "SPDisplaysDataType": [
             {

@@ -7,6 +7,8 @@ on the downstream side as if there were no hub. An idle port says "Up to …", a
 import hashlib
 from typing import Any
 
+from thunderfleet_localcluster.catalogue import TB4_GBPS
+from thunderfleet_localcluster.fleet import Device
 from thunderfleet_localcluster.layout import CableEnd, Layout, MachineLayout, port_uuid, switch_uid
 
 Json = dict[str, Any]
@@ -23,6 +25,8 @@ def domain_uuid(machine: MachineLayout, port: int) -> str:
 
 def thunderbolt(layout: Layout, machine: MachineLayout) -> Json:
     """The whole report of one Mac."""
+    if machine.machine.mac.virtual:
+        return {"SPThunderboltDataType": [{"Thunderbolt": "no_hardware"}]}
     ports = range(machine.machine.mac.ports, 0, -1)
     return {"SPThunderboltDataType": [_bus(layout, machine, port) for port in ports]}
 
@@ -44,6 +48,15 @@ def _bus(layout: Layout, machine: MachineLayout, port: int) -> Json:
         "switch_uid_key": switch_uid(machine.name, port),
         "vendor_name_key": "Apple Inc.",
     }
+    device = next((device for device in machine.machine.devices if device.port == port), None)
+    if end is None and device is not None:
+        receptacle |= {
+            "current_speed_key": f"{device.gbps} Gb/s",
+            "link_status_key": "0x2",
+            "receptacle_status_key": CONNECTED,
+        }
+        bus["_items"] = [_device(device, f"{machine.name}/{port}")]
+        return bus
     if end is None:
         if model.thunderbolt == 4 and int(machine.machine.os.split(".")[0]) < OLD_KEYS_BEFORE:
             receptacle |= {"current_link_width_key": "0x1", "current_speed_key": f"Up to {model.max_gbps} Gb/s x1"}
@@ -56,9 +69,11 @@ def _bus(layout: Layout, machine: MachineLayout, port: int) -> Json:
     }
     seen = [_peer(layout, end)] if end.sees_peer else []
     if end.upstream:
-        bus["_items"] = [_hub(end, seen)]
+        for name in reversed(end.cable.through):
+            seen = [_hub(end, name, seen)]
+        bus["_items"] = seen
     else:
-        bus["_items"] = seen or [_display(end)]
+        bus["_items"] = seen or [_device(Device(port=port, kind="display", name="Studio Display"), f"{end.index}", end)]
     return bus
 
 
@@ -100,8 +115,8 @@ def _peer(layout: Layout, end: CableEnd) -> Json:
     }
 
 
-def _hub(end: CableEnd, seen: list[Json]) -> Json:
-    name, fast = end.cable.through or "", end.cable.gbps > 40
+def _hub(end: CableEnd, name: str, seen: list[Json]) -> Json:
+    fast = end.cable.gbps > 40
     most = 120 if fast else 40
     connected: Json = {
         "current_speed_key": speed_text(end),
@@ -131,23 +146,26 @@ def _hub(end: CableEnd, seen: list[Json]) -> Json:
     return hub
 
 
-def _display(end: CableEnd) -> Json:
-    """What hides a peer: a display in between shows itself and nothing behind it."""
-    return {
-        "_name": "Studio Display",
-        "device_id_key": "0x801F",
-        "device_name_key": "Studio Display",
+def _device(device: Device, where: str, hides: CableEnd | None = None) -> Json:
+    """A dock, display or drive. One that hides a peer shows itself and nothing behind it, at its cable's speed."""
+    speed = f"{(hides.cable if hides else device).gbps} Gb/s"
+    connected: Json = {"current_speed_key": speed, "link_status_key": "0x2", "receptacle_status_key": CONNECTED}
+    fast = device.gbps > TB4_GBPS
+    found: Json = {
+        "_name": device.name,
+        "device_id_key": {"display": "0x801F", "dock": "0x501", "drive": "0x1"}[device.kind],
+        "device_name_key": device.name,
         "device_revision_key": "0x1",
-        "mode_key": "thunderbolt_three",
-        "receptacle_upstream_ambiguous_tag": {
-            "current_speed_key": speed_text(end),
-            "lc_version_key": "1.45.0",
-            "link_status_key": "0x2",
-            "receptacle_status_key": CONNECTED,
-        },
+        "mode_key": "usb_four_v2" if fast else "thunderbolt_three",
+        "receptacle_upstream_ambiguous_tag": {**connected, "lc_version_key": "1.45.0"},
         "route_string_key": "1",
-        "switch_uid_key": "0x" + hashlib.sha256(f"display/{end.index}".encode()).hexdigest()[:16].upper(),
+        "switch_uid_key": "0x" + hashlib.sha256(f"{device.kind}/{where}".encode()).hexdigest()[:16].upper(),
         "switch_version_key": "67.1",
         "vendor_id_key": "0x0001",
-        "vendor_name_key": "Apple Inc.",
+        "vendor_name_key": "Apple Inc." if device.kind == "display" else device.name.split(" ")[0],
     }
+    if device.kind == "dock":
+        most = f"Up to {120 if fast else TB4_GBPS} Gb/s"
+        idle = {"current_speed_key": most, "link_status_key": "0x7", "receptacle_status_key": IDLE}
+        found |= {f"receptacle_{number}_tag": dict(idle) for number in (2, 3, 4)}
+    return found

@@ -24,11 +24,17 @@ def _fleets(draw: Any) -> Fleet:
                 "name": name,
                 "model": model,
                 "memory": f"{draw(st.sampled_from(MODELS[model].memory_gib))} GB",
-                "rdma": draw(st.booleans()),
+                "rdma": count > 0 and draw(st.booleans()),
                 "os": draw(st.sampled_from(["14.7", "15.5", "26.3"])),
-                "bridge": sorted(draw(st.sets(st.integers(1, count), max_size=count))),
+                "bridge": sorted(draw(st.sets(st.integers(1, count), max_size=count))) if count else [],
             }
         )
+        if count and draw(st.integers(0, 3)) == 0:
+            kind, name_ = draw(
+                st.sampled_from([("dock", "CalDigit TS4"), ("display", "Studio Display"), ("drive", "TBU405Pro")])
+            )
+            machines[-1]["devices"] = [{"port": count, "kind": kind, "name": name_, "speed": "40"}]
+            count -= 1
         ports += [(name, port, MODELS[model].thunderbolt) for port in range(1, count + 1)]
     cables = []
     free = draw(st.permutations(ports))
@@ -45,7 +51,7 @@ def _fleets(draw: Any) -> Fleet:
                 "a": f"{a}:{a_port}",
                 "b": f"{b}:{b_port}",
                 "speed": draw(st.sampled_from(speeds)),
-                "through": draw(st.sampled_from([None, "OWC Thunderbolt Hub", "CalDigit TS5"])),
+                "through": draw(st.sampled_from([[], "OWC Thunderbolt Hub", ["CalDigit TS5", "Studio Display", "OWC Hub"]])),
                 "seen": draw(st.sampled_from(["both", "both", "a", "b"])),
             }
         )

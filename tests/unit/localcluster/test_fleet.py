@@ -41,6 +41,14 @@ BAD = [
     ("model: Mac mini (M4)", "memory: 16 GB", 5, "say its model"),
     ("- name: b", "- name: a", 5, "named twice"),
     ("- name: b", "- name: B", 5, "match"),
+    ("memory: 96 GB", "devices: [{port: 7, kind: drive, name: X}]", 4, "has the Thunderbolt ports 1 to 6"),
+    ("memory: 96 GB", "devices: [{port: 1, kind: drive, name: X}]", 10, "port a:1 has the drive X already"),
+    ("memory: 96 GB", "devices: [{port: 2, kind: fridge, name: X}]", 4, "'dock', 'display' or 'drive'"),
+    ("memory: 96 GB", "devices: [{port: 2, kind: dock, name: X, size: 3}]", 4, "allowed: port, kind, name, speed"),
+    ("model: Mac mini (M4)", "model: Mac mini (M4)\n    devices: [{port: 2, kind: dock, name: X, speed: 80}]", 7, "at most 40"),
+    ("model: Mac mini (M4)", "model: Virtual Mac (M4 Max)", 11, "has no Thunderbolt port"),
+    ("model: Mac mini (M4)", "model: Virtual Mac (M4 Max)\n    rdma: true", 7, "RDMA needs one"),
+    ("speed: 40", "speed: 40\n    through: [A, B, C, D, E, F]", 13, "at most 5"),
     ("kind: linux", "kind: windows", 8, "'mac' or 'linux'"),
     ("kind: linux", "kind: linux\n    rdma: true", 7, "belong to Macs"),
     ("kind: linux", "kind: [linux", 9, "not valid YAML"),
@@ -83,7 +91,7 @@ def test_all_errors_are_told_at_once() -> None:
 
 
 def test_one_port_takes_one_cable() -> None:
-    with pytest.raises(LocalClusterError, match=r"f:13: cables\[1\].a: port a:1 has a cable already \(a:1 to b:1\)"):
+    with pytest.raises(LocalClusterError, match=r"f:13: cables\[1\].a: port a:1 has a cable \(a:1 to b:1\) already"):
         parse_fleet(GOOD + "  - a: a:1\n    b: b:2\n    speed: 40\n", "f")
 
 

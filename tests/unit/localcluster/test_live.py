@@ -119,7 +119,12 @@ def test_both_ends_agree_whatever_happens(steps: list[tuple[int, str]]) -> None:
         (lambda live, plan: live.cable(0, "slow"), "--rate MBPS"),
         (lambda live, plan: live.cable(0, "slow", 0), "1 to 100000"),
         (lambda live, plan: live.cable(0, "slow", None, "41"), "20, 40, 80, 120/40"),
-        (lambda live, plan: live.cable(0, "cut"), "pull, plug, slow"),
+        (lambda live, plan: live.cable(0, "burn"), "pull, plug, slow, cut, move"),
+        (lambda live, plan: live.move(plan, "a:1", "d:1"), "with one of a, b, c"),
+        (lambda live, plan: live.move(plan, "a:1", "a:9"), "ports 1 to 6, not 9"),
+        (lambda live, plan: live.move(plan, "a:1", "b:4"), "other end is at b:2"),
+        (lambda live, plan: live.move(plan, "a:1", "c:1"), "c:1 is taken"),
+        (lambda live, plan: live.move(plan, "a:5", "c:2"), "no cable ends at a:5"),
         (lambda live, plan: live.switch("a", "maybe"), "on, off, hang"),
         (lambda live, plan: live.command("a", "ls", "hang"), "system_profiler"),
         (lambda live, plan: live.command("a", "ifconfig", "burn"), "hang"),
@@ -148,3 +153,44 @@ def test_a_damaged_command_is_mended(damage: str, plan: Layout, tmp_path: Path) 
         assert done.returncode == (5 if damage == "fail" else 0)
     write_machine(plan, machine, folder, Live().damaged("a"))
     assert subprocess.run([path], capture_output=True, check=True).stdout == whole
+
+
+def ends(layout: Layout, index: int) -> list[tuple[str, int, str, str]]:
+    return [(name, end.port, end.interface, str(end.address and end.address.ip)) for name, end in ends_of(layout, index)]
+
+
+def test_a_moved_cable_is_at_its_new_port_for_both_ends_and_keeps_its_addresses(plan: Layout) -> None:
+    live = Live().move(plan, "a:1", "a:4")
+    now = live.layout(plan)
+    assert ends(plan, 0) == [("a", 1, "en2", "10.64.1.1"), ("b", 2, "en3", "10.64.1.2")]
+    assert ends(now, 0) == [("a", 4, "en5", "10.64.1.1"), ("b", 2, "en3", "10.64.1.2")]
+    assert (sees(now, "a"), sees(now, "b")) == ([4], [2, 3])
+    assert active(now, "a") == ["rdma_en5"] and "10.64.1.1" in texts(now, now.machine("a"))["ifconfig.en5"]
+    (end,) = [end for end in now.machine("b").ends if end.index == 0]
+    assert (end.peer, end.peer_port) == ("a", 4)
+    # From where it is now it goes on, to another Mac too, and back.
+    far = live.move(plan, "a:4", "c:6")
+    assert ends(far.layout(plan), 0) == [("b", 2, "en3", "10.64.1.2"), ("c", 6, "en7", "10.64.1.1")]
+    assert far.move(plan, "c:6", "a:1").layout(plan) == plan
+    with pytest.raises(LocalClusterError, match="no cable ends at a:1; ends:"):
+        find_cable(far.rewired(plan), "a:1")
+
+
+def test_a_cable_moved_to_a_thunderbolt_4_mac_negotiates_less_and_one_in_a_bridge_loses_its_address() -> None:
+    text = FLEET.replace("cables:", "  - {name: m, model: Mac mini (M4)}\n  - {name: v, model: Virtual Mac (M4 Max)}\ncables:")
+    plan = plan_layout(parse_fleet(text.replace("name: c,", "name: c, bridge: [2],")), "loopback")
+    live = Live().move(plan, "b:2", "m:3")
+    now = live.layout(plan)
+    assert {end.cable.speed for _, end in ends_of(now, 0)} == {"40"} and active(now, "a") == []
+    assert {end.cable.speed for _, end in ends_of(live.move(plan, "m:3", "b:2").layout(plan), 0)} == {"80"}
+    bridged = Live().move(plan, "b:2", "c:2").layout(plan)
+    assert [str(end.address and end.address.ip) for _, end in ends_of(bridged, 0)] == ["127.64.1.1", "None"]
+    with pytest.raises(LocalClusterError, match="has no Thunderbolt port"):
+        live.move(plan, "a:1", "v:1")
+
+
+def test_a_cut_in_one_direction_changes_nothing_that_is_printed_and_a_plug_heals_it(plan: Layout) -> None:
+    live = Live().one_way(0, "a")
+    assert live.layout(plan) == plan and live.oneway == {(0, "a")}
+    assert live.cable(0, "plug") == Live() and live.cable(1, "plug") == live
+    assert live.move(plan, "a:1", "a:2").oneway == frozenset()
