@@ -63,6 +63,8 @@ class Column:
     json_path: str
     type: str = "string"
     description: str = ""
+    wide: bool = False
+    """Shown by ``-o wide`` only."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ KINDS: Final = (
             Column("TOK/S", ".status.tokensPerSecond"),
             Column("STATUS", '.status.conditions[?(@.type=="Ready")].reason'),
             _AGE,
+            Column("MESSAGE", '.status.conditions[?(@.type=="Ready")].message', wide=True),
         ),
         scale=True,
     ),
@@ -281,7 +284,9 @@ def crd(kind: Kind) -> Json:
                     "storage": True,
                     "subresources": subresources,
                     "additionalPrinterColumns": [
-                        {"name": column.name, "type": column.type, "jsonPath": column.json_path} for column in kind.columns
+                        {"name": column.name, "type": column.type, "jsonPath": column.json_path}
+                        | ({"priority": 1} if column.wide else {})
+                        for column in kind.columns
                     ],
                     "schema": {"openAPIV3Schema": schema(kind.model)},
                 }

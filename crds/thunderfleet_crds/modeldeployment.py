@@ -282,6 +282,11 @@ class Rank(ApiModel):
     shard: Word | None = Field(default=None, description="Its shard in tensor parallelism, such as 1/2.")
     memory_bytes: Int64 | None = Field(default=None, description="Bytes of GPU memory that are reserved for it.")
     state: RankStage = Field(default=RankStage.PENDING, description="Where it is on its way.")
+    loaded_bytes: Int64 | None = Field(
+        default=None, description="Bytes of weights that it has loaded, while it loads and after."
+    )
+    total_bytes: Int64 | None = Field(default=None, description="Bytes of weights of its shard.")
+    loaded_layers: Count | None = Field(default=None, description="Layers that it has loaded.")
     attempts: Count = Field(default=0, description="Bootstrap attempts in this epoch.")
     last_error: Message | None = Field(default=None, description="Its last error, in its own words.")
 

@@ -12,6 +12,7 @@ from thunderfleet_crds.common import (
     Condition,
     PlannedParallelism,
     PlannedTransport,
+    binary_size,
     quantity,
     set_condition,
 )
@@ -142,7 +143,8 @@ def _ranks(plan: Plan, pods: Mapping[int, PodView], state: report.GroupState | N
                 error = told[entry.rank].message or None
         elif entry.rank in before:
             stage, error = before[entry.rank].state, before[entry.rank].last_error
-        size = len(plan.ranks)
+        size, load = len(plan.ranks), told.get(entry.rank)
+        past = before.get(entry.rank)
         attempts = state.attempt if state else (before[entry.rank].attempts if entry.rank in before else 0)
         found.append(
             Rank(
@@ -154,11 +156,27 @@ def _ranks(plan: Plan, pods: Mapping[int, PodView], state: report.GroupState | N
                 shard=f"{entry.rank + 1}/{size}" if plan.split is Split.TENSOR else None,
                 memory_bytes=entry.memory_bytes,
                 state=stage,
+                loaded_bytes=load.loaded_bytes or None if load else past.loaded_bytes if past else None,
+                total_bytes=load.total_bytes or None if load else past.total_bytes if past else None,
+                loaded_layers=load.loaded_layers or None if load else past.loaded_layers if past else None,
                 attempts=attempts,
                 last_error=error,
             )
         )
     return tuple(found)
+
+
+def _loading(state: report.GroupState) -> str:
+    """How far each rank is with the model; those that have it are not mentioned."""
+    parts = []
+    for rank in state.ranks:
+        if not rank.total_bytes or rank.loaded_bytes < rank.total_bytes:
+            done = rank.loaded_bytes * 100 // rank.total_bytes if rank.total_bytes else 0
+            bytes_ = f"{done} % of {binary_size(rank.total_bytes)}" if rank.total_bytes else ""
+            layers = f"{rank.loaded_layers} layers" if rank.loaded_layers else ""
+            how = ", ".join(part for part in (bytes_, layers) if part) or "begins"
+            parts.append(f"rank {rank.rank} on {rank.node} ({how})")
+    return f"loading the model: {'; '.join(parts)}" if parts else state.message
 
 
 def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -> Group:
@@ -204,7 +222,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         stage = GroupStage.BACKING_OFF
         message = (outcome.unplaceable.message if outcome.unplaceable else "waits for another placement") + _because(failure)
     elif state is not None:
-        stage, message = GroupStage(state.phase.value), state.message
+        stage = GroupStage(state.phase.value)
+        message = _loading(state) if state.phase is report.GroupPhase.LOADING else state.message
         if state.failure is not None:
             failure = _failure(state.failure)
         if state.phase is report.GroupPhase.READY and state.ready_since is not None:

@@ -7,6 +7,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from thunderfleet_crds.group import Failure, GroupPhase, GroupState
 
+_OF_A_RANK = {
+    "loaded_bytes": "Bytes of weights that a rank has loaded.",
+    "total_bytes": "Bytes of weights of a rank's shard; 0 until it begins to load.",
+    "loaded_layers": "Layers that a rank has loaded.",
+    "peak_memory_bytes": "Peak memory of a rank's process, as MLX counts it.",
+}
+"""Of ``RankReport``."""
+
 
 class _HeartbeatAges(Collector):
     def __init__(self, ages: Callable[[], dict[int, float]]) -> None:
@@ -33,6 +41,10 @@ class GroupMetrics:
         self._failures = Counter(
             "thunderfleet_runner_failures", "Failures of the group by first cause.", ["fault", "reason"], registry=registry
         )
+        self._ranks = {
+            field: Gauge(f"thunderfleet_runner_rank_{field}", text, ["rank", "node"], registry=registry)
+            for field, text in _OF_A_RANK.items()
+        }
         self._last: Failure | None = None
         registry.register(_HeartbeatAges(ages))
 
@@ -41,6 +53,9 @@ class GroupMetrics:
             self._phase.labels(phase.value).set(1 if phase is state.phase else 0)
         self._attempts.set(state.attempt)
         self._recoveries.set(state.recoveries)
+        for rank in state.ranks:
+            for field, gauge in self._ranks.items():
+                gauge.labels(str(rank.rank), rank.node).set(getattr(rank, field))
         failure = state.failure
         if failure is not None and (self._last is None or (failure.attempt, failure.at) != (self._last.attempt, self._last.at)):
             self._failures.labels(failure.fault.value, failure.reason).inc()

@@ -91,7 +91,8 @@ def test_columns_show_fields_that_exist(kind: generate.Kind, schemas: dict[str, 
 
 
 def test_columns_are_those_of_the_design() -> None:
-    assert {kind.short_name: " ".join(column.name.upper() for column in kind.columns) for kind in generate.KINDS} == {
+    shown = {kind.short_name: [column.name.upper() for column in kind.columns if not column.wide] for kind in generate.KINDS}
+    assert {name: " ".join(columns) for name, columns in shown.items()} == {
         "np": "CHIP MEMORY MACOS RDMA LINKS TFLOPS GB/S AGE",
         "tbl": "A B SPEED GENERATION RDMA GBPS RTT AGE",
         "md": "MODEL READY NODES TRANSPORT TOK/S STATUS AGE",

@@ -63,6 +63,27 @@ async def test_from_deployment_to_pods_to_ready(world: Any) -> None:
     assert world.condition("Ready")[0] == world.condition("Bootstrapped")[0] == world.condition("Benchmarked")[0] == "True"
 
 
+async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    ranks = [
+        {"rank": 0, "node": "studio-1", "phase": "Loading", "loadedBytes": GIB, "totalBytes": 4 * GIB, "loadedLayers": 1},
+        {"rank": 1, "node": "studio-2", "phase": "Loading", "loadedBytes": 4 * GIB, "totalBytes": 4 * GIB, "loadedLayers": 2},
+    ]
+    world.say("Loading", 1, ranks=ranks)
+    await world.round()
+    told = [(rank.loaded_bytes, rank.total_bytes, rank.loaded_layers) for rank in world.md.status.groups[0].ranks]
+    assert told == [(GIB, 4 * GIB, 1), (4 * GIB, 4 * GIB, 2)]
+    status, reason, message = world.condition("Ready")
+    assert (status, reason) == ("False", "Loading")
+    assert message.endswith("loading the model: rank 0 on studio-1 (25 % of 4Gi, 1 layers)")
+    # A restarted operator that has not heard yet does not take it back.
+    world.reports.clear()
+    await world.restarted().deployment("ns/md")
+    assert [rank.loaded_bytes for rank in world.md.status.groups[0].ranks] == [GIB, 4 * GIB]
+
+
 async def test_quiet_rounds_and_restarts_write_nothing(world: Any) -> None:
     world.deploy()
     await served(world)
