@@ -56,12 +56,20 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
         if not group.ranks or (past is not None and past.epoch == group.epoch):
             continue
         nodes, told = _nodes(group), f"group {group.index}, epoch {group.epoch}"
+        why = _cause(past, group) if past is not None else ""
         if past is not None and _nodes(past) != nodes:
-            why = f" after {group.last_failure.reason}" if group.last_failure and group.restarts else ""
             found.append(Occurrence("Moved", f"{told}, from {_nodes(past)} to {nodes}{why}: {group.reason}"))
         else:
-            found.append(Occurrence("Placed", f"{told}, on {nodes}: {group.reason}"))
+            found.append(Occurrence("Placed", f"{told}, on {nodes}{why}: {group.reason}"))
     return found
+
+
+def _cause(past: Group, group: Group) -> str:
+    """What ended the place before: a failure that is new, or that was waited for; an older one says nothing of it."""
+    failure = group.last_failure
+    if failure is None or (past.next_restart_time is None and past.last_failure == failure):
+        return ""
+    return f" after {failure.reason} ({failure.message})"
 
 
 def _nodes(group: Group) -> str:

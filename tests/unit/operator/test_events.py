@@ -1,0 +1,64 @@
+"""Events of a change of place, and the reason that they give."""
+
+from datetime import UTC, datetime
+
+import pytest
+from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.modeldeployment import Failure, Group, GroupStage, ModelDeploymentStatus, Rank, RankStage
+from thunderfleet_operator.events import occurrences
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def failure(reason: str, seconds: int = 0) -> Failure:
+    time = NOW.replace(second=seconds)
+    return Failure(class_=FaultClass.REPLAN, reason=reason, message=f"it was {reason}", time=time)
+
+
+def group(epoch: int, *nodes: str, failed: Failure | None = None, waits: bool = False) -> Group:
+    ranks = tuple(
+        Rank(
+            rank=i, node=node, pod=f"md-0-e{epoch}-{i}", address="10.0.0.1", memory_bytes=1, state=RankStage.PENDING, attempts=0
+        )
+        for i, node in enumerate(nodes)
+    )
+    return Group(
+        index=0,
+        epoch=epoch,
+        state=GroupStage.BACKING_OFF if waits else GroupStage.STARTING,
+        message="",
+        reason="fewest Macs that fit",
+        ranks=ranks,
+        restarts=0,
+        last_failure=failed,
+        next_restart_time=NOW if waits else None,
+    )
+
+
+def told(before: Group | None, after: Group) -> list[tuple[str, str]]:
+    past = ModelDeploymentStatus(groups=(before,) if before else ())
+    return [(o.reason, o.message) for o in occurrences(past, ModelDeploymentStatus(groups=(after,)))]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_move_says_what_ended_the_place_before(waits: bool) -> None:
+    evicted = failure("Evicted")
+    before = group(1, "a", "b", failed=evicted if waits else None, waits=waits)
+    (event,) = told(before, group(2, "b", "c", failed=evicted))
+    text = "group 0, epoch 2, from a, b to b, c after Evicted (it was Evicted): fewest Macs that fit"
+    assert event == ("Moved", text)
+
+
+def test_an_old_failure_is_no_reason() -> None:
+    old = failure("NodeNotReady")
+    assert told(group(1, "a", failed=old), group(2, "b", failed=old)) == [
+        ("Moved", "group 0, epoch 2, from a to b: fewest Macs that fit")
+    ]
+
+
+def test_a_first_place_and_the_same_place_again() -> None:
+    assert told(None, group(1, "a")) == [("Placed", "group 0, epoch 1, on a: fewest Macs that fit")]
+    assert told(group(1, "a"), group(1, "a")) == []
+    assert told(group(1, "a"), group(2, "a", failed=failure("CrashLoop"))) == [
+        ("Placed", "group 0, epoch 2, on a after CrashLoop (it was CrashLoop): fewest Macs that fit")
+    ]
