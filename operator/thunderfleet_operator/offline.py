@@ -27,7 +27,7 @@ from thunderfleet_operator.fleets import Fleets
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.amounts import gib
 from thunderfleet_operator.placement.hops import rdma_hops, ring_hops
-from thunderfleet_operator.placement.score import LABELS
+from thunderfleet_operator.placement.score import LABELS, PARTS
 from thunderfleet_operator.ports import PortSettings, RankPorts
 from thunderfleet_operator.quantities import to_bytes
 from thunderfleet_operator.resolve import resolve
@@ -408,7 +408,6 @@ def _group(entry: Decided, free: dict[str, int]) -> GroupTold:
         for rank, ports in zip(found.ranks, entry.ports, strict=True)
     )
     score = found.score
-    parts = ("transport", "macs", "split", "shared", "slowness", "spread_bytes", "room_bytes")
     texts = score.texts() if score else {}
     return GroupTold(
         index=entry.index,
@@ -421,10 +420,7 @@ def _group(entry: Decided, free: dict[str, int]) -> GroupTold:
         model_path=found.model_path,
         ranks=ranks,
         cables=tuple(dict.fromkeys(name for name in found.cables if name)),
-        score=tuple(
-            ScorePartTold(part=name, value=getattr(score, part), text=text)
-            for part, (name, text) in zip(parts, texts.items(), strict=bool(texts))
-        ),
+        score=tuple(ScorePartTold(part=name, value=getattr(score, PARTS[name]), text=text) for name, text in texts.items()),
         runners_up=tuple(
             RunnerUpTold(nodes=r.nodes, transport=r.transport.value, parallelism=r.split.value, why=r.why)
             for r in found.runners_up

@@ -39,7 +39,7 @@ def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
 def _model_lack(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
     if not found:
-        return f"does not have {request.model} on its disk"
+        return f"does not have {request.model} on its disk: put it into a model folder there, as on the other Macs"
     if any(model.complete and model.sized for model in found):
         return None
     broken = next((model for model in found if not model.complete), None)

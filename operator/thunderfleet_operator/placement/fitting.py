@@ -1,18 +1,17 @@
 """Whether a set of Macs takes the group, and how its ranks are numbered: memory, rank 0 and queue pairs put together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, permutations
+from itertools import combinations
 
-from thunderfleet_operator.placement.fleet import Cable, Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.hops import queue_pairs_suffice
-from thunderfleet_operator.placement.memory import Bounds, pipeline_bytes, share_layers, tensor_bytes
+from thunderfleet_operator.placement.amounts import steady
+from thunderfleet_operator.placement.fleet import Fleet, Mac
+from thunderfleet_operator.placement.hops import Hop, queue_pairs_suffice
+from thunderfleet_operator.placement.memory import Bounds, Needs
 from thunderfleet_operator.placement.ranks import leaders
-from thunderfleet_operator.placement.request import MemoryRequest
 from thunderfleet_operator.placement.search import Area, Found, Shortlist, Work
 from thunderfleet_operator.placement.words import Split, Transport
 
-Layers = tuple[tuple[int, int], ...]
 RDMA = (Transport.JACCL, Transport.JACCL_RING)
 
 
@@ -20,23 +19,34 @@ def members_of(area: Area, order: Sequence[int]) -> list[Mac]:
     return [area.macs[i] for i in order]
 
 
-def cables_of(area: Area, transport: Transport, order: Sequence[int]) -> list[Cable | None]:
-    """As ``Placement.cables`` lists them."""
-    size = len(order)
-    if size == 1:
+def pairs_of(transport: Transport, order: Sequence[int]) -> list[tuple[int, int]]:
+    """Who is joined to whom: in a mesh everybody, in a ring the neighbours, one way."""
+    if len(order) == 1:
         return []
     if transport is Transport.JACCL:
-        return [area.hops(one)[other].cable for one, other in combinations(order, 2)]
-    return [area.hops(order[i])[order[(i + 1) % size]].cable for i in range(size)]
+        return list(combinations(order, 2))
+    return [(order[i - 1], order[i]) for i in (*range(1, len(order)), 0)]
+
+
+def hops_over(area: Area, transport: Transport, order: Sequence[int]) -> tuple[Hop, ...]:
+    """In the order of ``pairs_of``."""
+    return tuple(area.hops(one)[other] for one, other in pairs_of(transport, order))
+
+
+def several_behind_one_device(area: Area, members: Sequence[int]) -> bool:
+    """Whether a device faces more than one of these Macs, as behind a hub: its queue pairs may not do for all."""
+    hops = (area.hops(one).get(other) for one, other in combinations(members, 2))
+    cables = [hop.cable for hop in hops if hop is not None and hop.cable is not None]
+    ends = [(end.node, end.device) for cable in cables for end in (cable.a, cable.b)]
+    return len(set(ends)) < len(ends)
 
 
 @dataclass(slots=True)
 class Fitting:
-    """One transport, size and split of one model. Remembers what it has worked out, by free memory in the order of ranks."""
+    """One transport, size and split of one model."""
 
     fleet: Fleet
-    model: ModelFacts
-    memory: MemoryRequest
+    needs: Needs
     transport: Transport
     split: Split
     size: int
@@ -45,100 +55,132 @@ class Fitting:
     work: Work
     unreached: list[tuple[str, ...]] = field(default_factory=list)
     """Sets that had room, but no rank 0 that everybody can dial."""
-    _divisions: dict[tuple[int, ...], tuple[Layers, bool] | None] = field(default_factory=dict)
-    _heads: dict[frozenset[str], list[str]] = field(default_factory=dict)
-    _tensor: tuple[int, ...] = ()
+    _heads: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    _tried: set[tuple[str, ...]] = field(default_factory=set)
+    """Sets of which every order has been looked at."""
 
-    def division(self, order: Sequence[Mac]) -> tuple[tuple[int, ...], Layers, bool] | None:
-        """Bytes by rank, layers by rank, and whether these follow free memory; None when some rank has no room."""
-        free = tuple(mac.free_bytes for mac in order)
-        if self.split is not Split.PIPELINE:
-            if not self._tensor:
-                needs = [tensor_bytes(self.model, self.memory, self.size, rank) for rank in range(self.size)]
-                self._tensor = tuple(need for need in needs if need is not None)
-            fits = all(need <= room for need, room in zip(self._tensor, free, strict=True))
-            return (self._tensor, (), True) if fits else None
-        if free not in self._divisions:
-            self._divisions[free] = share_layers(self.model, self.memory, free)
-        shared = self._divisions[free]
-        if shared is None:
-            return None
-        return tuple(pipeline_bytes(self.model, self.memory, *span) for span in shared[0]), shared[0], shared[1]
-
-    def _possible_heads(self, area: Area, members: tuple[int, ...]) -> list[int]:
+    def heads(self, area: Area, members: Sequence[int]) -> list[int]:
         """Who can be rank 0, by preference: the same for every order of these Macs."""
-        at = {area.macs[i].name: i for i in members}
-        key = frozenset(at)
+        if len(members) == 1:
+            return list(members)
+        at = {area.macs[i].name: i for i in sorted(members)}
+        key = tuple(at)
         if key not in self._heads:
-            macs = [area.macs[i] for i in sorted(members)]
-            self._heads[key] = [leader.name for leader in leaders(self.fleet, macs, self.transport)]
+            self._heads[key] = [
+                leader.name for leader in leaders(self.fleet, [area.macs[i] for i in at.values()], self.transport)
+            ]
             if not self._heads[key]:
                 self.unreached.append(tuple(sorted(at)))
         return [at[name] for name in self._heads[key]]
 
-    def _numberings(self, area: Area, cycle: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Ways to number these Macs, rank 0 by preference. Where the order decides whether they fit, all ways."""
-        if self.size == 1:
-            yield cycle
+    def stands(self, area: Area, order: tuple[int, ...]) -> Found | None:
+        """These Macs in this very order, if they take the group so."""
+        if any(other not in area.hops(one) for one, other in pairs_of(self.transport, order)):
+            return None
+        if not self._enough(area, order) or order[0] not in self.heads(area, order):
+            return None
+        if self.needs.divide(self.split, [area.free[i] for i in order]) is None:
+            return None
+        hops = hops_over(area, self.transport, order)
+        cables = {hop.cable.name: hop.shared for hop in hops if hop.cable is not None}
+        return self._found(area, order, sum(area.used[i] for i in order) + sum(cables.values()))
+
+    def evaluate(self, area: Area, cycle: tuple[int, ...], shared: int) -> None:
+        """Puts these Macs on the shortlist if they take the group. ``cycle``: the best of their rings, memory apart."""
+        enough = self._enough(area, cycle)
+        if self.transport is Transport.JACCL and not enough:
             return
-        heads = self._possible_heads(area, cycle)
+        if self.bounds.even and enough:
+            heads = self.heads(area, cycle)
+            if heads:
+                self.shortlist.add(self._found(area, self._from(area, cycle, heads[0]), shared))
+            return
+        members = tuple(sorted(cycle))
+        names = tuple(area.macs[i].name for i in members)
+        if names not in self._tried:
+            self._tried.add(names)
+            best = self._best_order(area, members, shared)
+            if best is not None:
+                self.shortlist.add(self._found(area, best[1], best[0]))
+
+    def _enough(self, area: Area, order: Sequence[int]) -> bool:
+        """Whether the RDMA devices have queue pairs for this."""
+        if self.transport not in RDMA:
+            return True
+        cables = [hop.cable for hop in hops_over(area, self.transport, order) if hop.cable is not None]
+        return queue_pairs_suffice(tuple(area.macs[i].name for i in order), cables, 1)
+
+    def _from(self, area: Area, cycle: tuple[int, ...], head: int) -> tuple[int, ...]:
+        """The same with this one as rank 0; in a mesh, where every order will do, the biggest next."""
+        start = cycle.index(head)
+        rest = cycle[start + 1 :] + cycle[:start]
         if self.transport is Transport.JACCL:
-            # In a mesh every order will do: the biggest first.
-            for head in heads:
-                rest = sorted((i for i in cycle if i != head), key=lambda i: (-area.free[i], area.macs[i].name))
-                yield (head, *rest)
-            if not self.bounds.even:
-                for head in heads:
-                    yield from ((head, *rest) for rest in permutations(i for i in cycle if i != head))
-            return
-        for head in heads:
-            start = cycle.index(head)
-            yield cycle[start:] + cycle[:start]
+            rest = tuple(sorted(rest, key=lambda i: (-area.free[i], area.macs[i].name)))
+        return (head, *rest)
 
-    def _other_cycles(self, area: Area, cycle: tuple[int, ...], shared: int, speed: int) -> Iterator[tuple[int, ...]]:
-        """Rings over the same Macs that are no worse in what they share and how fast they are."""
-        first = cycle[0]
-        for rest in permutations(sorted(i for i in cycle if i != first)):
-            if not self.work.step():
-                return
-            order = (first, *rest)
-            hops = [area.hops(order[i]).get(order[(i + 1) % self.size]) for i in range(self.size)]
-            known = [hop for hop in hops if hop is not None]
-            if len(known) < self.size:
-                continue
-            both = self.size == 2 and known[0].cable is known[1].cable
-            cost = sum(area.used[i] for i in cycle) + sum(hop.shared for hop in known[: 1 if both else None])
-            slowest = min(hop.speed_mbps for hop in known)
-            if (cost, -slowest) == (shared, -speed):
-                yield order
+    def _found(self, area: Area, order: tuple[int, ...], shared: int) -> Found:
+        """``shared``: Macs and cables."""
+        hops = hops_over(area, self.transport, order)
+        key = area.key(order, shared, min((hop.speed_mbps for hop in hops), default=0))
+        return Found(key, area.tie(order), area, order, hops)
 
-    def evaluate(self, area: Area, cycle: tuple[int, ...], shared: int, speed: int) -> None:
-        """Puts these Macs on the shortlist if they take the group."""
-        free = [area.free[i] for i in cycle]
-        if sum(free) < self.bounds.together:
-            return
-        if self.transport in RDMA:
-            cables = [cable for cable in cables_of(area, self.transport, cycle) if cable is not None]
-            if not queue_pairs_suffice(tuple(area.macs[i].name for i in cycle), cables, 1):
-                return
-        key = (shared, -speed, max(free) - min(free), sum(free))
-        if self._number(area, cycle, key):
-            return
+    def _best_order(self, area: Area, members: tuple[int, ...], shared: int) -> tuple[int, tuple[int, ...]] | None:
+        """Of all orders of these Macs the best in which every rank has room, with what it shares.
+
+        From rank 0 backwards, since the last rank holds the first layers. An order that has come as far as another did, with
+        the same Macs, at no less cost and with no other layers held, is not continued."""
+        size = len(members)
         ring = self.transport in (Transport.RING, Transport.JACCL_RING)
-        if not self.bounds.even and ring and self.size > 2:
-            for other in self._other_cycles(area, cycle, shared, speed):
-                if self._number(area, other, key):
-                    return
+        used = sum(area.used[i] for i in members) if ring else shared
+        hubs = self.transport is Transport.JACCL_RING and several_behind_one_device(area, members)
+        best: tuple[tuple[int, int], tuple[int, ...]] | None = None
+        seen: dict[tuple[int, ...], list[tuple[tuple[int, int], int]]] = {}
 
-    def _number(self, area: Area, cycle: tuple[int, ...], key: tuple[int, int, int, int]) -> bool:
-        for order in self._numberings(area, cycle):
-            if not self.work.step():
-                return False
-            divided = self.division(members_of(area, order))
-            if divided is not None:
-                needs, ranges, follows = divided
-                self.shortlist.add(Found(key, area.tie(order), area, order, ranges, needs, follows))
-                return True
-            if self.bounds.even:
-                return False
-        return False
+        def with_hop(one: int, other: int, cost: tuple[int, int]) -> tuple[int, int] | None:
+            if not ring:
+                return cost
+            hop = area.hops(one).get(other)
+            return None if hop is None else (cost[0] + hop.shared, max(cost[1], -steady(hop.speed_mbps)))
+
+        def close(order: tuple[int, ...], cost: tuple[int, int], held: int) -> None:
+            nonlocal best
+            final: tuple[int, int] | None = cost
+            if size > 1:
+                final = with_hop(order[0], order[1], cost)
+                if final is not None and ring and size == 2 and area.hops(order[0])[order[1]].cable is not None:
+                    # Between two Macs the way back runs over the same cable.
+                    final = cost
+            if final is None or (best is not None and best[0] <= final):
+                return
+            whole = self.needs.advance(self.split, held, 0, size, area.free[order[0]])
+            if self.needs.complete(self.split, whole) and self._enough(area, order):
+                best = final, order
+
+        def extend(order: tuple[int, ...], cost: tuple[int, int], held: int) -> None:
+            """``order``: rank 0 and, behind it, as many ranks from the last one up as there are so far."""
+            rank = size - len(order)
+            if not rank:
+                close(order, cost, held)
+                return
+            for new in members:
+                if new in order or (best is not None and best[0] <= cost):
+                    continue
+                dearer = with_hop(new, order[1] if len(order) > 1 else order[0], cost)
+                if dearer is None:
+                    continue
+                if not self.work.step():
+                    return
+                following = self.needs.advance(self.split, held, rank, size, area.free[new])
+                if not following:
+                    continue
+                longer = (order[0], new, *order[1:])
+                state = (order[0], new if ring else -1, *sorted(longer))
+                past = seen.setdefault(state, [])
+                if not hubs and any(price <= dearer and following & ~layers == 0 for price, layers in past):
+                    continue
+                past.append((dearer, following))
+                extend(longer, dearer, following)
+
+        for head in self.heads(area, members):
+            extend((head,), (used, -(1 << 62)), 1)
+        return None if best is None else (best[0][0], best[1])

@@ -88,15 +88,24 @@ class AddressKind:
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """Which addresses of which other Macs a Mac has dialled: two columns of equal length, by node and then address."""
+    """Which addresses of which other Macs a Mac has dialled: columns of equal length, by node and then address."""
 
     nodes: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    speeds: tuple[int, ...] = ()
+    """Mbit/s as measured, the worse way, 0 where there is no measurement; no column where there is none at all."""
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]]) -> "Dials":
+    def of(cls, pairs: Iterable[tuple[str, str]], speeds: Mapping[tuple[str, str], int] | None = None) -> "Dials":
+        """``speeds``: by node and address."""
         ordered = sorted(set(pairs))
-        return cls(tuple(node for node, _ in ordered), tuple(address for _, address in ordered))
+        known = tuple(speeds.get(pair, 0) for pair in ordered) if speeds else ()
+        return cls(tuple(node for node, _ in ordered), tuple(address for _, address in ordered), known if any(known) else ())
+
+    @property
+    def ways(self) -> Iterable[tuple[str, str, int]]:
+        """Node, address and speed, one after the other."""
+        return zip(self.nodes, self.addresses, self.speeds or (0,) * len(self.nodes), strict=True)
 
     def at(self, node: str) -> tuple[str, ...]:
         """Addresses at which ``node`` answered."""
@@ -146,6 +155,8 @@ class Mac:
     """What its agent has dialled; None while its agent publishes no such facts."""
     kinds: AddressKinds = AddressKinds()
     """Of its own addresses."""
+    memory_megabytes: int = 0
+    """Memory bandwidth in MB/s, as measured; 0 while it has not been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +250,13 @@ class Fleet:
     def top_mbps(self) -> int:
         """No cable is faster."""
         return max((max(c.speed_mbps, c.ring_mbps or 0, c.rdma_mbps or 0) for c in self.cables.values()), default=0)
+
+    @cached_property
+    def top_lan_mbps(self) -> int:
+        """No way over a LAN is faster."""
+        macs = self.macs.values()
+        told = max((kind.speed_mbps for mac in macs for kind in mac.kinds.kinds), default=0)
+        return max(told, max((max(mac.dials.speeds) for mac in macs if mac.dials is not None and mac.dials.speeds), default=0))
 
     def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
         """The fleet with these Macs and cables in place of those of their names, and without those named in ``gone``.

@@ -40,6 +40,8 @@ class Hop:
     """Whether the supervisors carry it."""
     backwards: bool = False
     """Whether the other end opens the relay; then ``address`` is where it dials this one."""
+    measured: bool = False
+    """Whether the speed was measured; else it is the one that was negotiated."""
 
 
 Hops = Mapping[str, Hop]
@@ -59,12 +61,12 @@ def best_address(options: Iterable[tuple[str, AddressKind]], order: tuple[Kind, 
     return min((address_rank(kind, order), address) for address, kind in known)[1]
 
 
-def rdma_speed(cable: Cable) -> int:
-    return cable.rdma_mbps or cable.speed_mbps
+def rdma_measured(cable: Cable) -> int:
+    return cable.rdma_mbps or 0
 
 
-def ring_speed(cable: Cable) -> int:
-    return cable.ring_mbps or cable.speed_mbps
+def ring_measured(cable: Cable) -> int:
+    return cable.ring_mbps or 0
 
 
 def rdma_lack(cable: Cable, queue_pairs: int = 1) -> str | None:
@@ -91,13 +93,16 @@ def ring_lack(cable: Cable) -> str | None:
     return None
 
 
-def best_cable(cables: Iterable[Cable], lack: Callable[[Cable], str | None], speed: Callable[[Cable], int]) -> Cable | None:
-    """The one cable that a pair uses in both directions: one that nobody else uses, the fastest, by name."""
+def best_cable(cables: Iterable[Cable], lack: Callable[[Cable], str | None], measured: Callable[[Cable], int]) -> Cable | None:
+    """The one cable that a pair uses in both directions: one that nobody else uses, the fastest (as measured, else as
+    negotiated), by name."""
     usable = [cable for cable in cables if lack(cable) is None]
-    return min(usable, key=lambda cable: (cable.in_use, -speed(cable), cable.name)) if usable else None
+    if len(usable) < 2:
+        return usable[0] if usable else None
+    return min(usable, key=lambda cable: (cable.in_use, -(measured(cable) or cable.speed_mbps), cable.name))
 
 
-def _by_cable(fleet: Fleet, node: str, lack: Callable[[Cable], str | None], speed: Callable[[Cable], int]) -> dict[str, Hop]:
+def _by_cable(fleet: Fleet, node: str, lack: Callable[[Cable], str | None], measured: Callable[[Cable], int]) -> dict[str, Hop]:
     by_peer: dict[str, list[Cable]] = {}
     for cable in fleet.links(node):
         peer = cable.other(node)
@@ -105,47 +110,57 @@ def _by_cable(fleet: Fleet, node: str, lack: Callable[[Cable], str | None], spee
             by_peer.setdefault(peer, []).append(cable)
     found: dict[str, Hop] = {}
     for peer, cables in by_peer.items():
-        best = best_cable(cables, lack, speed)
+        best = best_cable(cables, lack, measured)
         if best is not None:
-            found[peer] = Hop(speed(best), int(best.in_use), best, best.end(peer).address)
+            speed = measured(best)
+            found[peer] = Hop(speed or best.speed_mbps, int(best.in_use), best, best.end(peer).address, measured=speed > 0)
     return found
 
 
 def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
     """The same seen from either end."""
-    return _by_cable(fleet, node, rdma_lack, rdma_speed)
+    return _by_cable(fleet, node, rdma_lack, rdma_measured)
+
+
+_Way = tuple[tuple[int, bool], int, str, bool]
+"""Over a LAN, less is better: what the address is, its speed (negative), the address, whether the speed was measured."""
+
+
+def _way(peer: Mac, address: str, measured: int) -> _Way | None:
+    kind = peer.kinds.get(address, UNKNOWN)
+    if kind.kind is Kind.THUNDERBOLT:
+        return None
+    return address_rank(kind, RING_ORDER), -(measured or kind.speed_mbps), address, measured > 0
 
 
 def ring_hops(fleet: Fleet, node: str, lan: bool, bare: bool = False) -> dict[str, Hop]:
     """``lan``: also what was dialled over other interfaces, from either end; relayed, or where this end can dial, ``bare``."""
-    found = _by_cable(fleet, node, ring_lack, ring_speed)
+    found = _by_cable(fleet, node, ring_lack, ring_measured)
     mac = fleet.macs[node]
     if not lan:
         return found
-    best: dict[str, tuple[tuple[int, bool], str, int]] = {}
-    for peer, address in zip(mac.dials.nodes, mac.dials.addresses, strict=True) if mac.dials is not None else ():
-        other = fleet.macs.get(peer)
-        if other is None or peer in found or peer == node:
-            continue
-        kind = other.kinds.get(address, UNKNOWN)
-        way = (address_rank(kind, RING_ORDER), address, kind.speed_mbps)
-        if kind.kind is not Kind.THUNDERBOLT and (peer not in best or way < best[peer]):
-            best[peer] = way
-    for peer, (_, address, speed) in best.items():
-        found[peer] = Hop(speed if bare else min(speed, RELAY_MBPS), address=address, relay=not bare)
+    macs = fleet.macs
+    best: dict[str, _Way] = {}
+    for peer, address, measured in mac.dials.ways if mac.dials is not None else ():
+        if peer not in found and peer in macs and peer != node:
+            way = _way(macs[peer], address, measured)
+            if way is not None and (peer not in best or way < best[peer]):
+                best[peer] = way
+    for peer, (_, speed, address, known) in best.items():
+        found[peer] = Hop(-speed if bare else min(-speed, RELAY_MBPS), 0, None, address, not bare, False, known)
     for peer in fleet.dialled_by(node):
-        if peer not in found and peer != node and (back := lan_hop(fleet.macs[peer], mac)) is not None:
-            found[peer] = Hop(min(back.speed_mbps, RELAY_MBPS), address=back.address, relay=True, backwards=True)
+        if peer not in found and peer != node and (back := lan_hop(macs[peer], mac)) is not None:
+            speed = min(back.speed_mbps, RELAY_MBPS)
+            found[peer] = Hop(speed, 0, None, back.address, relay=True, backwards=True, measured=back.measured)
     return found
 
 
 def lan_hop(mac: Mac, peer: Mac) -> Hop | None:
     """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
-    if mac.dials is None:
-        return None
-    known = {address: peer.kinds.get(address, UNKNOWN) for address in mac.dials.at(peer.name)}
-    address = best_address(((at, kind) for at, kind in known.items() if kind.kind is not Kind.THUNDERBOLT), RING_ORDER)
-    return Hop(known[address].speed_mbps, address=address) if address is not None else None
+    dialled = mac.dials.ways if mac.dials is not None else ()
+    ways = (_way(peer, address, measured) for node, address, measured in dialled if node == peer.name)
+    best = min((way for way in ways if way is not None), default=None)
+    return Hop(-best[1], address=best[2], measured=best[3]) if best is not None else None
 
 
 def hops_of(fleet: Fleet, transport: Transport, lan: bool, bare: bool) -> Callable[[str], dict[str, Hop]]:

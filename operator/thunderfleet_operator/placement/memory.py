@@ -1,5 +1,6 @@
 """Hard rule 1: what a rank reserves. The figures are the model's own; here they are only added up."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -8,6 +9,18 @@ from operator import add
 from thunderfleet_operator.placement.fleet import KVLayer, ModelFacts
 from thunderfleet_operator.placement.request import MemoryRequest
 from thunderfleet_operator.placement.words import Split
+
+Layers = tuple[tuple[int, int], ...]
+"""By rank: first (included) and last (excluded)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A model, divided: by rank the bytes that it reserves, and in a pipeline its layers."""
+
+    needs: tuple[int, ...]
+    layers: Layers = ()
+    by_free_memory: bool = True
 
 
 def kv_bytes(layer: KVLayer, memory: MemoryRequest, world_size: int = 1) -> int:
@@ -32,58 +45,30 @@ def _with_headroom(reserved: int, memory: MemoryRequest) -> int:
     return -(-reserved * (100 + memory.headroom_percent) // 100)
 
 
-def tensor_bytes(model: ModelFacts, memory: MemoryRequest, world_size: int, rank: int) -> int | None:
-    """What ``rank`` of so many reserves, or None when mlx-lm cannot split the model so. World size 1: the whole model."""
-    size = model.tensor_size(world_size)
-    if size is None or size.refusal or len(size.bytes_per_rank) != world_size:
-        return None
-    cache = sum(kv_bytes(layer, memory, world_size) for layer in model.kv)
-    return _with_headroom(size.bytes_per_rank[rank] + cache + prefill_bytes(model, memory), memory)
-
-
-def pipeline_bytes(model: ModelFacts, memory: MemoryRequest, first: int, last: int) -> int:
-    """What a rank with layers ``first`` (included) to ``last`` (excluded) reserves."""
-    weights = model.shared_bytes + sum(model.layer_bytes[first:last])
-    cache = sum(kv_bytes(layer, memory) for layer in model.kv[first:last])
-    return _with_headroom(weights + cache + prefill_bytes(model, memory), memory)
-
-
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What any division of a model over so many ranks needs, before anybody knows who they are: ``least`` on every Mac,
-    ``together`` on all of them. ``even``: the order of ranks makes no difference to whether they fit."""
+    """What any division of a model over so many ranks needs, before anybody knows who they are: ``least`` bytes on every Mac,
+    ``together`` on all of them.
+
+    ``even``: the order of ranks makes no difference to whether they fit. Then they fit exactly when no Mac has less than
+    ``least`` and their ``room``, added up, is ``wanted`` or more; otherwise that much is necessary, and not enough."""
 
     least: int
     together: int
     even: bool
+    wanted: int = 0
+    """Of what ``room`` counts: layers where all cost the same, else bytes."""
+    fixed: int = 0
+    """Bytes of a rank without any layer, headroom apart."""
+    unit: int = 1
+    """Bytes of one of what ``room`` counts, headroom apart."""
+    most: int = 0
+    """What one rank takes at most: the others need a layer each."""
+    percent: int = 100
 
-
-def bounds(model: ModelFacts, memory: MemoryRequest, split: Split, size: int) -> Bounds | str:
-    """Or why the model cannot be divided so, whatever the Macs."""
-    if split is Split.PIPELINE:
-        count = len(model.layer_bytes)
-        if model.pipeline_refusal or not count:
-            return f"mlx-lm cannot make a pipeline of it: {model.pipeline_refusal or 'its layers are not known'}"
-        if count < size:
-            return f"the model has {count} layers, fewer than {size} ranks"
-        costs = _layer_costs(model, memory)
-        fixed = model.shared_bytes + prefill_bytes(model, memory)
-        # Headroom is rounded up rank by rank, so the sum of any division is no less than these.
-        together = (sum(costs) + size * fixed) * (100 + memory.headroom_percent) // 100
-        return Bounds(_with_headroom(fixed + min(costs), memory), together, len(set(costs)) == 1)
-    needs = [tensor_bytes(model, memory, size, rank) for rank in range(size)]
-    known = [need for need in needs if need is not None]
-    if len(known) < size:
-        entry = model.tensor_size(size)
-        why = entry.refusal if entry is not None and entry.refusal else "its dry run did not try that size"
-        return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is not known: {why}"
-    return Bounds(min(known), sum(known), len(set(known)) == 1)
-
-
-def _layer_costs(model: ModelFacts, memory: MemoryRequest) -> list[int]:
-    layers = len(model.layer_bytes)
-    caches = [kv_bytes(layer, memory) for layer in model.kv[:layers]] + [0] * max(0, layers - len(model.kv))
-    return list(map(add, model.layer_bytes, caches))
+    def room(self, free: int) -> int:
+        """How much of ``wanted`` a Mac with so many bytes free can take."""
+        return max(0, min(self.most, (free * 100 // self.percent - self.fixed) // self.unit))
 
 
 def largest_remainder(total: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -117,36 +102,123 @@ def _ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def share_layers(
-    model: ModelFacts, memory: MemoryRequest, free: Sequence[int]
-) -> tuple[tuple[tuple[int, int], ...], bool] | None:
-    """Layer range of each rank (in the order of ranks), and whether it follows free memory as it should.
+class Needs:
+    """What one model needs, whoever holds it. Adds up once what every stage of a search asks for again."""
 
-    By largest remainder over free memory where that fits; else the division nearest to it in which every rank fits and has a
-    layer; None when there is none.
-    """
-    layers = len(model.layer_bytes)
-    if layers < len(free):
-        return None
-    ranges = _ranges(largest_remainder(layers, free))
-    if all(pipeline_bytes(model, memory, *span) <= room for span, room in zip(ranges, free, strict=True)):
-        return ranges, True
-    sums = [0, *accumulate(_layer_costs(model, memory))]
-    fixed = model.shared_bytes + prefill_bytes(model, memory)
-    # From the last rank, which holds the first layers: where its layers can end, how far from the ideal, by which cuts.
-    cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
-    for position in reversed(range(len(free))):
-        ideal = ranges[position][1]
-        following: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for first, (distance, path) in cuts.items():
-            for last in range(first + 1, layers - position + 1):
-                if _with_headroom(fixed + sums[last] - sums[first], memory) > free[position]:
-                    break
-                found = (distance + abs(last - ideal), (*path, last))
-                if last not in following or found < following[last]:
-                    following[last] = found
-        cuts = following
-    if layers not in cuts:
-        return None
-    ends = cuts[layers][1]
-    return tuple(reversed(list(pairwise(ends)))), False
+    def __init__(self, model: ModelFacts, memory: MemoryRequest) -> None:
+        self.model = model
+        self.memory = memory
+        layers = len(model.layer_bytes)
+        caches = [kv_bytes(layer, memory) for layer in model.kv[:layers]] + [0] * max(0, layers - len(model.kv))
+        self._costs = list(map(add, model.layer_bytes, caches))
+        self._sums = [0, *accumulate(self._costs)]
+        self._fixed = model.shared_bytes + prefill_bytes(model, memory)
+        """Of a rank of a pipeline, beside its layers."""
+        self._percent = 100 + memory.headroom_percent
+        self._tensor: dict[int, tuple[int, ...]] = {}
+        self._bounds: dict[tuple[Split, int], Bounds | str] = {}
+
+    def tensor(self, size: int) -> tuple[int, ...]:
+        """Bytes by rank, of one Mac or of tensor parallelism; empty when mlx-lm cannot split the model so."""
+        if size not in self._tensor:
+            entry = self.model.tensor_size(size)
+            weights = entry.bytes_per_rank if entry is not None and not entry.refusal else ()
+            cache = sum(kv_bytes(layer, self.memory, size) for layer in self.model.kv) if weights else 0
+            more = cache + prefill_bytes(self.model, self.memory)
+            whole = len(weights) == size
+            self._tensor[size] = tuple(_with_headroom(part + more, self.memory) for part in weights) if whole else ()
+        return self._tensor[size]
+
+    def span(self, first: int, last: int) -> int:
+        """What a rank with layers ``first`` (included) to ``last`` (excluded) reserves."""
+        return _with_headroom(self._fixed + self._sums[last] - self._sums[first], self.memory)
+
+    def bounds(self, split: Split, size: int) -> Bounds | str:
+        """Or why the model cannot be divided so, whatever the Macs."""
+        key = (split, size)
+        if key not in self._bounds:
+            self._bounds[key] = self._pipeline_bounds(size) if split is Split.PIPELINE else self._tensor_bounds(size)
+        return self._bounds[key]
+
+    def _pipeline_bounds(self, size: int) -> Bounds | str:
+        model, costs = self.model, self._costs
+        if model.pipeline_refusal or not costs:
+            return f"mlx-lm cannot make a pipeline of it: {model.pipeline_refusal or 'its layers are not known'}"
+        if len(costs) < size:
+            return f"the model has {len(costs)} layers, fewer than {size} ranks"
+        total, small = self._sums[-1], min(costs)
+        even = 0 < small == max(costs)
+        unit = small if even else 1
+        # Headroom is rounded up rank by rank, so the sum of any division is no less than this.
+        together = (total + size * self._fixed) * self._percent // 100
+        most = (total - (size - 1) * small) // unit
+        least = _with_headroom(self._fixed + small, self.memory)
+        return Bounds(least, together, even, total // unit, self._fixed, unit, most, self._percent)
+
+    def _tensor_bounds(self, size: int) -> Bounds | str:
+        needs = self.tensor(size)
+        if not needs:
+            entry = self.model.tensor_size(size)
+            why = entry.refusal if entry is not None and entry.refusal else "its dry run did not try that size"
+            return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is not known: {why}"
+        return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
+
+    def advance(self, split: Split, held: int, rank: int, size: int, free: int) -> int:
+        """One rank more, from the last one to rank 0; 0 when it has no room.
+
+        ``held`` has bit i when the ranks so far may hold exactly the first i layers, with one each at least: the last rank
+        holds the first layers. Where nothing is divided by layers it is 1 while all have had room."""
+        if split is not Split.PIPELINE:
+            return held if self.tensor(size)[rank] <= free else 0
+        sums, room = self._sums, free * 100 // self._percent - self._fixed
+        following = past = 0
+        while held and room >= 0:
+            first = (held & -held).bit_length() - 1
+            held &= held - 1
+            last = min(len(self._costs) - rank, bisect_right(sums, sums[first] + room) - 1)
+            if last > max(first, past):
+                following |= (1 << last + 1) - (1 << max(first, past) + 1)
+                past = last
+        return following
+
+    def complete(self, split: Split, held: int) -> bool:
+        """Whether everything is held once rank 0 was added."""
+        return bool(held >> len(self._costs) & 1) if split is Split.PIPELINE else held > 0
+
+    def divide(self, split: Split, free: Sequence[int]) -> Division | None:
+        """Among ranks with so many bytes free, in this order; None when one has no room."""
+        if split is not Split.PIPELINE:
+            needs = self.tensor(len(free))
+            return Division(needs) if all(need <= room for need, room in zip(needs, free, strict=True)) else None
+        shared = self.share_layers(free)
+        if shared is None:
+            return None
+        return Division(tuple(self.span(*span) for span in shared[0]), *shared)
+
+    def share_layers(self, free: Sequence[int]) -> tuple[Layers, bool] | None:
+        """Layer range of each rank (in the order of ranks), and whether it follows free memory as it should.
+
+        By largest remainder over free memory where that fits; else the division nearest to it in which every rank fits and
+        has a layer; None when there is none.
+        """
+        layers, sums = len(self._costs), self._sums
+        if layers < len(free):
+            return None
+        ranges = _ranges(largest_remainder(layers, free))
+        if all(self.span(*span) <= room for span, room in zip(ranges, free, strict=True)):
+            return ranges, True
+        # From the last rank, which holds the first layers: where its layers can end, how far from the ideal, by which cuts.
+        cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
+        for position in reversed(range(len(free))):
+            ideal, room = ranges[position][1], free[position] * 100 // self._percent - self._fixed
+            following: dict[int, tuple[int, tuple[int, ...]]] = {}
+            for first, (distance, path) in cuts.items():
+                furthest = bisect_right(sums, sums[first] + room) - 1 if room >= 0 else first
+                for last in range(first + 1, min(layers - position, furthest) + 1):
+                    found = (distance + abs(last - ideal), (*path, last))
+                    if last not in following or found < following[last]:
+                        following[last] = found
+            cuts = following
+        if layers not in cuts:
+            return None
+        return tuple(reversed(list(pairwise(cuts[layers][1])))), False

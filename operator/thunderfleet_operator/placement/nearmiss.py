@@ -12,12 +12,12 @@ from typing import Protocol
 
 from thunderfleet_operator.placement.amounts import gib
 from thunderfleet_operator.placement.fitting import RDMA, Fitting
-from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
+from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.hops import Hop, rdma_hops, rdma_lack, ring_hops, ring_lack
-from thunderfleet_operator.placement.memory import Bounds, bounds
+from thunderfleet_operator.placement.memory import Bounds, Needs
 from thunderfleet_operator.placement.request import Lack, NearMiss, Request, Unplaceable
 from thunderfleet_operator.placement.score import LABELS
-from thunderfleet_operator.placement.search import Area, Shortlist, Work, cliques, cycles
+from thunderfleet_operator.placement.search import Area, Shortlist, Stage, Work
 from thunderfleet_operator.placement.words import Split, Transport, WantedTransport
 
 POOL = 10
@@ -33,7 +33,7 @@ class Holders(Protocol):
     """Macs that could work together, and the model that they hold."""
 
     @property
-    def model(self) -> ModelFacts: ...
+    def needs(self) -> Needs: ...
     @property
     def macs(self) -> Mapping[str, Mac]: ...
 
@@ -122,7 +122,7 @@ def _loosened(
     fleet: Fleet,
     request: Request,
     members: Sequence[Mac],
-    model: ModelFacts,
+    needs: Needs,
     transport: Transport,
     split: Split,
     size: int,
@@ -144,13 +144,16 @@ def _loosened(
         return found
 
     area = Area(pool, hops, 0)
-    if not area.may_hold(size, need.least, need.together):
+    if not area.may_hold(size, need):
         return None
-    look = cliques if transport is Transport.JACCL else cycles
     shortlist, work = Shortlist(1), Work(WORK)
     # The ring's rules, without facts of who dialled whom: memory alone decides.
-    fitting = Fitting(Fleet(pool), model, request.memory, Transport.RING, split, size, need, shortlist, work)
-    look(area, size, need.least, need.together, shortlist, work, fitting.evaluate)
+    fitting = Fitting(Fleet(pool), needs, Transport.RING, split, size, need, shortlist, work)
+    stage = Stage(area, size, need, shortlist, work, fitting.evaluate)
+    if transport is Transport.JACCL:
+        stage.cliques()
+    else:
+        stage.rings()
     if not shortlist.entries:
         return None
     order = [area.macs[i].name for i in shortlist.entries[0].order]
@@ -212,7 +215,7 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
         if size > len(able):
             break
         for split in search.splits(transport):
-            need = bounds(universe.model, request.memory, split, size)
+            need = universe.needs.bounds(split, size)
             if isinstance(need, str):
                 near = NearMiss((), transport, split, f"{split} over {size} Macs: {need}")
                 refused.setdefault(need, Miss(BUY + 1, size, near, "NoRoom"))
@@ -221,7 +224,7 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
             if total < need.together or ranked[size - 1].free_bytes < need.least:
                 misses.append(_memory(ranked, need, transport, split, size, f"the {size} with most have"))
                 continue
-            loose = _loosened(fleet, request, able, universe.model, transport, split, size, need)
+            loose = _loosened(fleet, request, able, universe.needs, transport, split, size, need)
             if loose is None:
                 misses.append(_memory(ranked, need, transport, split, size, "no division fits Macs with together"))
                 continue
@@ -269,7 +272,7 @@ def explain(search: Searched) -> Unplaceable:
             if transport is not Transport.NONE:
                 found += _transport(search, universe, transport)
             elif request.min_nodes == 1:
-                alone = _alone(list(universe.macs.values()), bounds(universe.model, request.memory, Split.NONE, 1))
+                alone = _alone(list(universe.macs.values()), universe.needs.bounds(Split.NONE, 1))
                 found += [alone] if alone else []
         if found:
             by_transport.append(sorted(found, key=lambda miss: miss.order))
@@ -296,9 +299,7 @@ def _mac_lack(search: Searched, mac: Mac) -> str:
     """Why a Mac that may take a rank does not."""
     request = search.request
     if request.min_nodes == 1:
-        needs = [
-            bounds(universe.model, request.memory, Split.NONE, 1) for universe in search.universes if mac.name in universe.macs
-        ]
+        needs = [universe.needs.bounds(Split.NONE, 1) for universe in search.universes if mac.name in universe.macs]
         known = [need for need in needs if isinstance(need, Bounds)]
         if known:
             return f"has {_free(mac)}, the whole model needs {gib(min(n.together for n in known))}"

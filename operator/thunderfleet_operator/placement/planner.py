@@ -7,18 +7,17 @@ it is the search's work (``search``), whether and how a set takes it that of ``f
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 from thunderfleet_operator.placement.eligible import lack, wanted_model
-from thunderfleet_operator.placement.fitting import RDMA, Fitting, cables_of, members_of
+from thunderfleet_operator.placement.fitting import RDMA, Fitting, members_of
 from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.hops import MESH_RANKS, RELAY_COST, RELAY_MBPS, hops_of, queue_pairs_suffice, rdma_lack
-from thunderfleet_operator.placement.memory import bounds
+from thunderfleet_operator.placement.hops import MESH_RANKS, RELAY_COST, RELAY_MBPS, hops_of, rdma_lack
+from thunderfleet_operator.placement.memory import Bounds, Division, Needs
 from thunderfleet_operator.placement.nearmiss import explain
-from thunderfleet_operator.placement.ranks import leaders, publishes, reach
+from thunderfleet_operator.placement.ranks import publishes, reach
 from thunderfleet_operator.placement.request import Placement, RankPlacement, Relay, Request, RunnerUp, Unplaceable
 from thunderfleet_operator.placement.score import LAN_RING, RANKING, Score
-from thunderfleet_operator.placement.search import Area, Found, Shortlist, Work, cliques, cycles, singles
+from thunderfleet_operator.placement.search import Area, Found, Shortlist, Stage, Work
 from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
 WORK_LIMIT = 400_000
@@ -33,9 +32,13 @@ class Universe:
     """Macs whose ranks could work together: the same folder with the same content, the same MLX. Others refuse each other
     when they meet."""
 
-    model: ModelFacts
+    needs: Needs
     mlx: tuple[str, str]
     macs: Mapping[str, Mac]
+
+    @property
+    def model(self) -> ModelFacts:
+        return self.needs.model
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -55,7 +58,7 @@ def universes(macs: Mapping[str, Mac], request: Request) -> list[Universe]:
                 if quick not in known:
                     known[quick] = found.setdefault((model, mlx), {})
                 known[quick][name] = mac
-    made = [Universe(model, mlx, members) for (model, mlx), members in found.items()]
+    made = [Universe(Needs(model, request.memory), mlx, members) for (model, mlx), members in found.items()]
     return sorted(made, key=lambda universe: universe.order)
 
 
@@ -103,8 +106,7 @@ def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, bar
         if len(members) > 1:
             top = fleet.top_mbps
             if lan:
-                nics = [kind.speed_mbps for mac in members for kind in mac.kinds.kinds] if bare else [RELAY_MBPS]
-                top = max([top, *nics])
+                top = max(top, fleet.top_lan_mbps if bare else RELAY_MBPS)
             found.append(Area(members, hops, top))
     return sorted(found, key=lambda area: area.tie((0,)))
 
@@ -174,30 +176,48 @@ class Search:
         self, transport: Transport, lan: bool, size: int, split: Split, preference: int, count: int
     ) -> Iterator[Candidate]:
         for position, universe in enumerate(self.universes):
-            need = bounds(universe.model, self.request.memory, split, size)
+            need = universe.needs.bounds(split, size)
             if isinstance(need, str):
                 continue
-            shortlist = Shortlist(count)
             given = max(1, self.work.left // STAGE_SHARE)
             work = Work(given if self.work.left > 0 else 0)
-            memory = self.request.memory
-            fitting = Fitting(self.fleet, universe.model, memory, transport, split, size, need, shortlist, work)
+            fitting = self._fitting(universe, transport, split, size, need, count, work)
             for area in self.areas(position, transport, lan):
-                if not area.may_hold(size, need.least, need.together):
+                if not area.may_hold(size, need):
                     continue
+                stage = Stage(area, size, need, fitting.shortlist, work, fitting.evaluate)
                 if transport is Transport.NONE:
-                    singles(area, need.least, shortlist, work, fitting.evaluate)
+                    stage.singles()
+                elif transport is Transport.JACCL:
+                    stage.cliques()
                 else:
-                    look = cliques if transport is Transport.JACCL else cycles
-                    look(area, size, need.least, need.together, shortlist, work, fitting.evaluate)
+                    stage.rings()
                 if work.cut:
                     break
             self.work.left -= given - work.left
             self.work.cut = self.work.cut or work.cut
             self.unreached += [(transport, names) for names in fitting.unreached]
-            for found in shortlist.entries:
-                score = Score(LAN_RING if lan else RANKING.index(transport), size, preference, *found.key)
-                yield Candidate(score, found, universe, transport, split)
+            for found in fitting.shortlist.entries:
+                yield self._candidate(found, universe, transport, lan, split, size, preference)
+
+    def _fitting(
+        self, universe: Universe, transport: Transport, split: Split, size: int, need: Bounds, count: int, work: Work
+    ) -> Fitting:
+        return Fitting(self.fleet, universe.needs, transport, split, size, need, Shortlist(count), work)
+
+    def _candidate(
+        self, found: Found, universe: Universe, transport: Transport, lan: bool, split: Split, size: int, preference: int
+    ) -> Candidate:
+        score = Score(
+            LAN_RING if lan else RANKING.index(transport),
+            size,
+            preference,
+            *found.key,
+            speed_mbps=min((hop.speed_mbps for hop in found.hops), default=0),
+            unmeasured=sum(not hop.measured for hop in found.hops),
+            memory_megabytes=min(mac.memory_megabytes for mac in members_of(found.area, found.order)),
+        )
+        return Candidate(score, found, universe, transport, split)
 
     def current(self) -> Candidate | None:
         """Where the group is, if it may stay there: over the best transport that its Macs still have."""
@@ -210,48 +230,20 @@ class Search:
                 continue
             for preference, split in enumerate(allowed_splits(transport, self.request)):
                 for position, universe in enumerate(self.universes):
-                    if any(name not in universe.macs for name in order):
-                        continue
                     found = self._kept(position, transport, lan, split, order)
                     if found is not None:
-                        score = Score(LAN_RING if lan else RANKING.index(transport), size, preference, *found.key)
-                        return Candidate(score, found, universe, transport, split)
+                        return self._candidate(found, universe, transport, lan, split, size, preference)
         return None
 
     def _kept(self, position: int, transport: Transport, lan: bool, split: Split, names: tuple[str, ...]) -> Found | None:
-        size = len(names)
-        universe = self.universes[position]
-        need = bounds(universe.model, self.request.memory, split, size)
-        if isinstance(need, str):
+        universe, size = self.universes[position], len(names)
+        need = universe.needs.bounds(split, size)
+        if isinstance(need, str) or any(name not in universe.macs for name in names):
             return None
-        for whole in self.areas(position, transport, lan):
-            at = {mac.name: i for i, mac in enumerate(whole.macs)}
-            if any(name not in at for name in names):
-                continue
-            order = tuple(at[name] for name in names)
-            pairs = list(combinations(order, 2))
-            if transport in (Transport.RING, Transport.JACCL_RING):
-                pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
-            if any(other not in whole.hops(one) for one, other in pairs):
-                continue
-            hops = [whole.hops(one)[other] for one, other in pairs]
-            distinct = {hop.cable.name: hop.shared for hop in hops if hop.cable is not None}
-            shared = sum(whole.used[i] for i in order) + sum(distinct.values())
-            speed = min((hop.speed_mbps for hop in hops), default=0)
-            shortlist = Shortlist(1)
-            memory = self.request.memory
-            fitting = Fitting(self.fleet, universe.model, memory, transport, split, size, need, shortlist, self.work)
-            cables = [cable for cable in cables_of(whole, transport, order) if cable is not None]
-            if transport in RDMA and not queue_pairs_suffice(names, cables, 1):
-                return None
-            if size > 1 and names[0] not in {x.name for x in leaders(self.fleet, members_of(whole, order), transport)}:
-                return None
-            divided = fitting.division(members_of(whole, order))
-            if divided is None:
-                return None
-            free = [whole.free[i] for i in order]
-            key = (shared, -speed, max(free) - min(free), sum(free))
-            return Found(key, whole.tie(order), whole, order, divided[1], divided[0], divided[2])
+        for area in self.areas(position, transport, lan):
+            order = area.positions(names)
+            if order is not None:
+                return self._fitting(universe, transport, split, size, need, 1, self.work).stands(area, order)
         return None
 
     def placement(self, candidate: Candidate, why: str) -> Placement:
@@ -261,6 +253,9 @@ class Search:
         macs = members_of(area, order)
         size = len(macs)
         facts = publishes(macs)
+        divided = candidate.universe.needs.divide(candidate.split, [mac.free_bytes for mac in macs])
+        if divided is None:
+            raise AssertionError(f"the search took {[mac.name for mac in macs]} for Macs with room")
         ranks = []
         for rank, mac in enumerate(macs):
             way = reach(self.fleet, mac, macs[0], facts, transport) if rank else None
@@ -270,22 +265,23 @@ class Search:
                     rank=rank,
                     node=mac.name,
                     address=mac.address or "",
-                    memory_bytes=found.needs[rank],
-                    layers=found.ranges[rank] if found.ranges else None,
+                    memory_bytes=divided.needs[rank],
+                    layers=divided.layers[rank] if divided.layers else None,
                     ring_address=hop.address if hop is not None and not hop.relay else None,
                     relay=Relay(hop.address or "", hop.backwards) if hop is not None and hop.relay else None,
                     devices=tuple(self._device(candidate, rank, other) for other in range(size)) if transport in RDMA else (),
                     coordinator=way.address if way is not None else None,
                 )
             )
-        cables = tuple(cable.name if cable is not None else "" for cable in cables_of(area, transport, order))
-        reason = "; ".join(part for part in (why, _kind(candidate, self.request), _layers(found)) if part)
+        speed = f"slowest hop {candidate.score.speed}" if size > 1 else ""
+        reason = "; ".join(part for part in (why, _kind(candidate, self.request), _layers(divided), speed) if part)
         return Placement(
             model_path=candidate.universe.model.path,
             transport=transport,
             split=candidate.split,
             ranks=tuple(ranks),
-            cables=cables,
+            cables=tuple(hop.cable.name if hop.cable is not None else "" for hop in found.hops),
+            speeds=tuple((hop.speed_mbps, hop.measured) for hop in found.hops),
             reason=reason,
             score=candidate.score,
             proven=not self.work.cut,
@@ -319,8 +315,7 @@ def _kind(candidate: Candidate, request: Request) -> str:
 
 
 def _over_lan(candidate: Candidate) -> str:
-    area, order = candidate.found.area, candidate.found.order
-    hops = [area.hops(one)[other] for one, other in zip(order, (*order[1:], order[0]), strict=True)]
+    hops = candidate.found.hops
     relayed, bare = sum(hop.relay for hop in hops), sum(hop.cable is None and not hop.relay for hop in hops)
     told = [f"{bare} of {len(hops)} hops over the LAN, unencrypted"] if bare else []
     if relayed:
@@ -333,11 +328,11 @@ def _why_no_rdma(candidate: Candidate) -> str:
     without = sorted(mac.name for mac in members_of(area, order) if "jaccl" not in mac.backends)
     if without:
         return f" (no RDMA: the MLX of {', '.join(without[:3])}{' …' if len(without) > 3 else ''} lacks jaccl)"
-    for cable in cables_of(area, candidate.transport, order):
-        lacking = rdma_lack(cable) if cable is not None else None
-        if cable is not None and lacking is not None:
+    for hop in candidate.found.hops:
+        lacking = rdma_lack(hop.cable) if hop.cable is not None else None
+        if hop.cable is not None and lacking is not None:
             # What mends it follows after a colon, and stands at the link.
-            return f" (no RDMA over {cable.name}: {lacking.partition(': ')[0]})"
+            return f" (no RDMA over {hop.cable.name}: {lacking.partition(': ')[0]})"
     return ""
 
 
@@ -346,15 +341,15 @@ def _why_fallback(candidate: Candidate, request: Request) -> str:
     if candidate.score.split == 0:
         return ""
     preferred = allowed_splits(candidate.transport, request)[0]
-    need = bounds(candidate.universe.model, request.memory, preferred, candidate.score.macs)
+    need = candidate.universe.needs.bounds(preferred, candidate.score.macs)
     return f" ({preferred}: {need if isinstance(need, str) else 'some rank would have no room'})"
 
 
-def _layers(found: Found) -> str:
-    if not found.ranges:
+def _layers(divided: Division) -> str:
+    if not divided.layers:
         return ""
-    counts = "/".join(str(last - first) for first, last in found.ranges)
-    return f"layers {counts} by free memory" if found.by_free_memory else f"layers {counts}, moved until every rank fits"
+    counts = "/".join(str(last - first) for first, last in divided.layers)
+    return f"layers {counts} by free memory" if divided.by_free_memory else f"layers {counts}, moved until every rank fits"
 
 
 def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, work_limit: int = WORK_LIMIT) -> Placement | Unplaceable:

@@ -99,6 +99,8 @@ class Placement:
     split: Split
     ranks: tuple[RankPlacement, ...]
     cables: tuple[str, ...] = ()
+    speeds: tuple[tuple[int, bool], ...] = ()
+    """Of ``cables``: Mbit/s, and whether that was measured; else it is what was negotiated."""
     reason: str = ""
     score: Score | None = None
     runners_up: tuple[RunnerUp, ...] = ()

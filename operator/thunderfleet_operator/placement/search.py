@@ -1,22 +1,27 @@
-"""The search itself: cliques and cycles among Macs, the best first or proven absent.
+"""The search itself: cliques and rings among Macs, the best first or proven absent.
 
-A Mac has at most six cables, so a clique is found by growing it from its least Mac, and a cycle by walking from its least
-Mac; nothing lists all cycles of the fleet. Each part of the score only gets worse while a set grows, so a set that cannot
-beat the shortlist any more is dropped early (branch and bound), and two walks over the same Macs to the same end are
-continued once (dynamic programming). Steps are counted: a graph made to be hard ends at the limit, with what was found.
+A Mac has at most six cables, so a clique is found by growing it from its least Mac, and a ring by walking from its least Mac;
+nothing lists all rings of the fleet. Where most Macs reach most others, as on a switch, the sets are grown instead, and each
+is asked for one ring. Each part of the score only gets worse while a set grows, so a set that cannot beat the shortlist any
+more is dropped early (branch and bound), and two walks over the same Macs to the same end are continued once (dynamic
+programming). Steps are counted: a graph made to be hard ends at the limit, with what was found.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from thunderfleet_operator.placement.amounts import coarse, steady
 from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.hops import Hop
+from thunderfleet_operator.placement.memory import Bounds
 
-Key = tuple[int, int, int, int]
-"""Shared, slowness, spread, room: the parts of a score that differ within one transport, size and split."""
+Key = tuple[int, int, int, int, int]
+"""Shared, slowness, drag, spread, room: the parts of a score that differ within one transport, size and split."""
 Tie = tuple[tuple[int, str], ...]
+DENSE = 128
+"""Macs among which it is looked whether most reach most others; where there are more, agents do not dial so many."""
 
 
 class Work:
@@ -33,26 +38,34 @@ class Work:
         self.left -= 1
         return True
 
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+
 
 class Area:
     """Macs among which a group may form, by free memory and name, with the hops between them."""
 
     def __init__(self, macs: Sequence[Mac], hops: Callable[[str], dict[str, Hop]], top_mbps: int) -> None:
+        """``hops``: by name, the same pairs from either end. ``top_mbps``: no hop is faster."""
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
-        self.top_mbps = top_mbps
-        self._ceilings: dict[tuple[int, int], int] = {}
-        self.most = [0, *accumulate(reversed(self.free))]
-        """By number of Macs: the free memory of so many, of those with most."""
+        self.bands = [coarse(mac.memory_megabytes) for mac in self.macs]
+        """Memory bandwidth, as far as it makes a difference."""
+        self.top_pace = steady(top_mbps)
+        self._most = [0, *accumulate(reversed(self.free))]
         self._least = [0, *accumulate(self.free)]
         self._index = {mac.name: position for position, mac in enumerate(self.macs)}
         self._hops_of = hops
         self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
-        self._uniform: bool | None = None
 
     def __len__(self) -> int:
         return len(self.macs)
+
+    def positions(self, names: Sequence[str]) -> tuple[int, ...] | None:
+        """None when one of them is not here."""
+        found = [self._index.get(name) for name in names]
+        return tuple(i for i in found if i is not None) if None not in found else None
 
     def hops(self, i: int) -> dict[int, Hop]:
         """From one Mac, by position, in the order of positions."""
@@ -60,40 +73,32 @@ class Area:
         if found is None:
             index = self._index
             raw = [(index[peer], hop) for peer, hop in self._hops_of(self.macs[i].name).items() if peer in index]
-            found = dict(sorted(raw, key=lambda entry: entry[0]))
-            self._hops[i] = found
+            raw.sort(key=lambda entry: entry[0])
+            self._hops[i] = found = dict(raw)
         return found
 
-    def uniform(self) -> bool:
-        """Whether all have a hop to all, and all hops are alike, as on a switch: then every order is a ring."""
-        if self._uniform is None:
-            count = len(self) - 1
-            first = next(iter(self.hops(0).values()), None)
-            self._uniform = first is not None and all(
-                len(self.hops(i)) == count
-                and all((h.speed_mbps, h.shared) == (first.speed_mbps, 0) for h in self.hops(i).values())
-                for i in range(len(self))
-            )
-        return self._uniform
+    def pace(self, i: int, each: int) -> int:
+        """The slowest of a Mac's ``each`` best hops; -1 when it has fewer."""
+        speeds = sorted((hop.speed_mbps for hop in self.hops(i).values()), reverse=True)
+        return steady(speeds[each - 1]) if len(speeds) >= each else -1
 
-    def ceiling(self, size: int, each: int) -> int:
-        """No ``size`` Macs, each with ``each`` hops to others of them, have a slowest hop above this."""
-        if (size, each) not in self._ceilings:
-            speeds = [sorted((hop.speed_mbps for hop in self.hops(i).values()), reverse=True) for i in range(len(self))]
-            best = sorted((found[each - 1] for found in speeds if len(found) >= each), reverse=True)
-            self._ceilings[size, each] = best[size - 1] if len(best) >= size else -1
-        return self._ceilings[size, each]
+    def key(self, members: Sequence[int], shared: int, slowest_mbps: int) -> Key:
+        """Of a set of Macs whose hops are known."""
+        free = [self.free[i] for i in members]
+        return (shared, -steady(slowest_mbps), -min(self.bands[i] for i in members), max(free) - min(free), sum(free))
 
-    def tie(self, members: Sequence[int]) -> Tie:
+    def tie(self, members: Iterable[int]) -> Tie:
         return tuple((self.free[i], self.macs[i].name) for i in sorted(members))
 
     def span(self, first: int, last: int) -> int:
         """Free memory of the Macs at positions ``first`` to ``last`` (excluded) together."""
         return self._least[last] - self._least[first]
 
-    def may_hold(self, size: int, least: int, together: int) -> bool:
+    def may_hold(self, size: int, need: Bounds) -> bool:
         """Whether any ``size`` Macs here have room at all, whatever the cables."""
-        return len(self) >= size and self.free[-size] >= least and self.most[size] >= together
+        if len(self) < size or self.free[-size] < need.least or self._most[size] < need.together:
+            return False
+        return sum(map(need.room, self.free[-size:])) >= need.wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,8 @@ class Found:
     tie: Tie
     area: Area
     order: tuple[int, ...]
-    ranges: tuple[tuple[int, int], ...] = ()
-    """Layers by rank, in a pipeline."""
-    needs: tuple[int, ...] = ()
-    by_free_memory: bool = True
+    hops: tuple[Hop, ...] = ()
+    """Between its Macs: of a ring from each to the next, of a mesh one a pair."""
 
 
 class Shortlist:
@@ -136,142 +139,250 @@ class Shortlist:
         del self.entries[self.size :]
 
 
-Evaluate = Callable[[Area, tuple[int, ...], int, int], None]
-"""Called with the Macs (in the order of the cycle, or by position), what they share, and their slowest hop."""
+Evaluate = Callable[[Area, tuple[int, ...], int], None]
+"""Called with the Macs (in the order of the ring, or by position), and how many Macs and cables they share."""
 
 
-def _root_admitted(area: Area, root: int, size: int, each: int, shortlist: Shortlist) -> bool:
-    """Whether a set whose least Mac is ``root``, and in which everybody has ``each`` hops, can be good enough."""
-
-    def admitted(speed: int) -> bool:
-        key = (area.used[root], -speed, area.free[root + size - 1] - area.free[root], area.span(root, root + size))
-        return shortlist.admits(key, lambda: area.tie(range(root, root + size)))
-
-    if not each:
-        return admitted(0)
-    if len(shortlist.entries) < shortlist.size:
-        return True
-    # The fleet's fastest cable is known at once; what these Macs have is worked out when that does not settle it.
-    return admitted(area.top_mbps) and area.ceiling(size, each) >= 0 and admitted(area.ceiling(size, each))
+def _windows(amounts: Sequence[int], size: int) -> list[int]:
+    """By position: the sum of so many amounts up to it."""
+    sums = [0, *accumulate(amounts)]
+    return [sums[end] - sums[max(0, end - size)] for end in range(1, len(sums))]
 
 
-def singles(area: Area, least: int, shortlist: Shortlist, work: Work, evaluate: Evaluate) -> None:
-    """Macs alone, from the least that has room."""
-    for root in range(bisect_left(area.free, least), len(area)):
-        if not work.step():
-            return
-        if _root_admitted(area, root, 1, 0, shortlist):
-            evaluate(area, (root,), area.used[root], 0)
+class Stage:
+    """So many Macs of one area that can hold a model together, looked for."""
 
+    def __init__(self, area: Area, size: int, need: Bounds, shortlist: Shortlist, work: Work, evaluate: Evaluate) -> None:
+        self.area = area
+        self.size = size
+        self.need = need
+        self.shortlist = shortlist
+        self.work = work
+        self.evaluate = evaluate
+        known: dict[int, int] = {}
+        for free in area.free:
+            if free not in known:
+                known[free] = need.room(free)
+        self.rooms = [known[free] for free in area.free]
+        """By position: how much of the model a Mac can take."""
+        self._windows = _windows(self.rooms, size - 1)
 
-def cliques(area: Area, size: int, least: int, together: int, shortlist: Shortlist, work: Work, evaluate: Evaluate) -> None:
-    """Sets in which every two are joined, each once, in the order of positions."""
-    free = area.free
+    def _highest(self, root: int) -> int:
+        """The least position that the greatest Mac of a set can have, of which this is the least; beyond the end: no set has
+        room."""
+        if self.size == 1:
+            return root if self.rooms[root] >= self.need.wanted else len(self.area)
+        return max(root + self.size - 1, bisect_left(self._windows, self.need.wanted - self.rooms[root]))
 
-    def grow(chosen: tuple[int, ...], candidates: list[int], shared: int, speed: int, total: int) -> None:
-        left = size - len(chosen)
+    def _bound(self, root: int, pace: int) -> Key:
+        """No set whose least Mac this is, with hops of this pace, is better."""
+        area, free = self.area, self.area.free
+        room = max(area.span(root, root + self.size), self.need.together)
+        return (area.used[root], -pace, -area.bands[root], free[self._highest(root)] - free[root], room)
+
+    def _admits(self, root: int, pace: int) -> bool:
+        return self.shortlist.admits(self._bound(root, pace), lambda: self.area.tie(range(root, root + self.size)))
+
+    def _roots(self, each: int) -> Iterable[int]:
+        """Where sets can begin, the most promising first. ``each``: hops that every Mac of a set needs."""
+        area = self.area
+        first = bisect_left(area.free, self.need.least)
+        able = (i for i in range(first, len(area) - self.size + 1) if self._highest(i) < len(area))
+        for root in sorted(able, key=lambda i: (self._bound(i, 0), i)):
+            if not self.work.step():
+                return
+            if not each:
+                if self._admits(root, 0):
+                    yield root
+                continue
+            # The fleet's fastest hop is known at once; what this Mac has is worked out when that does not settle it.
+            if self._admits(root, area.top_pace):
+                pace = area.pace(root, each)
+                if pace >= 0 and self._admits(root, pace):
+                    yield root
+
+    def singles(self) -> None:
+        """Macs alone."""
+        for root in self._roots(0):
+            self.evaluate(self.area, (root,), self.area.used[root])
+
+    def cliques(self) -> None:
+        """Sets in which every two are joined, each once, in the order of positions."""
+        for root in self._roots(self.size - 1):
+            near = [i for i in self.area.hops(root) if i > root]
+            self._grow((root,), near, self.area.used[root], self.area.top_pace, None)
+
+    def rings(self) -> None:
+        """Rings in which every one has a hop to the next, and the last to the first; of the rings over the same Macs the best
+        (others where they are equally good are left out)."""
+        area = self.area
+        for root in self._roots(1 if self.size == 2 else 2):
+            back = self._distances(root)
+            if len(back) < self.size:
+                continue
+            members = sorted(i for i in back if i != root)
+            if not self._dense((root, *members)):
+                self._walk(root, members, back)
+                continue
+            paces = {steady(hop.speed_mbps) for i in back for j, hop in area.hops(i).items() if j in back}
+            for pace in sorted(paces, reverse=True):
+                if self._admits(root, pace):
+                    self._grow((root,), members, area.used[root], pace, pace)
+
+    # --- sets ---
+
+    def _grow(self, chosen: tuple[int, ...], candidates: Sequence[int], shared: int, pace: int, ring: int | None) -> None:
+        """Adds what is missing from ``candidates``, which are in order. ``ring``: the set is to have a ring of hops at this
+        pace or better; None: every two of it are to be joined."""
+        area, free, rooms, need, work = self.area, self.area.free, self.rooms, self.need, self.work
+        left = self.size - len(chosen)
         if not left:
-            evaluate(area, chosen, shared, speed)
+            if ring is None:
+                self.evaluate(area, chosen, shared)
+            elif found := self._ring_over(chosen, ring):
+                self.evaluate(area, found[0], shared + found[1])
             return
-        if total + sum(free[i] for i in candidates[-left:]) < together:
-            return
+        lower = free[chosen[0]]
+        room, total = sum(rooms[i] for i in chosen), sum(free[i] for i in chosen)
+        band = min(area.bands[i] for i in chosen)
+        sums = [0, *accumulate(free[i] for i in candidates)]
+        windows = _windows([rooms[i] for i in candidates], left - 1)
         for position in range(len(candidates) - left + 1):
             if not work.step():
                 return
             new = candidates[position]
-            joined, slowest = shared + area.used[new], speed
-            for member in chosen:
-                hop = area.hops(member)[new]
-                joined += hop.shared
-                slowest = min(slowest, hop.speed_mbps)
+            lacking = need.wanted - room - rooms[new]
+            top = max(position + left - 1, bisect_left(windows, lacking)) if left > 1 else position
+            if top >= len(candidates) or (left == 1 and lacking > 0):
+                continue
+            joined, slowest_pace = shared + area.used[new], pace
+            if ring is None:
+                for member in chosen:
+                    hop = area.hops(member)[new]
+                    joined += hop.shared
+                    slowest_pace = min(slowest_pace, steady(hop.speed_mbps))
+            most = max(need.together, total + sums[position + left] - sums[position])
+            key = (joined, -slowest_pace, -min(band, area.bands[new]), free[candidates[top]] - lower, most)
             following = candidates[position : position + left]
-            key = (joined, -slowest, free[following[-1]] - free[chosen[0]], total + sum(free[i] for i in following))
-            if shortlist.admits(key, lambda following=following: area.tie((*chosen, *following))):  # type: ignore[misc]
-                near = area.hops(new)
-                narrowed = [i for i in candidates[position + 1 :] if i in near]
-                grow((*chosen, new), narrowed, joined, slowest, total + free[new])
+            if self.shortlist.admits(key, lambda following=following: area.tie((*chosen, *following))):  # type: ignore[misc]
+                rest = candidates[position + 1 :]
+                if ring is None:
+                    near = area.hops(new)
+                    rest = [i for i in rest if i in near]
+                self._grow((*chosen, new), rest, joined, slowest_pace, ring)
 
-    for root in range(bisect_left(free, least), len(area) - size + 1):
-        if not work.step():
-            return
-        if free[root] + area.most[size - 1] < together:
-            continue
-        if _root_admitted(area, root, size, size - 1, shortlist):
-            grow((root,), [i for i in area.hops(root) if i > root], area.used[root], area.top_mbps, free[root])
+    def _dense(self, members: Sequence[int]) -> bool:
+        """Whether of these Macs, on the whole, each has hops to half the others."""
+        count = len(members)
+        if count > DENSE:
+            return False
+        within = set(members)
+        return 2 * sum(len(within & self.area.hops(i).keys()) for i in members) >= count * (count - 1)
 
+    def _ring_over(self, members: tuple[int, ...], pace: int) -> tuple[tuple[int, ...], int] | None:
+        """A ring over all of these with no hop below ``pace``, and how many of its cables are shared: as few as can be."""
+        area, size = self.area, len(members)
+        onward: dict[int, list[int]] = {}
+        cost: dict[tuple[int, int], int] = {}
+        for i in members:
+            hops = area.hops(i)
+            near = [j for j in members if j in hops and steady(hops[j].speed_mbps) >= pace]
+            if not near:
+                return None
+            cost.update(((i, j), 1) for j in near if hops[j].shared)
+            onward[i] = near
+        if not cost and all(len(near) == size - 1 for near in onward.values()):
+            return members, 0
+        if size == 2:
+            one, other = members
+            both = area.hops(one)[other].cable is area.hops(other)[one].cable is not None
+            return members, cost.get((one, other), 0) + (0 if both else cost.get((other, one), 0))
+        root, place = members[0], {member: 1 << at for at, member in enumerate(members)}
+        best: tuple[tuple[int, ...], int] | None = None
+        visited: dict[tuple[int, int], int] = {}
 
-def cycles(area: Area, size: int, least: int, together: int, shortlist: Shortlist, work: Work, evaluate: Evaluate) -> None:
-    """Rings in which every one has a hop to the next, and the last to the first; of the rings over the same Macs the best
-    (others where they are equally good are left out)."""
-    if area.uniform():
-        cliques(area, size, least, together, shortlist, work, evaluate)
-        return
-    free = area.free
+        def extend(path: tuple[int, ...], mask: int, paid: int) -> None:
+            nonlocal best
+            last = path[-1]
+            if len(path) == size:
+                if root in onward[last]:
+                    paid += cost.get((last, root), 0)
+                    if best is None or paid < best[1]:
+                        best = path, paid
+                return
+            for new in sorted(onward[last], key=lambda j: (cost.get((last, j), 0), j)):
+                if place[new] & mask or not self.work.step():
+                    continue
+                state, price = (mask | place[new], new), paid + cost.get((last, new), 0)
+                if visited.get(state, size + 1) <= price or (best is not None and best[1] <= price):
+                    continue
+                visited[state] = price
+                extend((*path, new), state[0], price)
 
-    def distances(root: int) -> dict[int, int]:
+        extend((root,), place[root], 0)
+        return best
+
+    # --- walks ---
+
+    def _distances(self, root: int) -> dict[int, int]:
         """Hops back to the root, over Macs that come after it."""
         found = {root: 0}
         edge = [root]
-        for away in range(1, size):
-            edge = [i for j in edge for i in area.hops(j) if i > root and found.setdefault(i, away) == away]
+        for away in range(1, self.size):
+            edge = [i for j in edge for i in self.area.hops(j) if i > root and found.setdefault(i, away) == away]
             edge = list(dict.fromkeys(edge))
+            self.work.spend(len(edge))
         return found
 
-    def smallest(path: Sequence[int], count: int) -> list[int]:
-        found: list[int] = []
-        position = path[0] + 1
-        while len(found) < count:
-            if position not in path:
-                found.append(position)
-            position += 1
-        return found
-
-    def walk(root: int) -> None:
-        back = distances(root)
-        if len(back) < size:
+    def _walk(self, root: int, members: Sequence[int], back: dict[int, int]) -> None:
+        """All rings over these Macs that begin at their least, by their hops. ``back``: how far each is from it."""
+        area, free, rooms, size, wanted = self.area, self.area.free, self.rooms, self.size, self.need.wanted
+        highest = bisect_left(_windows([rooms[i] for i in members], size - 1), wanted - rooms[root])
+        if highest >= len(members):
             return
-        most = sorted((free[i] for i in back if i != root), reverse=True)[: size - 1]
-        if free[root] + sum(most) < together:
-            return
-        largest = [0, *accumulate(most)]
+        lowest, ceiling = free[root], free[members[max(highest, size - 2)]]
+        largest = [0, *accumulate(rooms[i] for i in reversed(members[1 - size :]))] if size > 1 else [0]
         visited: dict[tuple[int, int], tuple[int, int]] = {}
 
-        def extend(path: tuple[int, ...], mask: int, shared: int, speed: int, total: int, high: int) -> None:
+        def smallest(path: Sequence[int]) -> tuple[int, ...]:
+            """The least Macs that could follow, as many as are missing."""
+            found: list[int] = []
+            position = root + 1
+            while len(found) < size - len(path):
+                if position not in path:
+                    found.append(position)
+                position += 1
+            return (*path, *found)
+
+        def extend(
+            path: tuple[int, ...], mask: int, shared: int, pace: int, band: int, total: int, room: int, high: int
+        ) -> None:
             last, left = path[-1], size - len(path)
             if not left:
                 hop = area.hops(last).get(root)
                 if hop is not None:
                     # Between two Macs the way back runs over the same cable.
                     again = size == 2 and hop.cable is not None and area.hops(root)[last].cable is hop.cable
-                    evaluate(area, path, shared + (0 if again else hop.shared), min(speed, hop.speed_mbps))
+                    self.evaluate(area, path, shared + (0 if again else hop.shared))
                 return
             for new, hop in area.hops(last).items():
                 if new <= root or mask >> new & 1 or back.get(new, size) > left:
                     continue
-                if not work.step():
+                if not self.work.step():
                     return
-                if total + free[new] + largest[left - 1] < together:
+                if room + rooms[new] + largest[left - 1] < wanted:
                     continue
-                joined, slowest = shared + area.used[new] + hop.shared, min(speed, hop.speed_mbps)
+                joined, slower = shared + area.used[new] + hop.shared, min(pace, steady(hop.speed_mbps))
                 state = (mask | 1 << new, new)
                 before = visited.get(state)
-                if before is not None and before <= (joined, -slowest):
+                if before is not None and before <= (joined, -slower):
                     continue
-                top = max(high, free[new])
-                least_more = area.span(root + 1, root + left)
-                spread = max(top, free[root + size - 1]) - free[root]
-                key = (joined, -slowest, spread, total + free[new] + least_more)
+                top, narrow = max(high, free[new]), min(band, area.bands[new])
+                most = max(self.need.together, total + free[new] + area.span(root + 1, root + left))
+                key = (joined, -slower, -narrow, top - lowest, most)
                 longer = (*path, new)
-                if shortlist.admits(key, lambda longer=longer, left=left: area.tie((*longer, *smallest(longer, left - 1)))):  # type: ignore[misc]
-                    visited[state] = (joined, -slowest)
-                    extend(longer, state[0], joined, slowest, total + free[new], top)
+                if self.shortlist.admits(key, lambda longer=longer: area.tie(smallest(longer))):  # type: ignore[misc]
+                    visited[state] = (joined, -slower)
+                    extend(longer, state[0], joined, slower, narrow, total + free[new], room + rooms[new], top)
 
-        extend((root,), 1 << root, area.used[root], area.top_mbps, free[root], free[root])
-
-    for root in range(bisect_left(free, least), len(area) - size + 1):
-        if not work.step():
-            return
-        if free[root] + area.most[size - 1] < together:
-            continue
-        if _root_admitted(area, root, size, 1 if size == 2 else 2, shortlist):
-            walk(root)
+        extend((root,), 1 << root, area.used[root], area.top_pace, area.bands[root], free[root], rooms[root], ceiling)

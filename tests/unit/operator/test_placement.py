@@ -32,13 +32,9 @@ from thunderfleet_operator.placement import (
     plan,
 )
 from thunderfleet_operator.placement.memory import (
-    Bounds,
-    bounds,
+    Needs,
     kv_bytes,
     largest_remainder,
-    pipeline_bytes,
-    share_layers,
-    tensor_bytes,
 )
 from thunderfleet_operator.placement.request import Relay
 
@@ -299,11 +295,11 @@ def test_61_layers_over_512_256_256_gb_are_31_15_15() -> None:
 
 def test_shares_move_when_layers_are_uneven() -> None:
     facts = model((1, 1, 1, 9))
-    spans = share_layers(facts, NO_KV, [9, 9])
+    spans = Needs(facts, NO_KV).share_layers([9, 9])
     assert spans == (((3, 4), (0, 3)), False)
     # Taking as much as fits is not enough: the second rank has room for the small layer only.
-    assert share_layers(model((2, 1, 2, 2)), NO_KV, [4, 1, 9]) == (((2, 4), (1, 2), (0, 1)), False)
-    assert share_layers(model((2, 1, 2, 2)), NO_KV, [3, 1, 3]) is None
+    assert Needs(model((2, 1, 2, 2)), NO_KV).share_layers([4, 1, 9]) == (((2, 4), (1, 2), (0, 1)), False)
+    assert Needs(model((2, 1, 2, 2)), NO_KV).share_layers([3, 1, 3]) is None
 
 
 def test_kv_counts_what_the_gateway_admits() -> None:
@@ -317,7 +313,7 @@ def test_kv_counts_what_the_gateway_admits() -> None:
 
 def test_headroom_and_workspace_are_reserved() -> None:
     facts = ModelFacts(PATH, tensor=(TensorFacts(1, (100,)),), prefill_bytes=50)
-    assert tensor_bytes(facts, MemoryRequest(1, 1, 0, 10), 1, 0) == 165
+    assert Needs(facts, MemoryRequest(1, 1, 0, 10)).tensor(1) == (165,)
 
 
 def test_workspace_grows_with_the_context() -> None:
@@ -325,11 +321,13 @@ def test_workspace_grows_with_the_context() -> None:
         PATH, tensor=(TensorFacts(1, (100,)),), layer_bytes=(60, 40), prefill_bytes=50, prefill_bytes_per_token=3
     )
     memory = MemoryRequest(context_tokens=20, concurrent_requests=4, cached_tokens=0, headroom_percent=0)
-    assert tensor_bytes(facts, memory, 1, 0) == 100 + 50 + 3 * 20, "one step at a time, whatever the requests"
-    assert pipeline_bytes(facts, memory, 0, 1) == 60 + 50 + 3 * 20
-    assert bounds(facts, memory, Split.PIPELINE, 2) == Bounds(40 + 110, 100 + 2 * 110, False)
-    assert share_layers(facts, memory, [40 + 110, 60 + 110]) == (((1, 2), (0, 1)), True)
-    assert share_layers(facts, memory, [40 + 110, 60 + 109]) is None
+    needs = Needs(facts, memory)
+    assert needs.tensor(1) == (100 + 50 + 3 * 20,), "one step at a time, whatever the requests"
+    assert needs.span(0, 1) == 60 + 50 + 3 * 20
+    need = needs.bounds(Split.PIPELINE, 2)
+    assert not isinstance(need, str) and (need.least, need.together, need.even) == (40 + 110, 100 + 2 * 110, False)
+    assert needs.share_layers([40 + 110, 60 + 110]) == (((1, 2), (0, 1)), True)
+    assert needs.share_layers([40 + 110, 60 + 109]) is None
 
 
 def test_split_follows_model_transport_and_wish() -> None:
