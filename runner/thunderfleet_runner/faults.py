@@ -97,7 +97,7 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, "BackendNotAvailable",
           "the MLX of this image has no JACCL on this Mac: it needs macOS 26.2 or newer"),
     _rule(r"need to provide via environment variables|valid (mesh|ring)|device file should|device names should"
-          r"|connectivity matrix|can't parse address|registered once per protection|all_gather_factory"
+          r"|connectivity matrix|can't parse address|registered once per protection|all[ _]gather[ _]factory"
           r"|couldn't initialize any backend"
           r"|as many connections to the left|no sockets to the (right|left)|only supported (to|from) direct neighbors"
           r"|(sum_scatter|group split) not supported",

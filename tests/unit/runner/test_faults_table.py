@@ -59,6 +59,13 @@ KNOWN = [
         False,
     ),
     (Stage.INIT, "all_gather_factory must return a callable", FaultClass.BUG, "BackendRefused", False),
+    (
+        Stage.INIT,
+        "[distributed] An all gather factory is only supported with the 'jaccl' backend but 'ring' was provided",
+        FaultClass.BUG,
+        "BackendRefused",
+        False,
+    ),
     (Stage.INIT, "[jaccl] Changing queue pair to INIT failed with errno 16", FaultClass.REBOOT, "QueuePairBusy", False),
     (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 22", FaultClass.CONFIGURE, "RdmaAddress", False),
     (
