@@ -1,4 +1,4 @@
-"""The table of faults against the library that is installed: a message that a new MLX brings is met here, not on a Mac at night.
+"""The table of faults against the library that is installed: what a new MLX says is met here, not on a Mac at night.
 
 The compiler lays the texts of one source file side by side, so the ring's, JACCL's and their sockets' are found between known
 ones, whole or in the parts that are put together at run time.
