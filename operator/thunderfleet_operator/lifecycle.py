@@ -180,11 +180,20 @@ def decide(
     if outdated and (may_roll or not serves(view, heard)):
         return Decision(Verdict.DRAIN, recheck_seconds=1.0) if waits else Decision(Verdict.PLACE)
     failure, recheck = trouble(view, heard, nodes, now)
+    status = view.status
+    told = status if status is not None and status.epoch == view.plan.epoch else None
+    if (
+        failure is None
+        and heard.state is None
+        and told is not None
+        and told.state in (GroupStage.BACKING_OFF, GroupStage.GAVE_UP)
+    ):
+        # A restarted operator has not heard rank 0, or never will: what was told stands until it says otherwise.
+        failure = told.last_failure
     if failure is None:
         return Decision(Verdict.KEEP, recheck_seconds=recheck)
-    status = view.status
     restarts = status.restarts if status else 0
-    pending = status.next_restart_time if status and status.epoch == view.plan.epoch else None
+    pending = told.next_restart_time if told else None
     cause = status.last_failure if status and pending is not None else None
     if cause is not None and (failure.class_ is not FaultClass.CONFIGURE or cause.reason == EVICTED):
         # The failure that began the wait is the cause; what is seen during it is its echo.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from thunderfleet_crds.group import STATE_PATH
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Backend, MemoryPlan, Plan, RankPlan, Split
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
@@ -50,8 +50,14 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
                 asked.put_nowait(dict(request.query))
             return web.json_response(state)
 
+        async def drain(_: web.Request) -> web.Response:
+            refused = state.pop("busy", False)
+            if not refused:
+                state["phase"] = "Draining"
+            return web.json_response(state, status=503 if refused else 202)
+
         app = web.Application()
-        app.add_routes([web.get(STATE_PATH, answer)])
+        app.add_routes([web.get(STATE_PATH, answer), web.post(DRAIN_PATH, drain)])
         runner = web.AppRunner(app)
         await runner.setup()
         runners.append(runner)
@@ -101,6 +107,29 @@ async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes
         async with asyncio.timeout(20):
             assert await asked.get() == {}, "the first answer is wanted at once"
             assert await asked.get() == {"wait": "0.02", "phase": "Ready", "attempt": "2"}
+    finally:
+        await groups.close()
+
+
+async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(listening, "QUIET_SECONDS", 0.01)
+    pair = group_keys(MASTER, "uid", 0, 1)
+    state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "busy": True}
+    changed: asyncio.Queue[str] = asyncio.Queue()
+    groups = Groups(changed.put_nowait)
+    try:
+        groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
+        async with asyncio.timeout(20):
+            await changed.get()
+            groups.drain("ns/md", 0, 2)
+            groups.drain("ns/md", 1, 1)
+            drains = [task for task in asyncio.all_tasks() if task.get_name().startswith("drain")]
+            assert drains == [], "another epoch, another group"
+            groups.drain("ns/md", 0, 1)
+            while (heard := groups.heard("ns/md", 0, 1)).state is None or heard.state.phase != "Draining":
+                await changed.get()
+        assert "busy" not in state, "it was asked again"
     finally:
         await groups.close()
 

@@ -1,0 +1,142 @@
+"""What is a failure and what is not, and that the way back is remembered by status alone."""
+
+from typing import Any
+
+import pytest
+from thunderfleet_operator.cache import LINKS, NODES, PODS
+
+GIB = 2**30
+CABLE = "studio-1.tb1--studio-2.tb1"
+
+
+async def running(world: Any, **spec: Any) -> None:
+    world.deploy(**spec)
+    await world.round()
+    world.run_pods()
+
+
+def group(world: Any) -> Any:
+    return world.md.status.groups[0]
+
+
+def gave_up(world: Any, epoch: int, fault: str = "Bug", reason: str = "Odd", **more: Any) -> None:
+    world.say("GaveUp", epoch, failure={"fault": fault, "reason": reason, "message": "it broke", "at": world.now, **more})
+
+
+async def test_budget_and_backoff_survive_the_operator(world: Any) -> None:
+    await running(world, recovery={"maxRestarts": 2, "backoffSeconds": 10, "backoffLimitSeconds": 300})
+    gave_up(world, 1)
+    await world.round()
+    until = group(world).next_restart_time
+    world.later(9)
+    # Nothing is remembered by the process, and rank 0 may be heard late or not at all.
+    for reports in (dict(world.reports), {}):
+        world.reports = reports
+        await world.restarted().deployment("ns/md")
+        assert (group(world).epoch, group(world).next_restart_time) == (1, until)
+    gave_up(world, 1)
+    world.later(1)
+    await world.restarted().deployment("ns/md")
+    assert (group(world).epoch, group(world).restarts) == (2, 1)
+    world.end_pods()
+    world.run_pods()
+    gave_up(world, 2)
+    await world.restarted().deployment("ns/md")
+    assert (group(world).next_restart_time - world.now).total_seconds() == 20
+    world.later(20)
+    await world.restarted().deployment("ns/md")
+    assert (group(world).epoch, group(world).restarts) == (3, 2)
+    world.end_pods()
+    world.run_pods()
+    gave_up(world, 3)
+    world.later(3600)
+    await world.restarted().deployment("ns/md")
+    assert (group(world).epoch, group(world).state) == (3, "GaveUp")
+
+
+@pytest.mark.parametrize("phase", ["Waiting", "Preparing", "Forming", "Loading"])
+async def test_slowness_is_no_failure(world: Any, phase: str) -> None:
+    await running(world)
+    world.say(phase, 1, message="rank 1 (studio-2) reads its weights")
+    for _ in range(4):
+        world.later(3 * 3600)
+        await world.round()
+        assert (group(world).epoch, group(world).state, group(world).restarts) == (1, phase, 0)
+    assert world.condition("Degraded")[0] == "False"
+
+
+async def test_a_pod_whose_image_or_volume_takes_long_is_waited_for(world: Any) -> None:
+    world.deploy()
+    await world.round()
+
+    def pulls(item: Any) -> None:
+        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "registry does not answer"}}
+        item["spec"]["nodeName"] = "studio-2"
+        item["status"] = {"phase": "Pending", "containerStatuses": [{"name": "runner", "restartCount": 0, "state": waiting}]}
+
+    world.change(PODS, "ns/md-0-e1-1", pulls)
+    for _ in range(4):
+        world.later(3600)
+        await world.round()
+        assert (group(world).epoch, group(world).state) == (1, "Starting")
+    assert "ImagePullBackOff: registry does not answer" in world.condition("Ready")[2]
+
+
+async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: Any) -> None:
+    await running(world)
+    world.say("Ready", 1)
+    await world.round()
+    pulled = world.cache[LINKS].items[CABLE]["status"]
+    world.change(LINKS, CABLE, lambda item: item.update(status={"endpoints": []}))
+    gave_up(world, 1, "Replan", "CableGone", rank=1, node="studio-2")
+    await world.round()
+    world.later(10)
+    await world.round()
+    assert (group(world).epoch, group(world).state) == (1, "BackingOff")
+    status, reason, message = world.condition("Placed")
+    assert status == "False" and "studio-1" in message and "studio-2" in message and reason != "Placed"
+    assert world.condition("Ready")[1] == reason and "CableGone" in world.condition("Degraded")[2]
+    for _ in range(3):
+        world.later(600)
+        await world.round()
+        assert (group(world).epoch, group(world).restarts) == (1, 0), "waiting for a place spends no budget"
+    world.change(LINKS, CABLE, lambda item: item.update(status=pulled))
+    await world.round()
+    assert (group(world).epoch, group(world).restarts) == (2, 1)
+
+
+async def test_a_bad_mac_is_taken_again_when_it_is_the_only_one(world: Any) -> None:
+    await running(world)
+    gave_up(world, 1, "Replan", "AddressLost", rank=1, node="studio-2")
+    await world.round()
+    world.later(10)
+    await world.round()
+    assert group(world).epoch == 2 and {rank.node for rank in group(world).ranks} == {"studio-1", "studio-2"}
+
+
+@pytest.mark.parametrize(("silent", "moves"), [(59.0, False), (60.0, True)])
+async def test_a_mac_that_is_not_ready_and_a_rank_0_that_does_not_answer(world: Any, silent: float, moves: bool) -> None:
+    await running(world)
+    world.say("Ready", 1)
+    await world.round()
+    _, heard = world.reports[0]
+    world.heard_of(0, 1, heard.state, silent)
+    world.change(NODES, "studio-1", lambda item: item["status"]["conditions"][0].update(status="Unknown"))
+    await world.round()
+    assert (group(world).state == "BackingOff") == moves
+    if moves:
+        assert (
+            world.condition("Degraded")[1] == "NodeNotReady" and "not answered for a minute" in world.condition("Degraded")[2]
+        )
+
+
+async def test_a_silent_rank_0_on_macs_that_are_ready_is_waited_for(world: Any) -> None:
+    """Its supervisor restarts, or its control port is cut off from the operator only: the group may well serve."""
+    await running(world)
+    world.say("Ready", 1)
+    await world.round()
+    _, heard = world.reports[0]
+    world.heard_of(0, 1, heard.state, 3600)
+    await world.round()
+    assert group(world).epoch == 1 and group(world).state == "Starting"
+    assert "does not answer" in world.condition("Ready")[2]
