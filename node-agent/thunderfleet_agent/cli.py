@@ -150,6 +150,10 @@ async def _inspect(arguments: argparse.Namespace) -> int:
         print(page(node, found, collector.facts if arguments.why else None))
         return 0
     whole = NodeProfile(metadata=ObjectMeta(name=node, labels=found.labels), status=found.status).dump()
+    if arguments.why:
+        from thunderfleet_agent.inspection import why
+
+        whole["why"] = why(found.status, collector.facts)
     if arguments.output == "json":
         print(json.dumps(whole, indent=2))
     else:

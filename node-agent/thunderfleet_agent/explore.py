@@ -59,6 +59,7 @@ class Explorer:
         self._ledger: Ledger | None = None
         self._neighbours: dict[str, NodeProfile] = {}
         self._others: dict[str, NodeProfile] = {}
+        self._members: dict[str, NodeProfile] = {}
         self._list_at = 0.0
         self._list_after = FIRST_LIST_SECONDS
         self._rounds = 0
@@ -89,7 +90,7 @@ class Explorer:
     async def known(self, node: str, sha256: str) -> bool:
         """Whether that node's NodeProfile shows an agent with this certificate. What was read before is believed when it
         agrees; else it is looked up, within limits that strangers cannot exceed."""
-        seen = self._neighbours.get(node) or self._others.get(node)
+        seen = self._neighbours.get(node) or self._members.get(node) or self._others.get(node)
         if seen is not None and seen.status.agent is not None and seen.status.agent.certificate_sha256 == sha256:
             return True
         pin = self._pins.get(node)
@@ -117,7 +118,7 @@ class Explorer:
         before, node = self.facts, self._publisher.node
         specs = tuple(links)
         await self._read(node, specs)
-        wanted = reach.targets(node, own, specs, self._neighbours, self._others.values())
+        wanted = reach.targets(node, own, specs, self._neighbours, self._others.values(), self._members)
         self._ledger.keep(wanted)
         cabled = {end.node for spec in specs for end in (spec.a, spec.b)}
         suspects = {(fact.node, fact.address) for fact in self.facts if fact.state is ReachabilityState.SUSPECT}
@@ -130,6 +131,8 @@ class Explorer:
             for target in wanted
             if everybody
             or target.node in cabled
+            # Addresses of a group's Macs that never answered are not worth a time limit in every round.
+            or (target.node in self._members and target.key in known)
             or target.key in suspects
             or self._tries.get(target.key, FIRST_TRIES + 1) <= FIRST_TRIES
         ]
@@ -168,9 +171,13 @@ class Explorer:
         """The profiles that are missing, and when it is time the list of the others."""
         ends = {end.node for spec in specs for end in (spec.a, spec.b)} - {node}
         self._neighbours = {name: profile for name, profile in self._neighbours.items() if name in ends}
-        await self._read_again(ends - set(self._neighbours))
+        members = set(reach.members(node, self._publisher.groups))
+        self._members = {name: profile for name, profile in self._members.items() if name in members}
+        await self._read_again(ends - set(self._neighbours), self._neighbours)
+        await self._read_again(members - set(self._members), self._members)
         if time.monotonic() < self._list_at:
             return
+        await self._read_again(self._members)
         self._list_after = min(LIST_SECONDS, self._list_after * 2)
         self._list_at = time.monotonic() + self._list_after * random.uniform(0.9, 1.1)
         try:
@@ -185,15 +192,15 @@ class Explorer:
         live = {(name, fact.address) for name in fresh for fact in self.facts if fact.node == name}
         self._problems = {key: text for key, text in self._problems.items() if key[0] in fresh or key in live}
 
-    async def _read_again(self, nodes: Iterable[str]) -> None:
-        """Whoever did not answer may have a new address or certificate."""
+    async def _read_again(self, nodes: Iterable[str], into: dict[str, NodeProfile] | None = None) -> None:
+        """Whoever did not answer may have a new address or certificate; whoever is new to ``into`` goes there."""
         for name in sorted(nodes):
             try:
                 profile = await self._publisher.profile_of(name)
             except ApiError:
                 return
-            for known in (self._neighbours, self._others):
+            for known in (self._neighbours, self._members, self._others):
                 if profile is None:
                     known.pop(name, None)
-                elif name in known or known is self._neighbours:
+                elif name in known or known is into:
                     known[name] = profile

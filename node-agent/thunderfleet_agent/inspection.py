@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from thunderfleet_crds.common import ConditionStatus, binary_size
 from thunderfleet_crds.nodeprofile import (
+    BENCHMARKS_FRESH,
+    INVENTORY_COMPLETE,
     Interface,
     Model,
     NodeProfileStatus,
@@ -17,8 +20,11 @@ from thunderfleet_crds.thunderboltlink import generation
 from thunderfleet_agent.collect import QUESTIONS
 from thunderfleet_agent.derive import Profile
 from thunderfleet_agent.facts import Facts, Source
+from thunderfleet_agent.host import Failure, FailureKind
 
 NONE = "-"
+# Columns that a condition's message gets.
+WIDTH = 70
 
 
 # What each source feeds, for people.
@@ -50,8 +56,39 @@ def page(node: str, profile: Profile, facts: Facts | None = None) -> str:
     ]
     if facts is not None:
         parts.append(_titled("Where from", _sources(facts)))
-        parts.append(_titled("Why not", reasons(status) or ["nothing stands in the way"]))
+        # Not broken into lines: people copy commands from here.
+        parts.append(_titled("Why not", reasons(status, facts) or ["nothing stands in the way"]))
     return "\n\n".join(parts)
+
+
+def why(status: NodeProfileStatus, facts: Facts) -> dict[str, object]:
+    """The same for programs: ``sources`` (command, feeds, answered, message) and ``reasons``, one text each."""
+    sources = []
+    for question in QUESTIONS:
+        failure = facts.failures.get(question.source)
+        found: dict[str, object] = {
+            "command": " ".join(question.argv),
+            "feeds": FEEDS[question.source],
+            "answered": not failure,
+        }
+        sources.append(found | ({"message": failure.message, "mend": remedy(question.source, failure)} if failure else {}))
+    return {"sources": sources, "reasons": reasons(status, facts)}
+
+
+def remedy(source: Source, failure: Failure) -> str:
+    """What somebody does about a command that does not answer."""
+    rdma = source in (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO)
+    if source is Source.MODELS:
+        return "give the agent's user the right to read these folders"
+    if failure.kind is FailureKind.ABSENT:
+        if source is Source.RUNTIME:
+            return "it comes with Thunderfleet: run the agent from its image, or put the image's bin folder on PATH"
+        return (
+            "macOS 26.2 or newer has it: update this Mac" if rdma else "macOS has it: put /usr/sbin, /usr/bin and /sbin on PATH"
+        )
+    if failure.kind is FailureKind.TIMED_OUT:
+        return "the RDMA stack is dead: reboot this Mac" if rdma else "run it on this Mac; a reboot ends what hangs"
+    return "run it on this Mac and see what it says"
 
 
 def _sources(facts: Facts) -> list[str]:
@@ -66,6 +103,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as their widest cell, three spaces between, nothing after the last."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text on as many lines as it needs; those that follow are indented. Words (commands, paths) stay whole."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _titled(title: str, lines: Iterable[str]) -> str:
@@ -162,18 +204,28 @@ def _models(models: Sequence[Model]) -> list[str]:
 
 def _conditions(status: NodeProfileStatus) -> list[str]:
     rows = [("CONDITION", "STATUS", "REASON", "MESSAGE")]
-    rows += [(c.type, c.status.value, c.reason, c.message) for c in status.conditions]
+    for c in status.conditions:
+        first, *more = _wrapped(c.message, WIDTH) or [""]
+        rows.append((c.type, c.status.value, c.reason, first))
+        rows += [("", "", "", line) for line in more]
     return table(rows)
 
 
-def reasons(status: NodeProfileStatus) -> list[str]:
-    """Every "no" that this Mac alone can see, with its remedy, one a line."""
-    lines = [f"{c.type}: {c.message}" for c in status.conditions if c.status is not ConditionStatus.TRUE]
+def reasons(status: NodeProfileStatus, facts: Facts) -> list[str]:
+    """Every "no" that this Mac alone can see, with its remedy."""
+    lines = [f"{failure}: {remedy(source, failure)}" for source, failure in sorted(facts.failures.items())]
+    for c in status.conditions:
+        if c.status is ConditionStatus.TRUE or (c.type == INVENTORY_COMPLETE and facts.failures):
+            continue
+        mend = "; the agent measures by itself once it runs beside a cluster" if c.type == BENCHMARKS_FRESH else ""
+        lines.append(f"{c.type}: {c.message}{mend}")
     for port in status.thunderbolt.ports if status.thunderbolt else ():
         if port.peers:
             lines += [f"port {port.receptacle}: {reason}" for reason in port_reasons(port, status)]
         elif port.connected:
-            lines.append(f"port {port.receptacle}: what is connected is no computer, so it makes no link")
+            lines.append(
+                f"port {port.receptacle}: what is connected is no computer, so it makes no link: plug in a Mac, or let it be"
+            )
     lines += [f"{model.path}: {model.problem}" for model in status.models if model.problem]
     return lines
 
@@ -187,21 +239,26 @@ def port_reasons(port: ThunderboltPort, status: NodeProfileStatus) -> list[str]:
         found.append("no network interface is known for it: `networksetup -listallhardwareports` names none `Thunderbolt N`")
     if interface and interface.bridge:
         mend = f"`sudo ifconfig {interface.bridge} deletem {interface.name}`"
-        found.append(f"{interface.name} is a member of {interface.bridge}: {mend}")
+        found.append(f"{interface.name} is a member of {interface.bridge}, so it has no address of its own: {mend}")
     if status.rdma and status.rdma.enabled is False:
         found.append("RDMA is switched off: `rdma_ctl enable` in Recovery, then restart")
     elif device is None:
-        found.append("it has no RDMA device")
+        found.append(
+            "it has no RDMA device: only Macs with Thunderbolt 5 have them, on macOS 26.2 or newer with RDMA switched on"
+        )
     elif device.state is RDMADeviceState.UNKNOWN:
-        found.append(f"the state of {device.name} is unknown: `ibv_devinfo -v` says nothing of it")
+        found.append(f"the state of {device.name} is unknown: `ibv_devinfo -v` says nothing of it: run it on this Mac")
     elif device.state is not RDMADeviceState.ACTIVE:
         found.append(f"{device.name} is {device.state.value}: the other end's RDMA must be on, over a Thunderbolt 5 cable")
-    elif device.gid is None:
-        found.append(f"{device.name} has no IPv4-mapped GID: give {port.interface} an IPv4 address")
+    elif device.gid is None and not (interface and interface.bridge):
+        mend = f"`sudo ifconfig {port.interface} inet 10.0.0.1/30`, and 10.0.0.2/30 at the other end"
+        found.append(f"{device.name} has no IPv4-mapped GID, because {port.interface} has no IPv4 address: {mend}")
     for peer in port.peers:
         slow = peer.speed_mbps or port.speed_mbps
         if slow and generation(slow) != "TB5":
             way = f" (through {', '.join(peer.through)})" if peer.through else ""
             name = peer.name or "the peer"
-            found.append(f"the way to {name}{way} runs at {speed(slow)}: RDMA needs Thunderbolt 5 all the way")
+            found.append(
+                f"the way to {name}{way} runs at {speed(slow)}: RDMA needs Thunderbolt 5 all the way: another cable or hub"
+            )
     return found

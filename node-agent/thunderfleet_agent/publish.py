@@ -28,7 +28,7 @@ from thunderfleet_crds.common import (
     OwnerReference,
 )
 from thunderfleet_crds.kube import ApiError, Json, Kube
-from thunderfleet_crds.nodeprofile import NodeProfile, Reachability
+from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 
 from thunderfleet_agent.derive import Cable, Profile
@@ -98,6 +98,8 @@ class Publisher:
     """What an earlier agent of this Mac found, as the first look shows it."""
     earlier: NodeProfile | None = None
     """This Mac's profile as the first look shows it."""
+    groups: tuple[GroupUse, ...] = ()
+    """The groups that have this Mac, as the operator wrote them by the last look."""
     links: tuple[ThunderboltLink, ...] = ()
     """The links of which this Mac is an end, as they were at the last look."""
     _owner: OwnerReference | None = None
@@ -115,6 +117,7 @@ class Publisher:
         actual = await self.kube.get_or_none(f"{PROFILES}/{self.node}")
         self._profile.compare(actual)
         profile = _read(NodeProfile, actual)
+        self.groups = profile.status.groups if profile is not None else ()
         if profile is not None and not self.conditions:
             self.earlier = profile
             self.conditions = profile.status.conditions

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 
 from thunderfleet_crds.common import GROUP
 from thunderfleet_crds.nodeprofile import (
     MAX_REACHABILITY,
     AddressClass,
+    GroupUse,
     InterfaceKind,
     NodeProfile,
     NodeProfileStatus,
@@ -30,11 +32,15 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
 LABEL_BUCKET = f"{GROUP}/bucket"
 BUCKETS = 256
 MAX_OTHERS = 32
+# Of the Macs that it shares groups with, a Mac dials so many.
+MAX_MEMBERS = 32
 STRIKES = 3
 # The round trip is the median of so many rounds, and written anew when it has moved by half, but not more often than this.
 ROUNDS = 5
 RTT_SECONDS = 600.0
 
+_NOBODY: Mapping[str, NodeProfile] = MappingProxyType({})
+_NO_PORTS: Mapping[int, str | None] = MappingProxyType({})
 _DIALLED = (AddressClass.PRIVATE, AddressClass.LINK_LOCAL, AddressClass.SHARED)
 
 
@@ -100,8 +106,10 @@ def targets(
     links: Iterable[ThunderboltLinkSpec],
     neighbours: Mapping[str, NodeProfile],
     others: Iterable[NodeProfile],
+    members: Mapping[str, NodeProfile] = _NOBODY,
 ) -> tuple[Target, ...]:
-    """Whom ``node`` dials. ``links`` are its cables, ``neighbours`` the profiles at their other ends by name."""
+    """Whom ``node`` dials. ``links`` are its cables, ``neighbours`` the profiles at their other ends by name, ``members`` those
+    of the Macs that it shares groups with."""
     interfaces = {port.receptacle: port.interface for port in (own.thunderbolt.ports if own.thunderbolt else ())}
     found: dict[tuple[str, str], Target] = {}
     cabled: dict[str, dict[int, str | None]] = {}
@@ -110,12 +118,15 @@ def targets(
             if here.node == node and there.node in neighbours:
                 cabled.setdefault(there.node, {})[there.port] = interfaces.get(here.port)
     for name in sorted(cabled):
-        for target in _neighbour(neighbours[name], cabled[name]):
+        for target in _every_address(neighbours[name], cabled[name]):
+            found.setdefault(target.key, target)
+    for name in sorted(set(members) - set(cabled) - {node}):
+        for target in _every_address(members[name], _NO_PORTS):
             found.setdefault(target.key, target)
     far = 0
     for profile in sorted(others, key=lambda profile: profile.metadata.name):
         agent, name = profile.status.agent, profile.metadata.name
-        if agent is None or name == node or name in cabled or far >= MAX_OTHERS:
+        if agent is None or name == node or name in cabled or name in members or far >= MAX_OTHERS:
             continue
         far += 1
         target = Target(name, agent.address, agent.port, agent.certificate_sha256)
@@ -123,8 +134,14 @@ def targets(
     return tuple(found.values())[:MAX_REACHABILITY]
 
 
-def _neighbour(profile: NodeProfile, ports: Mapping[int, str | None]) -> Iterable[Target]:
-    """All addresses of a Mac at the other end of a cable; those of its Thunderbolt ports only where the cable ends."""
+def members(node: str, own: Iterable[GroupUse]) -> tuple[str, ...]:
+    """The Macs that ``node`` shares groups with, as many as it dials: by name, so that they are the same ones every time."""
+    return tuple(sorted({name for group in own for name in group.nodes} - {node})[:MAX_MEMBERS])
+
+
+def _every_address(profile: NodeProfile, ports: Mapping[int, str | None]) -> Iterable[Target]:
+    """All addresses of a Mac; those of its Thunderbolt ports only where a cable of ours (``ports``) ends: elsewhere they are
+    beyond a wire that this Mac has no part in."""
     status, name = profile.status, profile.metadata.name
     if status.agent is None:
         return

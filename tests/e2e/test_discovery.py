@@ -1,5 +1,6 @@
-"""Discovery end to end: eight recorded Macs in a mesh with a hub, Thunderbolt 4 cables, a link that one end alone sees, a
-bridge member and a dead RDMA stack. Objects say what is wrong with which cable and what to type, and follow what is done to it.
+"""Discovery end to end: eight recorded Macs and a virtual one in a mesh with a hub, Thunderbolt 4 cables, a link that one end
+alone sees, a bridge member and a dead RDMA stack. Objects say what is wrong with which cable and what to type, and follow what
+is done to it.
 
 With ``THUNDERFLEET_E2E_DISCOVERY=name`` a cluster of this fleet that runs already is taken, and left running.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.errors import LocalClusterError
 
 Json = dict[str, Any]
 
@@ -34,6 +36,7 @@ machines:
   - {name: mini-2, model: Mac mini (M4), memory: 32 GB}
   - {name: book-1, model: MacBook Pro (M5 Max), memory: 64 GB, rdma: false}
   - {name: book-2, model: MacBook Pro (M4 Max), memory: 64 GB, rdma: true}
+  - {name: virtual-1, model: Virtual Mac (M4 Max), memory: 8 GB}
   - {name: linux-1, kind: linux}
 cables:
   - {a: "studio-1:1", b: "studio-2:1", speed: 80}
@@ -123,7 +126,8 @@ def fleet() -> Iterator[Fleet]:
             stack.callback(cluster.stop)
             cluster.kubectl("create", "namespace", SYSTEM)
             cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
-            values = f"agent.modelFolders={{{cluster.models}}},agent.intervalSeconds=2,operator.replicas=1"
+            values = f"agent.modelFolders={{{cluster.models}}},agent.intervalSeconds=2,agent.reachIntervalSeconds=4"
+            values += ",agent.measure.enabled=false,operator.replicas=1"
             cluster.helm(
                 *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--set", values, "--wait", "--timeout", "180s"),
                 seconds=200,
@@ -160,6 +164,10 @@ def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(health
     profiles = healthy.items("np")
     assert said(profiles["book-1"], "RDMAReady")[1] == "RDMADisabled"
     assert said(profiles["studio-4"], "BridgeFree")[:2] == ("False", "BridgeMember")
+    virtual = said(profiles["virtual-1"], "RDMAReady")
+    assert virtual[:2] == ("False", "Unsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
+    hardware = {name: profiles[name]["status"]["hardware"] for name in ("studio-1", "book-1")}
+    assert {name: one["gpuCores"] for name, one in hardware.items()} == {"studio-1": 60, "book-1": 40}
     columns = healthy.cluster.kubectl("get", "tbl").stdout
     assert "120G" in columns and "TB4" in columns
 
@@ -253,6 +261,31 @@ def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fl
         healthy.until(f"{name} is whole again", lambda name=name: healthy.said("np", name, "InventoryComplete")[0] == "True")
 
 
+def test_a_cable_cut_in_one_direction_shows_as_that(healthy: Fleet) -> None:
+    cluster = healthy.cluster
+    if cluster.network != "namespaces":
+        with pytest.raises(LocalClusterError, match="without network namespaces"):
+            cluster.cable("cut", "studio-1:1")
+        return
+    at = {
+        name: next(c["address"] for c in cluster.machines[name].cables if c["port"] == 1) for name in ("studio-1", "studio-2")
+    }
+
+    def fact(name: str, other: str) -> Json:
+        return reaches(healthy.get("np", name)).get((other, at[other]), {})
+
+    healthy.until("reached both ways", lambda: fact("studio-1", "studio-2") and fact("studio-2", "studio-1"))
+    since = fact("studio-2", "studio-1")["since"]
+    cluster.cable("cut", "studio-1:1")
+    healthy.until("suspect", lambda: fact("studio-1", "studio-2").get("state") == "Suspect")
+    healthy.until("gone after three strikes", lambda: not fact("studio-1", "studio-2"))
+    back = fact("studio-2", "studio-1")
+    assert (back["state"], back["since"]) == ("Reachable", since), "the other direction has not been touched"
+    assert healthy.reason(FIRST, "Connected") == "Connected"
+    cluster.cable("plug", "studio-1:1")
+    healthy.until("reached again", lambda: fact("studio-1", "studio-2").get("state") == "Reachable")
+
+
 def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None:
     before = healthy.get("np", "mini-2")["metadata"]["uid"]
     healthy.cluster.kubectl("delete", "node", "mini-2")
@@ -265,6 +298,49 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
 
     healthy.until("mini-2 is a Node with a profile of its own", again)
     healthy.until("its link is whole", lambda: healthy.reason("mini-2.tb1--studio-3.tb3", "Symmetric") == "BothEnds")
+
+
+def test_a_mac_set_up_anew_is_one_mac_with_its_old_name(healthy: Fleet) -> None:
+    """Off, its Node deleted, on again: another boot, another certificate, other domain UUIDs; no ghost of the old one."""
+    cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
+    before = healthy.get("np", "mini-1")
+    cluster.machines["mini-1"].off()
+    healthy.until("its cable is told", lambda: healthy.reason(link, "Connected") == "NothingPluggedIn")
+    assert "mini-1 is off" in healthy.said("tbl", link, "Connected")[2]
+    cluster.kubectl("delete", "node", "mini-1")
+    cluster.machines["mini-1"].on()
+
+    def anew() -> bool:
+        now = healthy.get("np", "mini-1")
+        agent = now.get("status", {}).get("agent", {}).get("certificateSHA256")
+        return bool(agent) and agent != before["status"]["agent"]["certificateSHA256"]
+
+    healthy.until("another agent", anew)
+    healthy.until("its link is whole", lambda: healthy.reason(link, "Symmetric") == "BothEnds")
+    assert [name for name in healthy.items("tbl") if "mini-1" in name] == [link]
+
+    def labels(item: Json) -> set[str]:
+        return {label for label in item["metadata"]["labels"] if label.startswith("domain.")}
+
+    healthy.until("no label of before is left", lambda: not labels(before) & labels(healthy.get("np", "mini-1")))
+    address = next(c["address"] for c in cluster.machines["mini-1"].cables)
+    healthy.until("its neighbour knows it", lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")))
+
+
+def test_a_cable_moved_to_another_port_is_another_link_and_the_old_one_goes(healthy: Fleet) -> None:
+    cluster, moved = healthy.cluster, "studio-1.tb4--studio-2.tb6"
+    uid = healthy.get("tbl", SECOND)["metadata"]["uid"]
+    cluster.cable("move", "studio-2:5", to="studio-2:6")
+    try:
+        healthy.until("the link of the new port is usable", lambda: healthy.reason(moved, "RDMAUsable") == "Usable")
+        healthy.until("the old one goes", lambda: healthy.get("tbl", SECOND).get("metadata", {}).get("uid") != uid)
+        about = ("--field-selector", f"involvedObject.name={SECOND},reason=Removed")
+        told = cluster.kubectl("get", "events", "-n", "default", *about).stdout
+        assert "neither studio-1 nor studio-2 has had this cable" in told
+    finally:
+        cluster.cable("move", "studio-2:6", to="studio-2:5")
+    healthy.until("as before", lambda: healthy.reason(SECOND, "RDMAUsable") == "Usable")
+    healthy.until("nothing is left of the move", lambda: not healthy.get("tbl", moved))
 
 
 def test_a_flapping_cable_is_held_still_and_reported(healthy: Fleet) -> None:

@@ -292,6 +292,28 @@ def test_inspect_prints_the_page_with_reasons(machine: Any, capsys: pytest.Captu
     assert "1      en2         80 Gb/s   TB5   rdma_en2      Active   Mac Studio" in page
     assert "port 1: RDMA is switched off: `rdma_ctl enable` in Recovery" in page
     assert "rdma_ctl status" in page and "RDMA's switch" in page
+    assert max(len(line) for line in page[: page.index("Where from")].splitlines()) < 140
+
+
+def test_inspect_tells_programs_why_too_and_every_no_has_its_remedy(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.lacks("thunderfleet-runner")
+    machine.script("sw_vers", "echo broken >&2; exit 3")
+    machine.says("ibv_devices", machine.folder.joinpath("ibv_devices.txt").read_text().replace("rdma_en2", "rdma_en9"))
+    assert cli.main(["inspect", "--why", "-o", "json", "--node-name", "studio-1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"apiVersion", "kind", "metadata", "status", "why"} and set(found["why"]) == {"sources", "reasons"}
+    sources = {source["command"]: source for source in found["why"]["sources"]}
+    assert len(sources) == len(QUESTIONS) and all({"feeds", "answered"} <= set(source) for source in sources.values())
+    silent = {command: source["mend"] for command, source in sources.items() if not source["answered"]}
+    assert set(silent) == {"sw_vers", "thunderfleet-runner capabilities -o json"}
+    assert "run it on this Mac" in silent["sw_vers"]
+    reasons = "\n".join(found["why"]["reasons"])
+    for said in (
+        "`sw_vers` exited with code 3: broken: run it",
+        "put the image's bin folder on PATH",
+        "port 1: it has no RDMA device",
+    ):
+        assert said in reasons
 
 
 @pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])

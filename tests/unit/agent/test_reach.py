@@ -24,8 +24,10 @@ from thunderfleet_agent.reach import Ledger, Outcome, Target
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import (
+    MAX_REACHABILITY,
     AddressClass,
     Agent,
+    GroupUse,
     Interface,
     InterfaceAddress,
     InterfaceKind,
@@ -82,6 +84,32 @@ def test_others_are_dialled_at_one_address_and_not_too_many() -> None:
     found = reach.targets("studio-1", OWN, [], {}, [*crowd, profile("studio-1", agent=agent("10.1.1.1")), profile("mute")])
     assert len(found) == reach.MAX_OTHERS
     assert all(target.interface is None and target.node.startswith("mac-") for target in found)
+
+
+def test_whoever_shares_a_group_is_dialled_at_all_addresses_but_those_of_other_cables() -> None:
+    groups = [
+        GroupUse(name="default/a-0", epoch=1, nodes=("studio-3", "studio-1", "gone")),
+        GroupUse(name="default/b-0", epoch=4, nodes=("studio-1", "studio-2", *(f"mac-{n:03}" for n in range(60)))),
+    ]
+    names = reach.members("studio-1", groups)
+    assert len(names) == reach.MAX_MEMBERS and "studio-1" not in names and names == reach.members("studio-1", groups[::-1])
+    far = profile(
+        "studio-3",
+        interface("en0", InterfaceKind.ETHERNET, ("192.168.64.13", LAN), ("169.254.1.1", LOCAL)),
+        interface("en4", TB, ("10.0.7.2", LAN)),
+        interface("utun1", InterfaceKind.VPN, ("100.64.0.13", AddressClass.SHARED)),
+        ports={3: "en4"},
+        agent=agent("192.168.64.13"),
+    )
+    near = profile("studio-2", interface("en4", TB, ("10.0.1.2", LAN)), ports={3: "en4"}, agent=agent("192.168.64.12"))
+    found = reach.targets("studio-1", OWN, [CABLE], {"studio-2": near}, [far, near], {"studio-3": far, "studio-2": near})
+    assert {(target.node, target.address): target.interface for target in found} == {
+        ("studio-2", "192.168.64.12"): None,
+        ("studio-2", "10.0.1.2"): "en2",
+        ("studio-3", "192.168.64.13"): None,
+        ("studio-3", "100.64.0.13"): None,
+    }
+    assert len(reach.targets("studio-1", OWN, [], {}, [], {f"m{n}": far for n in range(100)})) <= MAX_REACHABILITY
 
 
 @given(st.integers(1, 5000), st.text("abcdefgh-0123456789", min_size=1, max_size=20))
@@ -274,6 +302,33 @@ async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
     for _ in range(3):
         await explorer.round(lost, [CABLE])
     assert explorer.facts == ()
+
+
+async def test_the_macs_of_a_group_are_read_by_name_and_dialled(listening: Listening, make_identity: Any, kube: Any) -> None:
+    target, _, known = listening
+    mine = await make_identity("studio-1")
+    known["studio-1"] = mine.sha256
+    theirs = profile(
+        "studio-2",
+        interface("en0", InterfaceKind.ETHERNET, ("127.0.0.1", LAN), ("127.0.0.2", LAN)),
+        agent=agent("127.0.0.1", target.port, target.sha256),
+    )
+    kube.objects[f"{PROFILES}/studio-2"] = theirs.dump()
+    mine_now = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)))
+    groups = (GroupUse(name="default/a-0", epoch=1, nodes=("studio-1", "studio-2")),)
+    whole = mine_now.model_copy(update={"status": mine_now.status.model_copy(update={"groups": groups})})
+    kube.objects[f"{PROFILES}/studio-1"] = whole.dump()
+    publisher = Publisher(kube, "studio-1")
+    await publisher.look()
+    explorer = Explorer(publisher, "127.0.0.4", mine.client)
+    explorer.begin(())
+    assert await explorer.round(mine_now.status, [])
+    assert {fact.address for fact in explorer.facts} == {"127.0.0.1", "127.0.0.2"}
+    # Out of the group, it is one of the others: one address.
+    kube.objects[f"{PROFILES}/studio-1"] = mine_now.dump()
+    await publisher.look()
+    assert await explorer.round(mine_now.status, [])
+    assert {fact.address for fact in explorer.facts} == {"127.0.0.1"}
 
 
 async def test_a_large_fleet_costs_two_lists_and_few_dials(make_identity: Any, kube: Any) -> None:
