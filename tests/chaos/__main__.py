@@ -12,7 +12,7 @@ from pathlib import Path
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos import plan, report
-from tests.chaos.run import Runner, cluster
+from tests.chaos.run import CLUSTER, Runner, cluster
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,8 +52,10 @@ def main() -> int:
     def in_time() -> bool:
         return options.minutes is None or time.monotonic() - began < 60 * options.minutes
 
+    if options.cluster:
+        os.environ[CLUSTER] = options.cluster
     try:
-        with cluster(f"chaos-{os.getpid()}", options.cluster) as line:
+        with cluster() as line:
             runner = Runner(line, lambda text: print(text, flush=True))
             for episode in episodes:
                 if not in_time():

@@ -65,6 +65,8 @@ class Fault:
 
 
 PROCESSES = (Target.RANK, Target.SUPERVISOR, Target.KUBELET, Target.OPERATOR, Target.API_SERVER)
+BESIDE = (Target.KUBELET, Target.OPERATOR, Target.API_SERVER)
+"""Not part of a group: what happens to them must not be felt by a request that is being answered."""
 FAULTS = (
     *(Fault(action, target) for action in (Action.KILL, Action.FREEZE) for target in PROCESSES),
     *(Fault(Action.CUT, target) for target in (Target.MAC, Target.CABLE, Target.OPERATOR)),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,16 +12,16 @@ from dataclasses import dataclass
 
 import pytest
 from thunderfleet_localcluster import tinymodel
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos import checks, faults, stages
 from tests.chaos.clients import Clients, Outcome, Question
 from tests.chaos.looks import Api, Eye
-from tests.chaos.plan import START, Episode, Stage, Step, Target
+from tests.chaos.plan import BESIDE, START, Episode, Stage, Step, Target
 from tests.chaos.report import Record
 from tests.chaos.stages import NotReached, Passed, Subject, until
-from tests.e2e.conftest import MODEL, Deployment, Line, condition, discovered, install
+from tests.e2e.conftest import MODEL, Deployment, Line, condition, on
 
 MACS = 4
 FLEET = "\n".join(
@@ -36,6 +37,8 @@ FLEET = "\n".join(
     ]
 )  # fmt: skip
 
+CLUSTER = "THUNDERFLEET_CHAOS_CLUSTER"
+"""Environment variable: name of a cluster of this fleet that runs already, with the chart and the model."""
 RECOVER_SECONDS = 150.0
 SETTLE_SECONDS = 60.0
 GONE_SECONDS = 120.0
@@ -50,21 +53,11 @@ SHORT = ("Who is rank 0?", 20)
 
 
 @contextlib.contextmanager
-def cluster(name: str, existing: str | None = None) -> Iterator[Line]:
-    """A line on four Macs that are all wired to each other, with JACCL; or one that runs already."""
-    with contextlib.ExitStack() as stack:
-        if existing:
-            found = Cluster.attach(existing)
-        else:
-            found = Cluster.start(FLEET, name=name)
-            stack.callback(remove, found.folder, everything=True)
-            stack.callback(found.stop)
-        line = Line(found)
-        if not existing or not (found.models / MODEL).exists():
-            install(found)
-        else:
-            faults.mend(line)
-        line.until("the agents know their Macs", lambda: discovered(line), told=lambda: line.kubectl("get", "np,tbl"))
+def cluster() -> Iterator[Line]:
+    """A line on four Macs that are all wired to each other, with JACCL; or the one that CLUSTER names and that runs already."""
+    if existing := os.environ.get(CLUSTER):
+        faults.mend(Line(Cluster.attach(existing)))
+    with on(FLEET, "chaos", CLUSTER) as line:
         yield line
 
 
@@ -168,8 +161,14 @@ class Runner:
             self._recovered(subject, record, began)
         record.violations += clients.stop()
         record.clients = clients.counts()
+        # A drain ends what is not done within its grace.
+        in_peace = step.fault.target in BESIDE and step.stage is Stage.STREAMS
         for result in clients.results:
-            if result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
+            if result.outcome is Outcome.ERROR_EVENT:
+                record.told[result.detail] += 1
+                if in_peace:
+                    record.violations.append(f"a client: a stream was ended though the group was not hit: {result.detail}")
+            elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
                 record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
         if step.stage is not Stage.DRAINING and record.recovered:
             self._settled(subject, record)

@@ -1,6 +1,5 @@
 """The fault suite with two short seeds; ``python -m tests.chaos`` runs long ones."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +14,7 @@ SEEDS = ((1031, Shape(2, "Ring")), (1895, Shape(3, "JACCL")))
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with cluster(f"e2e-chaos-{os.getpid()}") as line:
+    with cluster() as line:
         yield Runner(line, print)
 
 
