@@ -152,7 +152,11 @@ class Reconciler:
         after = snapshot.groups(self._cache, md)
         self._listen(key, after)
         outcomes = [_with_view(outcome, after.get(outcome.view.index, outcome.view)) for outcome in outcomes]
-        outcomes = [replace(entry, better=self._better_place(md, entry, fleet, used)) for entry in outcomes]
+        for position, entry in enumerate(outcomes):
+            told, again = self._better_place(md, entry, fleet, used)
+            outcomes[position] = replace(entry, better=told)
+            if again is not None:
+                rechecks.append(again)
         await self._status(md, outcomes, resolution, after)
         drains = [entry for entry in outcomes if entry.decision.verdict is Verdict.DRAIN and not entry.unplaceable]
         rechecks += self._drain(key, [entry.view for entry in drains], notice=md.spec.replicas > 1)
@@ -248,23 +252,26 @@ class Reconciler:
                 used = snapshot.with_ports(used, failure.node, held.all)
         return places.choose(fleet, md, used, self._settings.ports, current=current, avoid=decision.avoid, kept=kept)
 
-    def _better_place(self, md: ModelDeployment, outcome: Outcome, fleet: Fleet, used: snapshot.Taken) -> str | None:
-        """Whether a group that stays where it is would go elsewhere today. Told, never done: moving costs its users more."""
+    def _better_place(
+        self, md: ModelDeployment, outcome: Outcome, fleet: Fleet, used: snapshot.Taken
+    ) -> tuple[str | None, float | None]:
+        """Whether a group that stays where it is would go elsewhere today. Told, never done: moving costs its users more. And
+        the seconds until it is to be asked again, when the fleet has changed since it was asked last."""
         view, key = outcome.view, (f"{md.metadata.namespace}/{md.metadata.name}", outcome.view.index)
         if view.plan is None or outcome.decision.verdict is not Verdict.KEEP or not ready(outcome.heard):
             self._better.pop(key, None)
-            return None
+            return None, None
         now, known = self._clock(), self._better.get(key)
         seen = (fleet, view.plan.epoch)
         if known is not None:
-            same = known[0] == seen
-            if same or (now - known[1]).total_seconds() < BETTER_SECONDS:
-                return known[2]
+            left = BETTER_SECONDS - (now - known[1]).total_seconds()
+            if known[0] == seen or left > 0:
+                return known[2], None if known[0] == seen else left
         less = snapshot.taken(self._cache, md.metadata.uid, view.index)
         own = self._fleets.without(fleet, self._cache, self._parsed, used, less)
         told = better(own, snapshot.request(md.spec, tuple(rank.node for rank in view.plan.ranks)))
         self._better[key] = (seen, now, told)
-        return told
+        return told, None
 
     async def _secret(self, md: ModelDeployment, made: Plan) -> None:
         """Once a run of the operator: the bytes are derived, so applying them again changes nothing."""

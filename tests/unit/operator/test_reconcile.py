@@ -445,3 +445,19 @@ async def test_ending_since_when_it_was_asked(world: Any) -> None:
     await world.round()
     group = world.md.status.groups[0]
     assert (group.last_failure.reason, group.last_failure.time) == ("PodDeleted", world.now)
+
+
+async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    nodes = [rank.node for rank in world.md.status.groups[0].ranks]
+    assert len(nodes) == 2
+    world.later(1)
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    again = await world.round()
+    assert again is not None and again <= 30, "asked moments ago: asked once more later"
+    world.later(again)
+    await world.round()
+    assert "would be placed better today, and stays: on big-1: here TCP ring" in world.condition("Placed")[2]
+    group = world.md.status.groups[0]
+    assert (group.epoch, [rank.node for rank in group.ranks]) == (1, nodes)
