@@ -6,6 +6,7 @@ few Macs from the last is made from it (``Fleet.changed``). Nothing is decided h
 
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import is_
 
 from thunderfleet_crds.common import LABEL_OS, ConditionStatus, find_condition
 from thunderfleet_crds.kube import Json
@@ -86,8 +87,18 @@ def _kinds(status: NodeProfileStatus) -> dict[str, AddressKind]:
 def _dials(status: NodeProfileStatus) -> Dials | None:
     if not status.reachability:
         return None
-    reached = (entry for entry in status.reachability if entry.state is ReachabilityState.REACHABLE)
-    return Dials.of((entry.node, entry.address) for entry in reached)
+    reached = [entry for entry in status.reachability if entry.state is ReachabilityState.REACHABLE]
+    speeds = {}
+    for entry in reached:
+        known = [rate for rate in (entry.sent_mbps, entry.received_mbps) if rate]
+        if known:
+            speeds[entry.node, entry.address] = min(known)
+    return Dials.of(((entry.node, entry.address) for entry in reached), speeds)
+
+
+def _memory_rate(status: NodeProfileStatus) -> int:
+    measured = status.benchmarks.memory if status.benchmarks else None
+    return measured.megabytes_per_second if measured else 0
 
 
 def _taints(node: Json) -> tuple[Taint, ...]:
@@ -133,68 +144,95 @@ def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int |
     return None
 
 
+def _same(one: object, other: object) -> bool:
+    """Whether a cable would be made from the very same: objects are replaced, never changed."""
+    if not isinstance(one, tuple) or not isinstance(other, tuple):
+        return one is other
+    return one[0] == other[0] and len(one) == len(other) and all(map(is_, one[1:], other[1:]))
+
+
 class Fleets:
     """Makes fleets, each from the one before it."""
 
     def __init__(self) -> None:
         self._models: dict[ModelFacts, ModelFacts] = {}
         self._lists: dict[tuple[ModelFacts, ...], tuple[ModelFacts, ...]] = {}
-        self._mac_versions: dict[str, tuple[str | None, str | None]] = {}
-        self._cable_versions: dict[str, object] = {}
+        self._made_from: dict[str, tuple[Json, Json | None]] = {}
+        """By Mac, the Node and the NodeProfile."""
+        self._cable_states: dict[str, object] = {}
+        """By cable, what it was made from: the link alone, where nothing else counts."""
+        self._seen: tuple[int, int, int] | None = None
+        self._used: Taken | None = None
         self._fleet = Fleet()
 
     def fleet(self, cache: Cache, parsed: Parsed, used: Taken) -> Fleet:
         """All Macs (Nodes that say darwin) and all cables. The same value as last time while nothing has changed."""
-        profiles, nodes, links = cache[NODEPROFILES].items, cache[NODES].items, cache[LINKS].items
-        before = self._fleet
-        versions: dict[str, tuple[str | None, str | None]] = {}
+        seen = (cache[NODES].revision, cache[NODEPROFILES].revision, cache[LINKS].revision)
+        past, past_used = self._seen, self._used
+        macs_are_news = past is None or past[:2] != seen[:2] or used is not past_used
+        cables_are_news = past is None or past_used is None or past[1:] != seen[1:]
+        if past_used is not None and used is not past_used:
+            cables_are_news |= (used.addresses, used.queue_pairs) != (past_used.addresses, past_used.queue_pairs)
+        before, gone = self._fleet, set[str]()
+        macs = self._changed_macs(cache, parsed, used, gone) if macs_are_news else []
+        cables = self._changed_cables(cache, parsed, used, gone) if cables_are_news else []
+        self._seen, self._used = seen, used
+        if macs or cables or gone:
+            self._fleet = before.changed(macs, cables, gone) if before.macs else Fleet(macs, cables)
+        return self._fleet
+
+    def _changed_macs(self, cache: Cache, parsed: Parsed, used: Taken, gone: set[str]) -> list[Mac]:
+        """Adds to ``gone`` the Macs that are."""
+        profiles, before, made_from = cache[NODEPROFILES].items, self._fleet.macs, self._made_from
+        following: dict[str, tuple[Json, Json | None]] = {}
         changed: list[Mac] = []
-        for name, node in nodes.items():
-            profile = profiles.get(name)
-            at = (
-                node["metadata"].get("resourceVersion"),
-                profile["metadata"].get("resourceVersion") if profile else None,
-            )
-            known = before.macs.get(name)
-            past = self._mac_versions.get(name)
-            if known is not None and past == at and past is not None:
+        for name, node in cache[NODES].items.items():
+            profile, past = profiles.get(name), made_from.get(name)
+            if past is not None and past[0] is node and past[1] is profile:
+                known = before[name]
                 free = max(0, known.allocatable_bytes - used.memory.get(name, 0))
                 if known.free_bytes == free and known.in_use == (name in used.groups):
-                    versions[name] = past
+                    following[name] = past
                     continue
             if ((node["metadata"].get("labels") or {}).get(LABEL_OS)) != "darwin":
                 continue
-            versions[name] = at
             mac = self._mac(node, parsed.get(NodeProfile, profile) if profile else None, used)
-            if known != mac:
+            following[name] = (node, profile)
+            if before.get(name) != mac:
                 changed.append(mac)
-        cables: list[Cable] = []
-        cable_versions: dict[str, object] = {}
-        for name, item in links.items():
-            spec = item["spec"]
+        gone |= before.keys() - following.keys()
+        self._made_from = following
+        return changed
+
+    def _changed_cables(self, cache: Cache, parsed: Parsed, used: Taken, gone: set[str]) -> list[Cable]:
+        """Adds to ``gone`` the cables that are."""
+        profiles, before, states = cache[NODEPROFILES].items, self._fleet.cables, self._cable_states
+        busy = {node for node, _ in used.addresses} | {node for node, _ in used.queue_pairs}
+        following: dict[str, object] = {}
+        changed: list[Cable] = []
+        for name, item in cache[LINKS].items.items():
+            spec, past = item["spec"], states.get(name)
             ends = (str(spec["a"]["node"]), str(spec["b"]["node"]))
-            state: object = item["metadata"].get("resourceVersion")
-            if len((item.get("status") or {}).get("endpoints") or ()) < 2:
-                # What is missing is taken from the profiles.
-                at_ends = ((profiles[end]["metadata"].get("resourceVersion") if end in profiles else None) for end in ends)
-                state = (state, *at_ends)
-            if used.addresses or used.queue_pairs:
-                state = (state, self._usage(item, used))
-            cable_versions[name] = state
-            if self._cable_versions.get(name) == state:
+            state: object = item
+            if past is not item or not busy.isdisjoint(ends):
+                used_by_others = () if busy.isdisjoint(ends) else self._usage(item, used)
+                # What an end does not say is taken from its profile.
+                complete = len((item.get("status") or {}).get("endpoints") or ()) > 1
+                if used_by_others or not complete:
+                    state = (used_by_others, item, *(() if complete else map(profiles.get, ends)))
+            following[name] = state
+            if _same(past, state):
                 continue
             link = parsed.get(ThunderboltLink, item)
             if link is None:
-                del cable_versions[name]
+                del following[name]
                 continue
             cable = self._cable(link, {end: parsed.get(NodeProfile, profiles[end]) for end in ends if end in profiles}, used)
-            if before.cables.get(name) != cable:
-                cables.append(cable)
-        gone = (before.macs.keys() - versions.keys()) | (before.cables.keys() - cable_versions.keys())
-        self._mac_versions, self._cable_versions = versions, cable_versions
-        if changed or cables or gone:
-            self._fleet = before.changed(changed, cables, gone) if before.macs else Fleet(changed, cables)
-        return self._fleet
+            if before.get(name) != cable:
+                changed.append(cable)
+        gone |= before.keys() - following.keys()
+        self._cable_states = following
+        return changed
 
     def without(self, fleet: Fleet, cache: Cache, parsed: Parsed, used: Taken, less: Taken) -> Fleet:
         """``fleet``, which was made with ``used``, as it is for a group whose own use ``less`` leaves out."""
@@ -218,15 +256,16 @@ class Fleets:
     def _usage(self, item: Json, used: Taken) -> tuple[object, ...]:
         """What others do on a cable, as far as it makes a difference."""
         told = (item.get("status") or {}).get("endpoints") or []
-        return tuple(
+        found = tuple(
             ((e.get("node"), e.get("address")) in used.addresses, used.queue_pairs.get((e.get("node"), e.get("rdmaDevice")), 0))
             for e in told
         )
+        return found if any(addressed or pairs for addressed, pairs in found) else ()
 
     def _models_of(self, profile: NodeProfile) -> tuple[ModelFacts, ...]:
         name = profile.metadata.name
-        past, before = self._mac_versions.get(name), self._fleet.macs.get(name)
-        if past is not None and before is not None and past[1] == profile.metadata.resource_version:
+        (_, past), before = self._made_from.get(name, (None, None)), self._fleet.macs.get(name)
+        if past and before is not None and past["metadata"].get("resourceVersion") == profile.metadata.resource_version:
             return before.models
         made = tuple(self._models.setdefault(facts, facts) for facts in map(_facts, profile.status.models))
         return self._lists.setdefault(made, made)
@@ -256,6 +295,7 @@ class Fleets:
             in_use=name in used.groups,
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
             dials=_dials(status) if status else None,
+            memory_megabytes=_memory_rate(status) if status else 0,
             kinds=AddressKinds.of(_kinds(status)) if status else AddressKinds(),
         )
 

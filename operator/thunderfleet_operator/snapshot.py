@@ -6,11 +6,12 @@ Nothing is decided here. Everything that the pure parts read is taken from one s
 import hashlib
 import ipaddress
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TypeVar
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 from thunderfleet_crds.common import (
@@ -48,6 +49,7 @@ from thunderfleet_operator.ports import RankPorts
 from thunderfleet_operator.quantities import to_bytes
 
 T = TypeVar("T", bound=ApiModel)
+F = TypeVar("F")
 
 ANNOTATION_REASON = f"{GROUP}/reason"
 ENDED = ("Succeeded", "Failed")
@@ -158,6 +160,11 @@ def group_index(item: Json) -> int:
     return _number(item, LABEL_GROUP)
 
 
+def epoch_number(item: Json) -> int:
+    """Which placement a child belongs to; -1 when it does not say."""
+    return epoch_number(item)
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of a group, as far as decisions need it."""
@@ -201,7 +208,7 @@ def pod_view(pod: Json) -> PodView:
         name=str(pod["metadata"]["name"]),
         uid=str(pod["metadata"].get("uid")),
         rank=_number(pod, LABEL_RANK),
-        epoch=_number(pod, LABEL_EPOCH),
+        epoch=epoch_number(pod),
         node=pod_node(pod),
         terminating=_asked_to_end(pod["metadata"]),
         phase=str(status.get("phase") or "Pending"),
@@ -288,7 +295,7 @@ def read_epoch(item: Json) -> Epoch:
     plan = _plan((item.get("data") or {}).get(PLAN_KEY, ""))
     return Epoch(
         group=group_index(item),
-        number=_number(item, LABEL_EPOCH),
+        number=epoch_number(item),
         config_map=str(item["metadata"]["name"]),
         spec_hash=str(annotations.get(ANNOTATION_HASH, "")),
         reason=str(annotations.get(ANNOTATION_REASON, "")),
@@ -317,7 +324,7 @@ def _used_epochs(cache: Cache, deployment: ModelDeployment) -> dict[int, int]:
             about = item["metadata"]
             if about.get("namespace") == meta.namespace and (about.get("labels") or {}).get(LABEL_DEPLOYMENT) == meta.name:
                 index = group_index(item)
-                found[index] = max(found.get(index, 0), _number(item, LABEL_EPOCH))
+                found[index] = max(found.get(index, 0), epoch_number(item))
     return found
 
 
@@ -388,22 +395,6 @@ def loopback(cache: Cache) -> bool:
     return False
 
 
-def _is_group(item: Json, uid: str | None, index: int | None) -> bool:
-    return uid is not None and owner_uid(item) == uid and group_index(item) == index
-
-
-def _newest(cache: Cache, uid: str | None, index: int | None) -> list[Plan]:
-    """The newest plan of each group but ``index`` of ``uid``."""
-    newest: dict[tuple[str | None, int], Json] = {}
-    for item in cache[CONFIGMAPS]:
-        key = (owner_uid(item), group_index(item))
-        if key not in newest or _number(item, LABEL_EPOCH) > _number(newest[key], LABEL_EPOCH):
-            newest[key] = item
-    alive = [item for item in newest.values() if not item["metadata"].get("deletionTimestamp")]
-    plans = [read_epoch(item).plan for item in alive if not _is_group(item, uid, index)]
-    return [plan for plan in plans if plan is not None]
-
-
 def _queue_pairs(plan: Plan) -> dict[tuple[str, str], int]:
     """By node and RDMA device: one for each rank that the device faces; two in a ring of two, a pair a direction."""
     found: dict[tuple[str, str], int] = {}
@@ -429,34 +420,118 @@ class Taken:
     """By Mac and RDMA device."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What one pod holds."""
+
+    node: str
+    memory: int
+    ports: frozenset[int]
+    owner: str | None
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What one plan's ConfigMap says."""
+
+    key: tuple[str | None, int]
+    """UID of the deployment, and group."""
+    epoch: int
+    plan: Plan | None
+    ending: bool
+
+
+def _held(pod: Json) -> _Held | None:
+    node = pod_node(pod)
+    if node is None or ended(pod):
+        return None
+    return _Held(node, pod_memory(pod), pod_ports(pod), owner_uid(pod), group_index(pod))
+
+
+def _planned(item: Json) -> _Planned:
+    key = (owner_uid(item), group_index(item))
+    return _Planned(key, epoch_number(item), read_epoch(item).plan, bool(item["metadata"].get("deletionTimestamp")))
+
+
+class _Facts(Generic[F]):
+    """Of every object of a collection what matters here, read once a version."""
+
+    def __init__(self, read: Callable[[Json], F]) -> None:
+        self._read = read
+        self._known: dict[str, tuple[Json, F]] = {}
+
+    def of(self, store: Store) -> list[F]:
+        before, known = self._known, dict[str, tuple[Json, F]]()
+        for key, item in store.items.items():
+            past = before.get(key)
+            # Objects are replaced, never changed.
+            known[key] = past if past is not None and past[0] is item else (item, self._read(item))
+        self._known = known
+        return [fact for _, fact in known.values()]
+
+
+class Usage:
+    """What is taken on each Mac, kept from round to round: pods are read once a version, and sums are made when one changed."""
+
+    def __init__(self) -> None:
+        self._pods = _Facts(_held)
+        self._maps = _Facts(_planned)
+        self._seen: object = None
+        self._held: list[_Held] = []
+        self._plans: list[_Planned] = []
+        self._whole: Taken | None = None
+
+    def taken(self, cache: Cache, uid: str | None, index: int | None) -> Taken:
+        """As the function ``taken``. The same value as last time for everything, while nothing has changed."""
+        seen = (cache[PODS].revision, cache[CONFIGMAPS].revision)
+        if self._whole is None or self._seen != seen:
+            self._held = [held for held in self._pods.of(cache[PODS]) if held is not None]
+            newest: dict[tuple[str | None, int], _Planned] = {}
+            for entry in self._maps.of(cache[CONFIGMAPS]):
+                if entry.key not in newest or entry.epoch > newest[entry.key].epoch:
+                    newest[entry.key] = entry
+            self._plans = [entry for entry in newest.values() if not entry.ending]
+            self._whole, self._seen = self._sum(cache, None), seen
+        return self._whole if uid is None else self._sum(cache, (uid, -1 if index is None else index))
+
+    def _sum(self, cache: Cache, own: tuple[str, int] | None) -> Taken:
+        memory: dict[str, int] = {}
+        ports: dict[str, frozenset[int]] = {}
+        others: set[str] = set()
+        for held in self._held:
+            if own is not None and (held.owner, held.group) == own:
+                continue
+            memory[held.node] = memory.get(held.node, 0) + held.memory
+            if held.ports:
+                ports[held.node] = ports.get(held.node, frozenset()) | held.ports
+            if held.owner is not None:
+                others.add(held.node)
+        addresses: set[tuple[str, str]] = set()
+        queue_pairs: dict[tuple[str, str], int] = {}
+        for entry in self._plans:
+            if entry.plan is None or entry.key == own:
+                continue
+            for key, count in _queue_pairs(entry.plan).items():
+                queue_pairs[key] = queue_pairs.get(key, 0) + count
+            for rank in entry.plan.ranks:
+                if rank.ring_address:
+                    addresses.add((rank.node, rank.ring_address))
+                if f"{entry.plan.namespace}/{rank.pod}" in cache[PODS].items:
+                    continue
+                memory[rank.node] = memory.get(rank.node, 0) + rank.memory_bytes
+                mine = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
+                ports[rank.node] = ports.get(rank.node, frozenset()) | mine
+                others.add(rank.node)
+        return Taken(memory, ports, frozenset(others), frozenset(addresses), queue_pairs)
+
+
+_usages: WeakKeyDictionary[Cache, Usage] = WeakKeyDictionary()
+
+
 def taken(cache: Cache, uid: str | None = None, index: int | None = None) -> Taken:
     """Requests and ports by Mac; the pods of group ``index`` of deployment ``uid`` do not count, since they make room."""
-    memory: dict[str, int] = {}
-    ports: dict[str, set[int]] = {}
-    others: set[str] = set()
-    for pod in cache[PODS]:
-        node = pod_node(pod)
-        if node is None or ended(pod) or _is_group(pod, uid, index):
-            continue
-        memory[node] = memory.get(node, 0) + pod_memory(pod)
-        ports.setdefault(node, set()).update(pod_ports(pod))
-        if owner_uid(pod) is not None:
-            others.add(node)
-    addresses: set[tuple[str, str]] = set()
-    queue_pairs: dict[tuple[str, str], int] = {}
-    for plan in _newest(cache, uid, index):
-        for key, count in _queue_pairs(plan).items():
-            queue_pairs[key] = queue_pairs.get(key, 0) + count
-        for rank in plan.ranks:
-            if rank.ring_address:
-                addresses.add((rank.node, rank.ring_address))
-            if f"{plan.namespace}/{rank.pod}" in cache[PODS].items:
-                continue
-            memory[rank.node] = memory.get(rank.node, 0) + rank.memory_bytes
-            ports.setdefault(rank.node, set()).update((rank.gateway_port, rank.control_port, *rank.ring_ports))
-            others.add(rank.node)
-    held = {node: frozenset(numbers) for node, numbers in ports.items()}
-    return Taken(memory, held, frozenset(others), frozenset(addresses), queue_pairs)
+    return _usages.setdefault(cache, Usage()).taken(cache, uid, index)
 
 
 def with_ports(used: Taken, node: str, ports: frozenset[int]) -> Taken:
