@@ -67,11 +67,12 @@ def main() -> int:
     except LocalClusterError as error:
         print(f"chaos: {error}", file=sys.stderr)
         code = 1
-    seconds = time.monotonic() - began
-    print(report.table(records, seconds))
-    print(again)
-    if options.json:
-        options.json.write_text(json.dumps({"seed": seed, **report.as_json(records, seconds)}, indent=1) + "\n")
+    finally:
+        seconds = time.monotonic() - began
+        print(report.table(records, seconds))
+        print(again)
+        if options.json:
+            options.json.write_text(json.dumps({"seed": seed, **report.as_json(records, seconds)}, indent=1) + "\n")
     return code or int(not any(record.injected for record in records) or any(record.violations for record in records))
 
 

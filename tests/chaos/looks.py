@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from thunderfleet_crds.group import STATE_PATH, GroupPhase, GroupState, RankPhase
+from thunderfleet_crds.group import STATE_PATH, GroupPhase, RankPhase
 from thunderfleet_localcluster.cluster import Cluster
 
 Json = dict[str, Any]
@@ -74,6 +74,33 @@ def load_pair(context: ssl.SSLContext, pem: str) -> None:
         os.unlink(name)
 
 
+@dataclass(frozen=True)
+class Told:
+    """Of what rank 0 says of its group, what the suite goes by; a cluster may run another version than this checkout's."""
+
+    phase: GroupPhase
+    attempt: int
+    message: str
+    present: int
+    """Ranks that have joined."""
+    ranks: int
+    measured: bool
+    """Whether there is a benchmark."""
+
+    @classmethod
+    def read(cls, body: bytes) -> "Told":
+        found = json.loads(body)
+        phases = [report["phase"] for report in found["ranks"]]
+        present = sum(phase != RankPhase.ABSENT.value for phase in phases)
+        measured = found.get("benchmark") is not None
+        return cls(GroupPhase(found["phase"]), found["attempt"], found["message"], present, len(phases), measured)
+
+    @property
+    def waits_for_one(self) -> bool:
+        """Whether the leader waits in the barrier for the last rank."""
+        return self.phase is GroupPhase.WAITING and self.present == self.ranks - 1
+
+
 class GroupDoor:
     """Rank 0's own account of its group, asked as the operator does: with the group's keys, by its control port."""
 
@@ -86,7 +113,7 @@ class GroupDoor:
         self._context.check_hostname = False
         load_pair(self._context, certificate + "\n" + key)
 
-    def state(self, last: GroupState | None = None, seconds: float = LOOK_SECONDS) -> GroupState:
+    def state(self, last: Told | None = None, seconds: float = LOOK_SECONDS) -> Told:
         """Its state; with ``last`` as soon as phase or attempt is another one than then. Raises Away."""
         path = STATE_PATH
         if last is not None:
@@ -105,13 +132,7 @@ class GroupDoor:
             connection.close()
         if answer.status != 200:
             raise Away(f"rank 0 says {answer.status}")
-        return GroupState.model_validate_json(body)
-
-
-def waits_for_others(state: GroupState) -> bool:
-    """Whether the leader waits in the barrier and some other rank is there already, or it alone can be."""
-    joined = [report.rank for report in state.ranks if report.phase is not RankPhase.ABSENT]
-    return state.phase is GroupPhase.WAITING and len(joined) == len(state.ranks) - 1
+        return Told.read(body)
 
 
 @dataclass

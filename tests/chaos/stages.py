@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from thunderfleet_crds.group import GroupPhase, GroupState
+from thunderfleet_crds.group import GroupPhase
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos.clients import Clients
 from tests.chaos.faults import ORDER_SECONDS, RANK, SUPERVISOR
-from tests.chaos.looks import EPOCH_LABEL, MANAGED, Api, Away, Eye, GroupDoor, waits_for_others
+from tests.chaos.looks import EPOCH_LABEL, MANAGED, Api, Away, Eye, GroupDoor, Told
 from tests.chaos.plan import HELD, Shape, Stage
 from tests.e2e.conftest import MODEL, Deployment, Line
 
@@ -210,7 +210,7 @@ def _held(subject: Subject, stage: Stage) -> str:
     subject.held = [last]
     if stage is Stage.BARRIER:
         door = subject.door()
-        until("the others have joined", lambda: waits_for_others(door.state()))
+        until("the others have joined", lambda: door.state().waits_for_one)
         return "Waiting, the others have joined"
 
     def dialling() -> bool:
@@ -225,7 +225,7 @@ def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) 
     """The phase as rank 0 tells it, at once."""
     door = door or subject.door()
     over = (GroupPhase.READY, GroupPhase.GAVE_UP, wanted) if wanted is not GroupPhase.DRAINING else (wanted,)
-    state: GroupState = until("rank 0 answers", door.state)
+    state: Told = until("rank 0 answers", door.state)
     deadline = time.monotonic() + STAGE_SECONDS
     while state.phase not in over:
         if time.monotonic() > deadline:
@@ -250,7 +250,7 @@ def _benchmarking(subject: Subject) -> str:
         state = door.state()
         if state.phase is not GroupPhase.READY or not subject.nodes:
             return False
-        if state.benchmark is not None:
+        if state.measured:
             raise Passed("the benchmark was over")
         command = (sys.executable, "-S", "-c", BUSY, subject.deployment.name, RANK)
         return subject.line.run(subject.nodes[0], *command, seconds=ORDER_SECONDS).returncode == 0
