@@ -333,7 +333,7 @@ def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceab
     ineligible = [entry for entry in ordered if entry.node in search.lacks]
     if len(ordered) <= LISTED:
         ineligible = list(ordered)
-    together = _together(ineligible)
+    together = _together(entry for entry in ineligible if f"{entry.node} {entry.message}" not in parts)
     parts += together[:LISTED]
     if len(together) > LISTED:
         parts.append(f"and more Macs with {len(together) - LISTED} other lacks")
