@@ -162,7 +162,7 @@ def group_index(item: Json) -> int:
 
 def epoch_number(item: Json) -> int:
     """Which placement a child belongs to; -1 when it does not say."""
-    return epoch_number(item)
+    return _number(item, LABEL_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
