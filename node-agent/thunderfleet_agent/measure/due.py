@@ -104,10 +104,11 @@ def due(
     for at, _, probe in order:
         if at > now:
             return Plan(None, min(wake, at))
-        fits = room(spent, budget, probe.bytes, now) if probe.bytes else now
-        if fits <= now:
+        # Whoever has waited for longest is not overtaken by those that need fewer bytes.
+        fits = room(spent, budget, probe.shared_bytes, now) if probe.shared_bytes else now
+        if fits <= now and (not probe.shared_bytes or wake == math.inf):
             return Plan(probe, now)
-        wake = min(wake, fits)
+        wake = min(wake, fits) if fits > now else wake
     return Plan(None, wake)
 
 

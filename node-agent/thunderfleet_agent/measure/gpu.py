@@ -128,7 +128,9 @@ def compute(warm_seconds: float, told: Told) -> dict[str, Any]:
         mx.eval(product)
         return 2.0 * size**3 * chain
 
-    found = best(run, time.perf_counter, warm_seconds, told=lambda rate, steady: told(rate / 1e9, steady))
+    found = best(
+        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, told=lambda rate, steady: told(rate / 1e9, steady)
+    )
     return {"flops": round(found.rate), "steady": found.steady, "order": size, **versions(mx)}
 
 
@@ -152,7 +154,9 @@ def memory(warm_seconds: float, told: Told) -> dict[str, Any]:
         mx.eval(mx.sum(buffer))
         return float(size)
 
-    found = best(run, time.perf_counter, warm_seconds, told=lambda rate, steady: told(rate / 1e6, steady))
+    found = best(
+        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, told=lambda rate, steady: told(rate / 1e6, steady)
+    )
     return {
         "megabytesPerSecond": max(1, round(found.rate / 1e6)),
         "steady": found.steady,

@@ -192,14 +192,14 @@ class Prober:
     def _failed(self, probe: Probe, why: str, begun: float) -> None:
         now = time.monotonic()
         # What it moved before it failed is not known; the most that it may have is what counts.
-        self._spend(now, probe.bytes)
+        self._spend(now, probe.shared_bytes)
         wait = self.ledger.fail(probe.key, why, datetime.now(UTC), now)
         self._counter.probed(probe.kind, "failed", now - begun, probe.bytes)
         log.warning("%s: %s; again in %.0f s", probe.key, why, wait)
 
     def _record(self, key: Key, found: Found, begun: float) -> None:
         now = time.monotonic()
-        self._spend(now, found.bytes)
+        self._spend(now, 0 if key.target.link else found.bytes)
         self._counter.probed(key.kind, "ok", now - begun, found.bytes)
         log.info("%s: %s", key, found.figures.words())
         if self.ledger.record(key, found.figures, datetime.now(UTC), now):
@@ -295,8 +295,8 @@ class Prober:
         if why is not None:
             raise Refused(f"{self._node}: {why}", IN_USE_SECONDS)
         now = time.monotonic()
-        fits = room(self._spent, self.settings.bytes_per_minute, probe.bytes, now)
-        if fits > now:
+        fits = room(self._spent, self.settings.bytes_per_minute, probe.shared_bytes, now)
+        if probe.shared_bytes and fits > now:
             raise Refused(f"{self._node} has moved its bytes of this minute", fits - now)
         return probe
 

@@ -75,6 +75,11 @@ class Probe:
         return self.key.target
 
     @property
+    def shared_bytes(self) -> int:
+        """Those that others pay for too. A cable is nobody else's: what runs there is bounded by itself."""
+        return 0 if self.target.link else self.bytes
+
+    @property
     def needs(self) -> frozenset[Need]:
         """RDMA counts as a use of the GPU: a rank spins a core and wires memory wherever its cable leads."""
         if self.kind in (Kind.GPU, Kind.MEMORY):

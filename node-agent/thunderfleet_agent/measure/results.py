@@ -153,7 +153,7 @@ class Ledger:
         if len(self.results) >= MAX_RESULTS and key not in self.results:
             oldest = min(self.results, key=lambda each: self.history[each].measured or -math.inf)
             self.forget(oldest)
-        new = self.results[key] = result(key, figures, wall)
+        new = self.results[key] = result(key, figures, wall.replace(microsecond=0))
         self.history[key] = History(measured=now)
         self.troubles.pop(key, None)
         self._keep()

@@ -103,14 +103,14 @@ async def answer_socket(line: Line, ask: Ask, settings: Settings, here: str, the
         raise Broken(f"cannot listen on {here} for {line.peer}: {error.strerror or error}") from None
     try:
         await line.say(Answer(bytes=most, seconds=seconds, port=gate.port, token=gate.token.hex()))
-        opened = await gate.admit(count, SETUP_SECONDS)
-    except TimeoutError:
-        raise Broken(f"{line.peer} did not come with its token within {SETUP_SECONDS:g} s") from None
+        # Heard from now on: a peer that has changed its mind hangs up, and this Mac is free for others at once.
+        hearing = asyncio.create_task(line.hear(Step, SETUP_SECONDS + ECHO_SECONDS + SLACK_SECONDS))
+        opened = await _admitted(line, gate, count, hearing)
     finally:
         gate.close()
     try:
         await opened.answer_echoes(ECHO_SECONDS + SLACK_SECONDS)
-        _expect(line, await line.hear(Step), "up")
+        _expect(line, await hearing, "up")
         receiving = asyncio.create_task(opened.receive(streams.UP, most, seconds))
         try:
             await line.say(Step(next="ready"))
@@ -138,6 +138,25 @@ async def answer_socket(line: Line, ask: Ask, settings: Settings, here: str, the
         ),
         sent + arrived,
     )
+
+
+async def _admitted(line: Line, gate: streams.Gate, count: int, hearing: asyncio.Task[Step]) -> streams.Streams:
+    """The streams, unless the peer says something first. Raises Broken."""
+    admitting = asyncio.create_task(gate.admit(count, SETUP_SECONDS))
+    try:
+        await asyncio.wait((admitting, hearing), return_when=asyncio.FIRST_COMPLETED)
+        if not admitting.done():
+            _expect(line, await hearing, "no stream has come")
+        return await admitting
+    except TimeoutError:
+        raise Broken(f"{line.peer} did not come with its token within {SETUP_SECONDS:g} s") from None
+    except BaseException:
+        hearing.cancel()
+        admitting.cancel()
+        (late,) = await asyncio.gather(admitting, return_exceptions=True)
+        if isinstance(late, streams.Streams):
+            late.close()
+        raise
 
 
 def _expect(line: Line, step: Step, word: str) -> None:

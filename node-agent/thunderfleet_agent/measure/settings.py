@@ -53,11 +53,12 @@ class Rdma(_Part):
 
 
 class Settings(_Part):
-    """Everything of ``agent.measure``. ``spread_seconds``: Macs that boot together begin somewhere in this window."""
+    """Everything of ``agent.measure``. ``spread_seconds``: Macs that boot together begin somewhere in this window;
+    ``bytes_per_minute``: over shared networks, to and from one Mac."""
 
     enabled: bool = True
     spread_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
-    bytes_per_minute: Bytes = 2**30
+    bytes_per_minute: Bytes = 2**29
     gpu: Device = Device()
     memory: Device = Device()
     sockets: Sockets = Sockets()

@@ -6,6 +6,7 @@ stopped changing, or at a limit, which the answer then says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,11 +36,12 @@ def best(
     warm_seconds: float,
     *,
     best_of: int = BEST_OF,
+    until: float = math.inf,
     told: Callable[[float, bool], None] = lambda rate, steady: None,
 ) -> Best:
     """Runs ``work`` (which does some and says how much that was) until its rate is steady or ``warm_seconds`` are over, then
     ``best_of`` times more. The best of these and of the steady rounds counts: whatever else a machine does can only slow it
-    down. ``told`` hears of every run."""
+    down. ``told`` hears of every run; after ``until`` seconds in all one more run is enough."""
     rates: list[float] = []
 
     def once() -> float:
@@ -57,4 +59,6 @@ def best(
     warm = len(rates)
     for _ in range(best_of):
         told(once(), settled)
+        if clock() - begun > until:
+            break
     return Best(max(rates[max(0, warm - ROUNDS) :]), settled, len(rates))

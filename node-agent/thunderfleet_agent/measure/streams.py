@@ -34,6 +34,8 @@ CHUNK = 1 << 20
 STALL_SECONDS = 0.1
 # Start-up and the burst that a shaper lets through are not what a stream does: this part of the time does not count.
 WARM = 0.3
+# So much faster than the whole may the part be that counts.
+AT_ONCE = 1.5
 ECHO_BYTES = 64
 ECHOES = 100
 WARM_ECHOES = 10
@@ -44,8 +46,12 @@ Arrivals = list[tuple[float, int]]
 """(monotonic seconds, bytes) of every read of one stream."""
 
 
-def rate_mbps(streams: Sequence[Arrivals]) -> int:
-    """Mbit/s of what arrived, from when the warm-up is over to when the first stream ended. 0 when nothing came. Pure."""
+def rate_mbps(streams: Sequence[Arrivals], asked: float | None = None) -> int:
+    """Mbit/s of what arrived, from when the warm-up is over to when the first stream ended. 0 when nothing came. Pure.
+
+    ``asked`` is when the sender was told to begin. A receiver that came late finds its buffers full and empties them faster
+    than any wire: so not much more is claimed than came since then on the whole.
+    """
     used = [arrivals for arrivals in streams if arrivals]
     if not used:
         return 0
@@ -56,7 +62,12 @@ def rate_mbps(streams: Sequence[Arrivals]) -> int:
     # What arrives at the very first moment was under way before it.
     since = next((at for at, _ in sorted(times) if at >= since), begun)
     counted = sum(count for at, count in times if at > since)
-    return round(counted * 8 / (ended - since) / 1e6) if ended > since and counted else 0
+    if ended <= since or not counted:
+        return 0
+    rate = counted / (ended - since)
+    if asked is not None and ended > asked:
+        rate = min(rate, AT_ONCE * sum(count for _, count in times) / (ended - asked))
+    return round(rate * 8 / 1e6)
 
 
 @dataclass(frozen=True)
@@ -172,10 +183,11 @@ class Streams:
         """Takes in until every stream has ended, but no more than so many bytes and so much time; Mbit/s and bytes. What comes
         after that is refused by closing."""
         socks = self._open[purpose]
-        until, share = time.monotonic() + seconds, most // len(socks)
+        asked = time.monotonic()
+        until, share = asked + seconds, most // len(socks)
         streams = await asyncio.gather(*(in_thread(lambda s=sock: _receive(s, share, until)) for sock in socks))  # type: ignore[misc]
         self.close(purpose)
-        return rate_mbps(streams), sum(count for arrivals in streams for _, count in arrivals)
+        return rate_mbps(streams, asked), sum(count for arrivals in streams for _, count in arrivals)
 
 
 def _echo(sock: socket.socket, seconds: float) -> list[float]:
@@ -256,6 +268,8 @@ class Gate:
         self._peer = peer
         self._streams = Streams()
         self._arrived = asyncio.Event()
+        self._strange: set[socket.socket] = set()
+        self._meeting: set[asyncio.Task[None]] = set()
         self._listener = socket.socket(family(address), socket.SOCK_STREAM)
         try:
             self._listener.bind((address, 0))
@@ -269,61 +283,65 @@ class Gate:
     async def admit(self, streams: int, seconds: float) -> Streams:
         """The streams, once the echo's and that many each way are there. Raises TimeoutError."""
         wanted = {ECHO: 1, UP: streams, DOWN: streams}
-        accepting = asyncio.create_task(self._accept(wanted))
+        loop, whole = asyncio.get_running_loop(), False
+        loop.add_reader(self._listener, self._accept, wanted)
         try:
             async with asyncio.timeout(seconds):
                 while any(self._streams.count(purpose) < count for purpose, count in wanted.items()):
                     self._arrived.clear()
                     await self._arrived.wait()
-        except BaseException:
-            self._streams.close()
-            raise
+            whole = True
         finally:
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)
+            loop.remove_reader(self._listener)
+            for task in self._meeting:
+                task.cancel()
             self.close()
+            if not whole:
+                self._streams.close()
         return self._streams
 
     def close(self) -> None:
+        """Listens no longer, and closes whoever has not shown the token."""
         self._listener.close()
+        while self._strange:
+            self._strange.pop().close()
 
-    async def _accept(self, wanted: dict[bytes, int]) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as meeting:
-            waiting: set[asyncio.Task[None]] = set()
-            while True:
-                sock, where = await loop.sock_accept(self._listener)
-                sock.setblocking(False)
-                if where[0] != self._peer or len(waiting) >= MAX_STRANGERS + sum(wanted.values()):
-                    self.strangers += 1
-                    sock.close()
-                    continue
-                task = meeting.create_task(self._meet(sock, wanted))
-                waiting.add(task)
-                task.add_done_callback(waiting.discard)
+    def _accept(self, wanted: dict[bytes, int]) -> None:
+        # Not loop.sock_accept: cancelled at the wrong moment it loses the connection that it has just accepted.
+        with contextlib.suppress(OSError):
+            sock, where = self._listener.accept()
+            sock.setblocking(False)
+            if where[0] != self._peer or len(self._strange) >= MAX_STRANGERS + sum(wanted.values()):
+                self.strangers += 1
+                sock.close()
+                return
+            self._strange.add(sock)
+            task = asyncio.get_running_loop().create_task(self._meet(sock, wanted))
+            self._meeting.add(task)
+            task.add_done_callback(self._meeting.discard)
 
     async def _meet(self, sock: socket.socket, wanted: dict[bytes, int]) -> None:
         """Takes a connection in, or closes it."""
         loop, said = asyncio.get_running_loop(), b""
-        taken = False
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 while len(said) <= TOKEN_BYTES:
                     more = await loop.sock_recv(sock, TOKEN_BYTES + 1 - len(said))
                     if not more:
-                        return
+                        break
                     said += more
             purpose = said[TOKEN_BYTES:]
-            if hmac.compare_digest(said[:TOKEN_BYTES], self.token) and self._streams.count(purpose) < wanted.get(purpose, 0):
+            known = hmac.compare_digest(said[:TOKEN_BYTES], self.token) and purpose in wanted
+            if known and self._streams.count(purpose) < wanted[purpose]:
+                self._strange.discard(sock)
                 self._streams.add(purpose, sock)
-                taken = True
                 self._arrived.set()
-        except (TimeoutError, OSError, KeyError):
+        except (TimeoutError, OSError):
             pass
-        finally:
-            if not taken:
-                self.strangers += 1
-                sock.close()
+        if sock in self._strange:
+            self.strangers += 1
+            self._strange.discard(sock)
+            sock.close()
 
 
 async def dial(address: str, port: int, token: bytes, streams: int, source: str | None, interface: str | None) -> Streams:

@@ -113,7 +113,16 @@ def test_what_runs_is_open_due_and_within_the_budget(
     assert probe.key not in closed
     assert when(probe, history.get(probe.key, History()), "a", 0.0, 30.0) <= now
     minute = sum(count for at, count in spent if at > now - WINDOW_SECONDS)
-    assert not probe.bytes or minute + probe.bytes <= budget or minute == 0
+    assert not probe.shared_bytes or minute + probe.shared_bytes <= budget or minute == 0
+
+
+def test_a_cable_does_not_wait_for_bytes_and_nobody_overtakes_who_does() -> None:
+    old = {GPU.key: History(measured=900.0), RDMA.key: History(measured=900.0)}
+    full = [(1000.0, 95)]
+    assert plan(old | {CABLE.key: History(measured=950.0)}, 1001.0, spent=full, budget=100).probe is None
+    assert plan(old, 1001.0, spent=full, budget=100).probe == CABLE
+    waits = plan(old | {CABLE.key: History(measured=950.0)}, 1001.0, spent=full, budget=100)
+    assert waits.wake == 1060.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 100)), max_size=8), st.integers(1, 100), st.integers(1, 300))
@@ -396,6 +405,8 @@ def test_a_rate_is_timed_without_start_and_burst() -> None:
     steady = [(0.0, 10_000_000), *((0.01 * step, 1_000_000) for step in range(1, 101))]
     assert rate_mbps([steady]) == 800
     assert rate_mbps([steady, steady]) == 1600
+    # A receiver that slept for 9 of 10 seconds has 800 Mbit in its buffers, not a wire of 800 Mbit/s.
+    assert rate_mbps([steady], asked=-9.0) == 132
     assert rate_mbps([]) == rate_mbps([[]]) == rate_mbps([[(1.0, 5)]]) == 0
     # What the others move after the first has ended does not count.
     assert rate_mbps([steady, [*steady, *((1.0 + 0.01 * step, 9_000_000) for step in range(1, 50))]]) == 1600
