@@ -14,7 +14,7 @@ from thunderfleet_crds.nodeprofile import Quarantine
 
 from thunderfleet_operator import events, macuse
 from thunderfleet_operator.act import Actor
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, PODS, Cache
+from thunderfleet_operator.cache import NODEPROFILES, Cache
 from thunderfleet_operator.snapshot import Parsed
 
 log = logging.getLogger(__name__)
@@ -26,14 +26,7 @@ class Macs:
         self._parsed = parsed
         self._actor = actor
         self._clock = clock
-        self._uses: tuple[object, macuse.Uses] = (None, {})
-
-    def _used(self) -> macuse.Uses:
-        """Who has which Mac; found anew when something that it follows from has changed, since a fleet is a thousand Macs."""
-        seen = tuple(self._cache[kind].revision for kind in (CONFIGMAPS, PODS, LINKS, DEPLOYMENTS))
-        if self._uses[0] != seen:
-            self._uses = (seen, macuse.uses(self._cache, self._parsed))
-        return self._uses[1]
+        self._ground = macuse.Ground(cache)
 
     async def settle(self, nodes: Iterable[str]) -> None:
         """Rounds for several Macs: before a group's pods are made there, and after they have gone."""
@@ -58,7 +51,8 @@ class Macs:
         profile = macuse.known(self._cache, self._parsed, node)
         if profile is None or profile.metadata.deletion_timestamp is not None:
             return
-        made = macuse.wanted(profile, self._used().get(node, ()), held, self._clock())
+        groups = macuse.uses(self._cache, self._parsed, self._ground, node)
+        made = macuse.wanted(profile, groups, held, self._clock())
         if made == macuse.current(profile):
             return
         body: Json = {"apiVersion": API_VERSION, "kind": NODEPROFILE_KIND, "metadata": {"name": node}, "status": made}

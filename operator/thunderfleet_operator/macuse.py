@@ -4,9 +4,9 @@ Agents read the groups: they leave the cables of a running group alone, and dial
 follows from the plans and the pods; only a quarantine is written down there for good, until the Mac has booted anew.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
+from typing import TypeVar, cast
 
 from thunderfleet_crds.common import LABEL_DEPLOYMENT, Condition, find_condition, set_condition
 from thunderfleet_crds.group import FaultClass
@@ -17,11 +17,12 @@ from thunderfleet_crds.plan import Backend, Plan
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink
 
 from thunderfleet_operator import fleets, snapshot
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
-from thunderfleet_operator.snapshot import Epoch, Parsed
+from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection, Store
+from thunderfleet_operator.snapshot import Parsed
 
-Uses = Mapping[str, tuple[GroupUse, ...]]
-"""By Mac."""
+T = TypeVar("T")
+V = TypeVar("V")
+
 _Placement = tuple[str, str, int, int]
 """Namespace, deployment, group, epoch."""
 
@@ -57,45 +58,83 @@ def cables(plan: Plan, links: Iterable[ThunderboltLink], profiles: Mapping[str, 
     return {node: tuple(sorted(names)) for node, names in found.items()}
 
 
-def use(plan: Plan, links: tuple[str, ...]) -> GroupUse:
-    return GroupUse(name=plan.group, epoch=plan.epoch, nodes=tuple(rank.node for rank in plan.ranks), links=links)
+class Ground:
+    """The cache, ordered for this question. Each collection is gone through again only when it has changed: a fleet is a
+    thousand Macs, and most rounds are about two of them."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._seen: dict[tuple[str, str], tuple[int, object]] = {}
+
+    def _kept(self, collection: Collection, make: Callable[[Store], T], what: str = "") -> T:
+        store = self._cache[collection]
+        known = self._seen.get((collection.name, what))
+        if known is None or known[0] != store.revision:
+            known = self._seen[collection.name, what] = (store.revision, make(store))
+        return cast("T", known[1])
+
+    @property
+    def plans(self) -> Mapping[_Placement, Plan]:
+        return self._kept(CONFIGMAPS, _plans)
+
+    @property
+    def pods(self) -> Mapping[_Placement, frozenset[str]]:
+        """Macs on which a placement has a pod that has not ended."""
+        return self._kept(PODS, _pods)
+
+    @property
+    def newest(self) -> Mapping[tuple[str, str, int], int]:
+        """By namespace, deployment and group: the number of the newest plan."""
+        return self._kept(CONFIGMAPS, lambda _: {placement[:3]: placement[3] for placement in sorted(self.plans)}, "newest")
+
+    def of(self, node: str) -> Set[_Placement]:
+        """Placements that name a Mac, or have a pod on it."""
+        named = self._kept(CONFIGMAPS, lambda _: _by_mac(self.plans.items(), _planned), "by Mac")
+        there = self._kept(PODS, lambda _: _by_mac(self.pods.items(), frozenset), "by Mac")
+        return named.get(node, frozenset()) | there.get(node, frozenset())
+
+    @property
+    def links(self) -> Mapping[str, tuple[Json, ...]]:
+        """By Mac."""
+        return self._kept(LINKS, _links)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ground:
-    """The cache, ordered for this question."""
-
-    epochs: Mapping[_Placement, Epoch]
-    pods: Mapping[_Placement, frozenset[str]]
-    """Macs on which a placement has a pod that has not ended."""
-    links: Mapping[str, tuple[Json, ...]]
-    """By Mac."""
+def _planned(plan: Plan) -> frozenset[str]:
+    return frozenset(rank.node for rank in plan.ranks)
 
 
-def _ground(cache: Cache) -> _Ground:
-    epochs: dict[_Placement, Epoch] = {}
-    for item in cache[CONFIGMAPS]:
-        epoch = snapshot.read_epoch(item)
-        if epoch.plan is not None and not item["metadata"].get("deletionTimestamp"):
-            plan = epoch.plan
-            epochs[plan.namespace, plan.deployment, plan.index, plan.epoch] = epoch
-    pods: dict[_Placement, set[str]] = {}
-    for pod in cache[PODS]:
-        node = snapshot.pod_node(pod)
-        if node is None or snapshot.owner_uid(pod) is None or snapshot.ended(pod):
+def _by_mac(
+    placements: Iterable[tuple[_Placement, V]], macs: Callable[[V], frozenset[str]]
+) -> dict[str, frozenset[_Placement]]:
+    found: dict[str, set[_Placement]] = {}
+    for placement, value in placements:
+        for node in macs(value):
+            found.setdefault(node, set()).add(placement)
+    return {node: frozenset(those) for node, those in found.items()}
+
+
+def _plans(store: Store) -> dict[_Placement, Plan]:
+    alive = (snapshot.read_epoch(item).plan for item in store if not item["metadata"].get("deletionTimestamp"))
+    return {(plan.namespace, plan.deployment, plan.index, plan.epoch): plan for plan in alive if plan is not None}
+
+
+def _pods(store: Store) -> dict[_Placement, frozenset[str]]:
+    found: dict[_Placement, set[str]] = {}
+    for pod in store:
+        if snapshot.owner_uid(pod) is None or snapshot.ended(pod) or (node := snapshot.pod_node(pod)) is None:
             continue
-        meta, view = pod["metadata"], snapshot.pod_view(pod)
-        name = (meta.get("labels") or {}).get(LABEL_DEPLOYMENT, "")
-        pods.setdefault((meta["namespace"], name, snapshot.group_index(pod), view.epoch), set()).add(node)
-    links: dict[str, list[Json]] = {}
-    for link in cache[LINKS]:
+        name = (pod["metadata"].get("labels") or {}).get(LABEL_DEPLOYMENT, "")
+        placement = (pod["metadata"]["namespace"], name, snapshot.group_index(pod), snapshot.epoch_number(pod))
+        found.setdefault(placement, set()).add(node)
+    return {placement: frozenset(nodes) for placement, nodes in found.items()}
+
+
+def _links(store: Store) -> dict[str, tuple[Json, ...]]:
+    found: dict[str, list[Json]] = {}
+    for link in store:
         for end in ("a", "b"):
-            links.setdefault(str(link["spec"][end]["node"]), []).append(link)
-    return _Ground(
-        epochs,
-        {placement: frozenset(nodes) for placement, nodes in pods.items()},
-        {node: tuple(found) for node, found in links.items()},
-    )
+            found.setdefault(str(link["spec"][end]["node"]), []).append(link)
+    return {node: tuple(links) for node, links in found.items()}
 
 
 def _stands(deployment: ModelDeployment | None, plan: Plan, newest: int) -> bool:
@@ -109,55 +148,41 @@ def _stands(deployment: ModelDeployment | None, plan: Plan, newest: int) -> bool
     return not waits
 
 
-def uses(cache: Cache, parsed: Parsed) -> Uses:
-    """Every group that has a Mac now: a pod of it is there, or its newest plan is about to make one."""
-    ground = _ground(cache)
-    newest: dict[tuple[str, str, int], int] = {}
-    for namespace, name, index, epoch in ground.epochs:
-        newest[namespace, name, index] = max(epoch, newest.get((namespace, name, index), 0))
-    found: dict[str, dict[str, GroupUse]] = {}
-    for placement in sorted({*ground.epochs, *ground.pods}, key=lambda placement: placement[3]):
-        nodes = set(ground.pods.get(placement, frozenset()))
-        epoch_ = ground.epochs.get(placement)
-        plan = epoch_.plan if epoch_ else None
-        if plan is not None:
+def uses(cache: Cache, parsed: Parsed, ground: Ground, node: str) -> tuple[GroupUse, ...]:
+    """Every group that has this Mac now: a pod of it is there, or its newest plan is about to make one."""
+    found: dict[str, GroupUse] = {}
+    # A later epoch takes the place of an earlier one: a Mac has a group once.
+    for placement in sorted(ground.of(node), key=lambda placement: placement[3]):
+        plan = ground.plans.get(placement)
+        here = node in ground.pods.get(placement, frozenset())
+        if not here and plan is not None:
             item = cache[DEPLOYMENTS].items.get(f"{placement[0]}/{placement[1]}")
-            deployment = parsed.get(ModelDeployment, item) if item else None
-            if _stands(deployment, plan, newest[placement[:3]]):
-                nodes |= {rank.node for rank in plan.ranks}
-        # A later epoch takes the place of an earlier one: a Mac has a group once.
-        for node, entry in _entries(cache, parsed, ground, placement, plan, nodes):
-            found.setdefault(node, {})[entry.name] = entry
-    return {node: tuple(entries[name] for name in sorted(entries)) for node, entries in found.items()}
+            here = _stands(parsed.get(ModelDeployment, item) if item else None, plan, ground.newest[placement[:3]])
+        if here:
+            entry = _use(cache, parsed, ground, plan, node) if plan else _left(cache, parsed, placement, node)
+            found[entry.name] = entry
+    return tuple(found[name] for name in sorted(found))
 
 
-def _entries(
-    cache: Cache, parsed: Parsed, ground: _Ground, placement: _Placement, plan: Plan | None, nodes: set[str]
-) -> Iterator[tuple[str, GroupUse]]:
-    if plan is None:
-        # Its plan was collected before its pods: what was told stands, since it is of the same plan.
-        for node in nodes:
-            name = f"{placement[0]}/{placement[1]}-{placement[2]}"
-            told = (entry for entry in told_groups(cache, parsed, node) if (entry.name, entry.epoch) == (name, placement[3]))
-            yield node, next(told, GroupUse(name=name, epoch=placement[3], nodes=(node,)))
-        return
-    if not nodes:
-        return
-    near = {link["metadata"]["name"]: link for rank in plan.ranks for link in ground.links.get(rank.node, ())}
-    links = [link for item in near.values() if (link := parsed.get(ThunderboltLink, item)) is not None]
-    by_node = cables(plan, links, {rank.node: profile for rank in plan.ranks if (profile := known(cache, parsed, rank.node))})
-    for node in nodes:
-        yield node, use(plan, by_node.get(node, ()))
+def _use(cache: Cache, parsed: Parsed, ground: Ground, plan: Plan, node: str) -> GroupUse:
+    near = (parsed.get(ThunderboltLink, item) for item in ground.links.get(node, ()))
+    profiles = {rank.node: profile for rank in plan.ranks if (profile := known(cache, parsed, rank.node))}
+    used = cables(plan, (link for link in near if link is not None), profiles)
+    nodes = tuple(rank.node for rank in plan.ranks)
+    return GroupUse(name=plan.group, epoch=plan.epoch, nodes=nodes, links=used.get(node, ()))
+
+
+def _left(cache: Cache, parsed: Parsed, placement: _Placement, node: str) -> GroupUse:
+    """Its plan was collected before its pods: what was told stands, since it is of the same plan."""
+    namespace, name, index, epoch = placement
+    group, profile = f"{namespace}/{name}-{index}", known(cache, parsed, node)
+    told = (use for use in (profile.status.groups if profile else ()) if (use.name, use.epoch) == (group, epoch))
+    return next(told, GroupUse(name=group, epoch=epoch, nodes=(node,)))
 
 
 def known(cache: Cache, parsed: Parsed, node: str) -> NodeProfile | None:
     item = cache[NODEPROFILES].items.get(node)
     return parsed.get(NodeProfile, item) if item else None
-
-
-def told_groups(cache: Cache, parsed: Parsed, node: str) -> tuple[GroupUse, ...]:
-    profile = known(cache, parsed, node)
-    return profile.status.groups if profile else ()
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------
