@@ -255,7 +255,10 @@ def _because(failure: Failure | None) -> str:
     if failure is None:
         return ""
     where = f" on {failure.node}" if failure.node else ""
-    return f"; last failure{where}: {failure.reason}: {failure.message}"
+    held = (
+        f" ({failure.node} is quarantined until it is rebooted)" if failure.class_ is report.FaultClass.REBOOT and where else ""
+    )
+    return f"; last failure{where}: {failure.reason}: {failure.message}{held}"
 
 
 def benchmark(told: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:

@@ -10,7 +10,8 @@ from thunderfleet_crds.nodeprofile import QUARANTINED, NodeProfile, NodeProfileS
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_operator import macuse
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, NODEPROFILES, NODES, PODS
+from thunderfleet_operator.app import _macs_of
+from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 
 CABLE = "studio-1.tb1--studio-2.tb1"
 
@@ -96,6 +97,19 @@ async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: Any) -
     assert world.versions() == written
 
 
+async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    (plan,) = world.cache[CONFIGMAPS]
+    pod, agent = world.pods()["md-0-e1-1"], {"metadata": {"name": "agent", "namespace": "x"}, "spec": {"nodeName": "mini"}}
+    (link,) = world.cache[LINKS]
+    assert _macs_of(CONFIGMAPS, "ns/md-0-e1", plan) == _macs_of(LINKS, CABLE, link) == {"studio-1", "studio-2"}
+    assert _macs_of(PODS, "ns/md-0-e1-1", pod) == {"studio-2"}
+    assert _macs_of(PODS, "x/agent", agent) == _macs_of(DEPLOYMENTS, "ns/md", world.cache[DEPLOYMENTS].items["ns/md"]) == set()
+    for collection in (NODES, NODEPROFILES):
+        assert _macs_of(collection, "mini", None) == {"mini"}
+
+
 def jaccl(devices: list[list[str | None]]) -> Plan:
     ranks = [
         {"rank": rank, "node": "abc"[rank], "pod": f"p{rank}", "address": "10.0.0.1", "controlPort": 1, "gatewayPort": 2,
@@ -173,6 +187,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     assert "until it is rebooted" in said.message
     assert ("NodeProfile", "Warning", "Quarantined") in told
     assert status(world, "studio-1").quarantine is None
+    assert "studio-2 is quarantined until it is rebooted" in world.condition("Degraded")[2]
 
     world.later(10)
     await world.round()
