@@ -195,5 +195,9 @@ ALL = (
     Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
-    Benchmark("discovery", "a pulled cable to its condition; the largest report parsed", discovery.discovery),
+    Benchmark(
+        "discovery",
+        "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",
+        discovery.discovery,
+    ),
 )

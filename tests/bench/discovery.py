@@ -1,19 +1,26 @@
-"""Figures of discovery: how soon a pulled cable is known, and what reading the largest report costs."""
+"""Figures of discovery: how soon a pulled cable is known; what agents ask of the API server, their Mac and the operator."""
 
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from thunderfleet_agent.parsers import thunderbolt as parser
 from thunderfleet_localcluster.fleet import parse_fleet
 from thunderfleet_localcluster.layout import plan_layout
-from thunderfleet_localcluster.recorded import as_json
+from thunderfleet_localcluster.recorded import as_json, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
+from tests.bench import audit
 from tests.bench.figures import Bound, Figure
-from tests.bench.line import Line
+from tests.bench.line import NAMESPACE, ROOT, BenchFailed, Line
+from tests.bench.thousand import NotInTime, thousand
 
 CABLE = "studio-1:1"
 LINK = "studio-1.tb1--studio-2.tb1"
@@ -21,9 +28,17 @@ PARSES = 200
 # More would be flapping, which is held still on purpose.
 MOST = 2
 POLL_SECONDS = 0.1
-# A Studio with all six ports in use, each through a hub: the largest report that a Mac prints.
+SHORT_SECONDS = 2
+# The audit log is watched for so long, quiet and flapping; a flapping cable changes so often.
+WATCH_SECONDS = 30.0
+FLAP_SECONDS = 2.5
+HOUR_LIMIT_SECONDS = 300
+MACS = 3
+AGENT = f"system:serviceaccount:{NAMESPACE}:thunderfleet-agent"
+# A Studio with all six ports in use, each through five hubs, the most that there can be: the largest report that a Mac prints.
+HUBS = ", ".join(f"Thunderbolt Hub {n}" for n in range(5))
 LARGEST = "machines:\n" + "".join(f"  - {{name: s{n}, model: Mac Studio (M3 Ultra)}}\n" for n in range(7)) + "cables:\n"
-LARGEST += "".join(f'  - {{a: "s0:{n}", b: "s{n}:1", through: Thunderbolt Hub {n}}}\n' for n in range(1, 7))
+LARGEST += "".join(f'  - {{a: "s0:{n}", b: "s{n}:1", through: [{HUBS}]}}\n' for n in range(1, 7))
 
 
 def _connected(line: Line) -> str:
@@ -36,8 +51,8 @@ def _is(line: Line, status: str) -> bool:
     return _connected(line) == status
 
 
-def pulled(line: Line, repeats: int, say: Callable[[str], None]) -> list[Figure]:
-    """From a pulled cable to the link's condition, and from the plug back in; the agents look at their usual interval."""
+def pulled(line: Line, repeats: int, say: Callable[[str], None], seconds: int) -> list[Figure]:
+    """From a pulled cable to the link's condition, and from the plug back in; the agents look every so many ``seconds``."""
     figures: dict[str, list[float]] = {"pull": [], "plug": []}
     for number in range(min(repeats, MOST)):
         for action, status in (("pull", "False"), ("plug", "True")):
@@ -46,10 +61,71 @@ def pulled(line: Line, repeats: int, say: Callable[[str], None]) -> list[Figure]
             line.wait(partial(_is, line, status), f"{LINK} Connected {status}", POLL_SECONDS)
             figures[action].append(time.monotonic() - began)
         say(f"cable {number + 1}/{repeats}: pulled {figures['pull'][-1]:.1f} s, plugged {figures['plug'][-1]:.1f} s")
-    note = "to the link's condition; an interval is 10 s"
+    note = f"to the link's condition; an interval is {seconds} s"
     return [
-        Figure("cable-pulled", "s", tuple(figures["pull"]), bound=Bound("<=", 15.0), note=note),
-        Figure("cable-plugged", "s", tuple(figures["plug"]), note=note),
+        Figure(f"cable-pulled-{seconds}s", "s", tuple(figures["pull"]), bound=Bound("<=", seconds + 5.0), note=note),
+        Figure(f"cable-plugged-{seconds}s", "s", tuple(figures["plug"]), note=note),
+    ]
+
+
+def _asked(line: Line, seconds: float, during: Callable[[], None]) -> tuple[float, float]:
+    """Requests and writes a minute and Mac that the agents made meanwhile."""
+    log, offset = line.cluster.logs / "audit.log", 0
+    offset = audit.read_from(log, offset)[1]
+    began = time.monotonic()
+    during()
+    took = time.monotonic() - began
+    events = [event for event in audit.read_from(log, offset)[0] if event.get("user", {}).get("username") == AGENT]
+    requests = Counter(event.get("stage") for event in events)["ResponseComplete"]
+    per = 60 / took / MACS
+    return requests * per, sum(audit.writes(events).values()) * per
+
+
+def asked(line: Line, say: Callable[[str], None]) -> list[Figure]:
+    """What an agent asks of the API server in a quiet minute, and while a cable of its Mac comes and goes."""
+
+    def flap() -> None:
+        end = time.monotonic() + WATCH_SECONDS
+        while time.monotonic() < end:
+            for action in ("pull", "plug"):
+                line.cluster.cable(action, CABLE)
+                time.sleep(FLAP_SECONDS)
+
+    quiet = _asked(line, WATCH_SECONDS, partial(time.sleep, WATCH_SECONDS))
+    flapping = _asked(line, WATCH_SECONDS, flap)
+    say(f"a minute and Mac: quiet {quiet[0]:.1f} requests, flapping {flapping[0]:.1f}")
+    over = f"a minute and Mac, from the audit log over {WATCH_SECONDS:.0f} s"
+    often = f"a cable pulled and plugged every {2 * FLAP_SECONDS:g} s, seen every {SHORT_SECONDS} s; {over}"
+    return [
+        Figure("agent-requests-quiet", "/min", (quiet[0],), note=over),
+        Figure("agent-writes-quiet", "/min", (quiet[1],), bound=Bound("<=", 0.0), note=over),
+        Figure("agent-requests-flapping", "/min", (flapping[0],), note=often),
+        Figure("agent-writes-flapping", "/min", (flapping[1],), bound=Bound("<=", 30.0), note=often),
+    ]
+
+
+def hour(say: Callable[[str], None]) -> list[Figure]:
+    """An hour's rounds of one agent, without the pauses between them. Raises BenchFailed."""
+    plan = plan_layout(parse_fleet(LARGEST), "loopback")
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-hour-") as folder:
+        commands = Path(folder) / "bin"
+        write_machine(plan, plan.machine("s0"), commands)
+        command = [sys.executable, "-m", "tests.bench.hour", str(commands)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=HOUR_LIMIT_SECONDS, check=False, cwd=ROOT, stdin=subprocess.DEVNULL
+        )
+    if done.returncode:
+        raise BenchFailed(f"the hour's rounds failed: {done.stderr.strip()[-500:]}")
+    said = json.loads(done.stdout)
+    share = 100 * (said["own"] + said["children"]) / 3600
+    grown = (said["residentAfter"] - said["residentBefore"]) / 1e6
+    rounds = f"{said['fast']:.0f} fast and {said['slow']:.0f} slow rounds in a row, recorded commands"
+    say(f"an hour's rounds: {said['own']:.1f} s of the agent, {said['children']:.1f} s of its commands, {grown:+.1f} MB")
+    return [
+        Figure("agent-hour", "% of a core", (share,), note=f"{rounds}; {said['own']:.0f} s its own"),
+        Figure(
+            "agent-hour-memory", "MB", (said["residentAfter"] / 1e6,), note=f"RSS at the end, {grown:+.1f} MB since minute one"
+        ),
     ]
 
 
@@ -62,9 +138,24 @@ def parsing() -> Figure:
         began = time.perf_counter()
         parser.parse(text)
         samples.append((time.perf_counter() - began) * 1000)
-    return Figure("parse-report", "ms", (statistics.median(samples),), note=f"{len(text) / 1000:.0f} kB, six hubs, six peers")
+    return Figure(
+        "parse-report", "ms", (statistics.median(samples),), note=f"{len(text) / 1000:.0f} kB, six peers behind five hubs"
+    )
 
 
 def discovery(line: Line, repeats: int, say: Callable[[str], None]) -> list[Figure]:
-    """Both."""
-    return [*pulled(line, repeats, say), parsing()]
+    """All of them."""
+    figures = [parsing(), *hour(say), *pulled(line, repeats, say, 10)]
+    chart = str(ROOT / "charts/thunderfleet")
+    short = ("--reuse-values", "--set", f"agent.intervalSeconds={SHORT_SECONDS},agent.measure.enabled=false")
+    line.cluster.helm(
+        "upgrade", "thunderfleet", chart, "--namespace", NAMESPACE, *short, "--wait", "--timeout", "120s", seconds=150
+    )
+    # Flapping counts changes of three minutes; the pod of the old agent has taken its count with it.
+    figures += pulled(line, 1, say, SHORT_SECONDS)
+    figures += asked(line, say)
+    try:
+        figures += thousand(say)
+    except NotInTime as error:
+        raise BenchFailed(str(error)) from error
+    return figures

@@ -196,6 +196,40 @@ async def test_from_commands_to_objects_and_back_again(
         await until(lambda: endpoints(kube) == ["studio-1"])
 
 
+async def test_other_hardware_under_the_old_name_leaves_no_ghost(
+    machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
+) -> None:
+    """A Mac is swapped: other ports, other domain UUIDs, another chip; the agent of before has published and is gone."""
+    neighbour(kube, shapes)
+    async with running(kube, monkeypatch):
+        await until(lambda: kube.objects.get(LINK, {}).get("status", {}).get("endpoints"))
+    fresh = "59C97EA5-69DF-4209-82D8-4B84C2A41FDF"
+    machine.tree(shapes.report(shapes.bus(2, domain=fresh, uid="0xFFEE")))
+    (machine.folder / "hardware.json").write_text(shapes.hardware.replace("M3 Ultra", "M4 Max"))
+    (machine.folder / "sysctl.txt").write_text(shapes.sysctl.replace("M3 Ultra", "M4 Max"))
+    async with running(kube, monkeypatch):
+        await until(lambda: kube.objects[PROFILE]["status"]["hardware"]["chip"] == "Apple M4 Max")
+        await until(lambda: not kube.objects[LINK]["status"].get("endpoints"))
+    domains = {label for label in kube.objects[PROFILE]["metadata"]["labels"] if label.startswith("domain.")}
+    assert domains == {f"domain.thunderfleet.io/{fresh.lower()}"}
+    assert [port["switchUID"] for port in kube.objects[PROFILE]["status"]["thunderbolt"]["ports"]] == ["0xFFEE02"]
+
+
+async def test_a_renamed_mac_is_found_under_its_new_name_while_the_old_node_is_still_there(
+    machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
+) -> None:
+    neighbour(kube, shapes)
+    renamed = json.loads(json.dumps(kube.objects[f"{PROFILES}/studio-2"]))
+    renamed["metadata"]["name"] = "studio-9"
+    kube.objects[f"{PROFILES}/studio-9"] = renamed
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    kube.objects["/api/v1/nodes/studio-9"] = {"metadata": {"name": "studio-9"}, **ready}
+    kube.objects["/api/v1/nodes/studio-2"] = {"metadata": {"name": "studio-2"}, "status": {"conditions": []}}
+    async with running(kube, monkeypatch):
+        await until(lambda: f"{LINKS}/studio-1.tb1--studio-9.tb3" in kube.objects)
+    assert LINK not in kube.objects
+
+
 async def test_what_happens_while_the_api_server_is_away_is_not_lost(
     machine: Any, kube: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,60 @@
+"""``python -m tests.bench.hour FOLDER``: one agent's rounds of an hour, one after the other without the pauses between them.
+
+A process of its own, so that what it and its commands take is counted by the kernel and nothing else is. Prints JSON: seconds
+of processor time of the agent (``own``) and of its commands (``children``), resident bytes after the first minute's rounds and
+at the end, and how many rounds there were. FOLDER holds a recorded Mac's commands.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from thunderfleet_agent.agent import Settings
+from thunderfleet_agent.collect import Collector
+from thunderfleet_agent.damp import Damper
+from thunderfleet_agent.derive import profile
+from thunderfleet_agent.host import Host
+
+HOUR_SECONDS = 3600
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def _rounds() -> dict[str, float]:
+    settings = Settings("mac", "127.0.0.1", 0, 0)
+    fast, slow = round(HOUR_SECONDS / settings.fast_seconds), round(HOUR_SECONDS / settings.slow_seconds)
+    collector, damper, resident = Collector(Host()), Damper(), 0
+    for number in range(fast):
+        if number % (fast // slow) == 0:
+            await collector.slow()
+        await collector.fast()
+        damper.see(collector.facts, time.monotonic())
+        profile(damper.held(collector.facts), datetime.now(UTC))
+        if number == round(60 / settings.fast_seconds):
+            resident = _resident()
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "fast": fast,
+        "slow": slow,
+        "own": own.ru_utime + own.ru_stime,
+        "children": children.ru_utime + children.ru_stime,
+        "residentBefore": resident,
+        "residentAfter": _resident(),
+    }
+
+
+def main() -> None:
+    os.environ["PATH"] = f"{sys.argv[1]}:{os.environ['PATH']}"
+    print(json.dumps(asyncio.run(_rounds())))
+
+
+if __name__ == "__main__":
+    main()
