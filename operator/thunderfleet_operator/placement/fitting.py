@@ -1,6 +1,6 @@
 """Whether a set of Macs takes the group, and how its ranks are numbered: memory, rank 0 and queue pairs put together."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -53,6 +53,8 @@ class Fitting:
     bounds: Bounds
     shortlist: Shortlist
     work: Work
+    no_heads: Collection[str] = ()
+    """Macs that cannot be rank 0, whoever can dial them."""
     unreached: list[tuple[str, ...]] = field(default_factory=list)
     """Sets that had room, but no rank 0 that everybody can dial."""
     _heads: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class Fitting:
             ]
             if not self._heads[key]:
                 self.unreached.append(tuple(sorted(at)))
-        return [at[name] for name in self._heads[key]]
+        return [at[name] for name in self._heads[key] if name not in self.no_heads]
 
     def stands(self, area: Area, order: tuple[int, ...]) -> Found | None:
         """These Macs in this very order, if they take the group so."""

@@ -200,6 +200,8 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
     fleet, request, everybody = search.fleet, search.request, list(universe.macs.values())
     backend = "jaccl" if transport in RDMA else "ring"
     able = [mac for mac in everybody if backend in mac.backends]
+    if transport is Transport.RING:
+        able = [mac for mac in able if mac.name not in request.no_ring_ports]
     unable = sorted(mac.name for mac in everybody if backend not in mac.backends)
     wanted = list(search.near_sizes(transport))
     if len(able) < max(2, request.min_nodes):
@@ -307,6 +309,8 @@ def _mac_lack(search: Searched, mac: Mac) -> str:
     backend = "jaccl" if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING) else "ring"
     if backend not in mac.backends:
         return f"cannot join a group: its MLX lacks {backend}"
+    if mac.name in request.no_ring_ports:
+        return request.no_ring_ports[mac.name]
     if not any(cable.connected for cable in search.fleet.links(mac.name)):
         over = "" if backend == "jaccl" else ", and has not been seen to reach one over the LAN"
         return f"has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part{over}"

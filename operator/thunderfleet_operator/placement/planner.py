@@ -90,9 +90,10 @@ def allowed_splits(transport: Transport, request: Request) -> tuple[Split, ...]:
     return (Split.TENSOR, Split.PIPELINE) if transport in RDMA else (Split.PIPELINE, Split.TENSOR)
 
 
-def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, bare: bool) -> list[Area]:
-    """Where groups over this transport could form, apart from one another. ``lan``: also over a LAN, ``bare``: unencrypted."""
-    backend = "jaccl" if transport in RDMA else "ring"
+def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, request: Request) -> list[Area]:
+    """Where groups over this transport could form, apart from one another. ``lan``: also over a LAN."""
+    backend, bare = "jaccl" if transport in RDMA else "ring", request.ring_without_relay
+    left_out = request.no_ring_ports if transport is Transport.RING else {}
     macs = universe.macs
     if transport is Transport.NONE:
         return [Area(list(macs.values()), lambda name: {}, 0)]
@@ -102,7 +103,8 @@ def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, bar
     joined = (tuple(macs),) if lan else fleet.islands
     found = []
     for island in joined:
-        members = [macs[name] for name in island if name in macs and backend in macs[name].backends]
+        able = (macs[name] for name in island if name in macs and name not in left_out)
+        members = [mac for mac in able if backend in mac.backends]
         if len(members) > 1:
             top = fleet.top_mbps
             if lan:
@@ -139,8 +141,7 @@ class Search:
     def areas(self, position: int, transport: Transport, lan: bool) -> list[Area]:
         key = (position, None if transport is Transport.NONE else transport in RDMA, lan)
         if key not in self._areas:
-            bare = self.request.ring_without_relay
-            self._areas[key] = areas(self.fleet, self.universes[position], transport, lan, bare)
+            self._areas[key] = areas(self.fleet, self.universes[position], transport, lan, self.request)
         return self._areas[key]
 
     def sizes(self, transport: Transport, lan: bool) -> range:
@@ -203,7 +204,8 @@ class Search:
     def _fitting(
         self, universe: Universe, transport: Transport, split: Split, size: int, need: Bounds, count: int, work: Work
     ) -> Fitting:
-        return Fitting(self.fleet, universe.needs, transport, split, size, need, Shortlist(count), work)
+        no_heads = self.request.no_ring_ports if transport in RDMA else {}
+        return Fitting(self.fleet, universe.needs, transport, split, size, need, Shortlist(count), work, no_heads)
 
     def _candidate(
         self, found: Found, universe: Universe, transport: Transport, lan: bool, split: Split, size: int, preference: int

@@ -30,7 +30,8 @@ class Request:
     """One group of one ModelDeployment. Exactly one of ``path`` and ``repository`` is set.
 
     ``current`` is where the group is now, rank by rank: kept if it still fits. ``avoid`` maps a Mac to the sentence why
-    this group is not to go there."""
+    this group is not to go there, ``no_ring_ports`` one that has no ports for a ring: it is in no TCP ring, and not rank 0 over
+    JACCL."""
 
     path: str | None = None
     repository: str | None = None
@@ -44,6 +45,7 @@ class Request:
     memory: MemoryRequest = MemoryRequest()
     current: tuple[str, ...] = ()
     avoid: Mapping[str, str] = field(default_factory=dict)
+    no_ring_ports: Mapping[str, str] = field(default_factory=dict)
     ring_without_relay: bool = False
     """Whether ring traffic may cross a LAN as it is, rather than between supervisors."""
 
