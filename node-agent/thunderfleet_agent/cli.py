@@ -1,4 +1,4 @@
-"""``thunderfleet-agent``: ``run`` beside a cluster, ``inspect`` without one."""
+"""``thunderfleet-agent``: ``run`` beside a cluster, ``inspect`` and ``measure`` without one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def main(argv: list[str] | None = None) -> int:
         level=arguments.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    return asyncio.run(_inspect(arguments) if arguments.command == "inspect" else _run(arguments))
+    commands = {"inspect": _inspect, "run": _run, "measure": _measure}
+    try:
+        return asyncio.run(commands[arguments.command](arguments))
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,6 +106,24 @@ def _parser() -> argparse.ArgumentParser:
         "--measure", default="{}", metavar="JSON", help="what is measured, how often, and with which limits: agent.measure"
     )
     run.set_defaults(log_level="info")
+
+    measure = commands.add_parser(
+        "measure",
+        parents=[common],
+        help="measure GPU, memory or a link now",
+        description="Runs a probe once and prints what it found. Without a word: gpu and memory. `link PEER` measures every "
+        "cable and address to that Mac; it needs what the running agent has, so it is run in the agent's pod.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    measure.add_argument("what", nargs="?", default="all", choices=("all", "gpu", "memory", "link"), help="what is measured")
+    measure.add_argument("peer", nargs="?", metavar="PEER", help="link: the other Mac's Node")
+    measure.add_argument("-o", "--output", default="text", choices=("text", "json"), help="form of the output")
+    measure.add_argument(
+        "--transport", type=str.lower, default="rdma", choices=("rdma", "ring"), help="link: what a group of two uses"
+    )
+    measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac (or $HOST_IP)")
+    measure.add_argument("--state-folder", default="/state", metavar="PATH", help="where the agent keeps its certificate")
+    measure.add_argument("--kubeconfig", type=Path, metavar="FILE", help="instead of the pod's service account")
     return parser
 
 
@@ -194,3 +216,19 @@ async def _run(arguments: argparse.Namespace) -> int:
             kubeconfig=arguments.kubeconfig,
         )
     )
+
+
+async def _measure(arguments: argparse.Namespace) -> int:
+    from thunderfleet_crds.sandbox import mounted
+    from thunderfleet_crds.thunderboltlink import MeasurementTransport
+
+    from thunderfleet_agent.measure import byhand
+    from thunderfleet_agent.measure.settings import Rdma, Settings
+
+    if (arguments.what == "link") != (arguments.peer is not None):
+        print("thunderfleet-agent measure link PEER names the other Mac; gpu and memory name none", file=sys.stderr)
+        return 2
+    transport = {"rdma": MeasurementTransport.RDMA, "ring": MeasurementTransport.RING}[arguments.transport]
+    state = mounted(arguments.state_folder)
+    own = byhand.Own(arguments.node_name, arguments.host_ip, state if state.is_dir() else None, arguments.kubeconfig)
+    return await byhand.run(arguments.what, arguments.peer, own, Settings(rdma=Rdma(transport=transport)), arguments.output)
