@@ -100,8 +100,14 @@ def owner(deployment: ModelDeployment) -> Manifest:
 
 
 def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
-    """Ring ports of each rank."""
-    return RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts if placement.transport is Transport.RING else 0
+    """Ring ports of each rank that has any."""
+    return RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts if len(placement.ranks) > 1 else 0
+
+
+def ring_ranks(placement: Placement) -> int | None:
+    """How many ranks have ring ports; None for all. Over JACCL rank 0 alone may need them: for MLX's own exchange, where the
+    runner is told to leave it to MLX."""
+    return None if placement.transport is Transport.RING else 1
 
 
 def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Placement, ports: Sequence[RankPorts]) -> Plan:

@@ -81,18 +81,20 @@ def allocate(
     taken: Mapping[str, AbstractSet[int]],
     *,
     ring_size: int,
+    ring_ranks: int | None = None,
     gateway: int | None = None,
     kept: Mapping[str, RankPorts] | None = None,
 ) -> tuple[RankPorts, ...]:
     """Ports for each rank, in the order of ``nodes``.
 
     ``taken``: per Mac what others hold. ``kept``: per Mac what this group held in its last epoch; kept where it is free, so
-    that an endpoint stays what it was. ``gateway``: the port that the deployment asks for. ``ring_size`` 0: no ring.
+    that an endpoint stays what it was. ``gateway``: the port that the deployment asks for. ``ring_size`` 0: no ring;
+    ``ring_ranks``: only so many ranks, from rank 0 on, get a block.
     Raises ``NoPortsLeft``.
     """
     result: list[RankPorts] = []
     given: dict[str, set[int]] = {}
-    for node in nodes:
+    for rank, node in enumerate(nodes):
         used = set(taken.get(node, frozenset())) | given.setdefault(node, set())
         before = (kept or {}).get(node)
         if gateway is not None:
@@ -108,7 +110,7 @@ def allocate(
         control = before.control if before and kept_control else _lowest(settings.lasting, used, node, "control")
         used.add(control)
         ring: tuple[int, ...] = ()
-        if ring_size:
+        if ring_size and (ring_ranks is None or rank < ring_ranks):
             if before and len(before.ring) == ring_size and not used.intersection(before.ring):
                 ring = before.ring
             else:

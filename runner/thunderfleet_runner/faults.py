@@ -177,6 +177,12 @@ def supervisor_lost(why: str) -> Fault:
     return Fault(FaultClass.RETRY, "SupervisorLost", f"the connection to the rank's supervisor was lost: {why}")
 
 
+def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:
+    """A port that the group keeps for good cannot be had; the operator gives another one with the next placement."""
+    text = f"the {what} port {port} on {address} is held by another program on node {node}: the group needs another port"
+    return Fault(FaultClass.REPLAN, "PortTaken", text)
+
+
 def relay_refused(text: str) -> Fault:
     """Two supervisors that have met at rank 0 do not reach each other, or not yet."""
     return Fault(FaultClass.RETRY, "RelayRefused", text)

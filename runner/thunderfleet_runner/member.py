@@ -70,6 +70,8 @@ class Member:
         self._tls = tls
         self._relays: Relays | None = None
         self._ledger = stranded.Ledger()
+        self.blocked: Fault | None = None
+        """What keeps this supervisor itself from serving: every attempt fails with it."""
         self._block = PortBlock(self.entry.ring_ports)
         self._process: RankProcess | None = None
         self._attempt = 0
@@ -211,6 +213,9 @@ class Member:
     async def _preflight(self, attempt: int) -> None:
         await self.end()
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.PREFLIGHT, False, False
+        if self.blocked is not None:
+            self._blame(self.blocked)
+            return
         if (kept := await self._memory_kept()) is not None:
             self._blame(kept)
             return

@@ -12,13 +12,13 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 
-from thunderfleet_runner import attempts, canary, control, peers, preflight, stranded
+from thunderfleet_runner import attempts, canary, control, faults, jaccl, peers, preflight, stranded
 from thunderfleet_runner.follower import Follower
 from thunderfleet_runner.leader import Leader
 from thunderfleet_runner.member import Member
@@ -28,6 +28,7 @@ from thunderfleet_runner.rendezvous import Identity
 from thunderfleet_runner.service import Service
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEAVE_SECONDS = 25.0
 """How long a supervisor that was told to end waits for its group."""
@@ -68,6 +69,11 @@ class Settings:
         entry = self.plan.ranks[self.rank]
         if self.node != entry.node:
             raise ValueError(f"the plan puts pod {self.pod} on node {entry.node}, this is node {self.node}")
+        if self.jaccl_environment and jaccl.wants_coordinator(self.plan) and not self.plan.ranks[0].ring_ports:
+            raise ValueError(
+                f"--jaccl-environment needs ringPorts of rank 0 for MLX's own exchange; the plan of {self.plan.group} has "
+                "none: let the operator plan anew, or start without --jaccl-environment"
+            )
         for name in ("tls.crt", "tls.key"):
             with (self.keys_folder / name).open("rb"):
                 pass
@@ -129,28 +135,31 @@ class Supervisor:
         self._ending.set()
 
     async def run(self) -> None:
-        """Until ``end``. Raises OSError when the control or the gateway port cannot be had."""
+        """Until ``end``. Raises OSError when rank 0's control port cannot be had, or an address has gone."""
         settings = self.settings
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
         orphan = await asyncio.to_thread(end_orphan, self.member.pid_file, self.plan.group)
         if orphan is not None:
             log.warning("ended process %d, a rank that an earlier supervisor left behind", orphan)
         leader = self.role if isinstance(self.role, Leader) else None
-        server = await _once_free(
-            lambda: control.serve_control(
-                self.plan,
-                self.rank,
-                self._server_tls,
-                state=lambda: self.state,
-                join=leader.join if leader is not None else _nobody,
-                drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
-                changes=self._changes,
-                relay=self.member.relay,
-            )
+        server = await self._lasting(
+            "control",
+            lambda: _once_free(
+                lambda: control.serve_control(
+                    self.plan,
+                    self.rank,
+                    self._server_tls,
+                    state=lambda: self.state,
+                    join=leader.join if leader is not None else _nobody,
+                    drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+                    changes=self._changes,
+                    relay=self.member.relay,
+                )
+            ),
         )
         gateway: web.AppRunner | None = None
         try:
-            gateway = await _once_free(self._serve_gateway) if settings.gateway else None
+            gateway = await self._lasting("gateway", self._serve_gateway) if settings.gateway else None
             self._metrics.observe(self.state)
             self._start(self.member.run(), "member")
             self._start(self.role.run(), "role")
@@ -173,7 +182,22 @@ class Supervisor:
             await self.member.end()
             if gateway is not None:
                 await gateway.cleanup()
-            await server.cleanup()
+            if server is not None:
+                await server.cleanup()
+
+    async def _lasting(self, what: str, listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner | None:
+        """What listens on a lasting port; None when another program keeps it, which is then every attempt's failure.
+
+        Raises OSError when nobody could be told: without rank 0's control port, or for another reason."""
+        try:
+            return await listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or (what == "control" and self.rank == 0):
+                raise
+            entry = self.plan.ranks[self.rank]
+            port = entry.control_port if what == "control" else entry.gateway_port
+            self.member.blocked = faults.lasting_port_taken(what, entry.address, port, entry.node)
+            return None
 
     async def _leave(self) -> None:
         if isinstance(self.role, Leader):
@@ -206,7 +230,7 @@ class Supervisor:
         )
         await runner.setup()
         try:
-            await web.TCPSite(runner, entry.address, entry.gateway_port).start()
+            await _once_free(lambda: web.TCPSite(runner, entry.address, entry.gateway_port).start())
         except OSError:
             await runner.cleanup()
             raise
@@ -249,7 +273,7 @@ class Supervisor:
             log.exception("the benchmark failed")
 
 
-async def _once_free(listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner:
+async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:
     """Listens; while a supervisor of this pod that is still ending holds the port, tries again for PORT_SECONDS.
 
     Raises OSError with the address and the port when they are not to be had.
