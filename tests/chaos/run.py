@@ -39,9 +39,9 @@ FLEET = "\n".join(
 
 CLUSTER = "THUNDERFLEET_CHAOS_CLUSTER"
 """Environment variable: name of a cluster of this fleet that runs already, with the chart and the model."""
-RECOVER_SECONDS = 150.0
-SETTLE_SECONDS = 60.0
-GONE_SECONDS = 120.0
+RECOVER_SECONDS = 300.0
+SETTLE_SECONDS = 120.0
+GONE_SECONDS = 180.0
 REFERENCE_SECONDS = 120.0
 PROMPTS = (
     ("What does model 17 say to rank?", 200),

@@ -24,7 +24,7 @@ from tests.e2e.conftest import MODEL, Deployment, Line
 Json = dict[str, Any]
 
 POLL_SECONDS = 0.1
-STAGE_SECONDS = 120.0
+STAGE_SECONDS = 240.0
 BENCHMARK_TOKENS = 4000
 """Long enough to be hit; a deployment that is not hit in its benchmark makes as few as may be."""
 SLOW_INIT = {"at": "rtr", "delaySeconds": 1.5, "fail": False}
