@@ -6,7 +6,7 @@ Reading is apart from deciding: the decision is the operator's own (``places.cho
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -174,8 +174,9 @@ def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
 # --- deciding --------------------------------------------------------------------------------------------------------
 
 
-def _told_use(cache: Cache, fleet: Fleet, used: Taken, own: tuple[str | None, int]) -> Taken:
-    """With the cables and queue pairs of groups whose plans are not in the file: theirs are the best cables of their pairs."""
+def _told_use(cache: Cache, fleet: Fleet, used: Taken, uid: str | None, own: Container[int]) -> Taken:
+    """With the cables and queue pairs of groups whose plans are not in the file: theirs are the best cables of their pairs.
+    Groups ``own`` of deployment ``uid`` do not count."""
     planned = {
         (snapshot.owner_uid(item), (item["metadata"].get("labels") or {}).get(LABEL_GROUP)) for item in cache[CONFIGMAPS]
     }
@@ -183,7 +184,7 @@ def _told_use(cache: Cache, fleet: Fleet, used: Taken, own: tuple[str | None, in
     for item in cache[DEPLOYMENTS]:
         md = ModelDeployment.load(item)
         for group in md.status.groups:
-            if (md.metadata.uid, group.index) == own or (md.metadata.uid, str(group.index)) in planned:
+            if (md.metadata.uid == uid and group.index in own) or (md.metadata.uid, str(group.index)) in planned:
                 continue
             nodes = [rank.node for rank in sorted(group.ranks, key=lambda rank: rank.rank) if rank.node in fleet.macs]
             if len(nodes) < 2:
@@ -208,30 +209,40 @@ class Decided:
 
     index: int
     found: Placement | Unplaceable
+    free: Mapping[str, int]
+    """Bytes by Mac, before this group took its part."""
     ports: tuple[RankPorts, ...] = ()
 
 
 def decide(cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int) -> list[Decided]:
     """All groups, one after the other: each takes room from those after it. What another deployment holds stays."""
-    parsed, decided = Parsed(), list[Decided]()
-    uid = deployment.metadata.uid
+    parsed, decided, left = Parsed(), list[Decided](), Cache()
+    for name, store in cache.stores.items():
+        left.stores[name].items.update(store.items)
+    uid, settled = deployment.metadata.uid, set[int]()
     for index in range(deployment.spec.replicas):
-        # Groups of this deployment that run: those before this one are planned anew below, those after it still hold theirs.
-        used = snapshot.taken(cache, uid, index)
-        bare = Fleets().fleet(cache, parsed, used)
-        used = _told_use(cache, bare, used, (uid, index))
-        fleet = Fleets().fleet(cache, parsed, used)
+        # Groups of this deployment that run: those before this one hold what was decided, those after it what they have.
+        used = snapshot.taken(left, uid, index)
+        bare = Fleets().fleet(left, parsed, used)
+        used = _told_use(left, bare, used, uid, settled | {index})
+        fleet = Fleets().fleet(left, parsed, used)
         for earlier in decided:
             if isinstance(earlier.found, Placement):
                 fleet, used = _with(fleet, used, earlier.found, earlier.ports)
+        free = {name: mac.free_bytes for name, mac in fleet.macs.items()}
         before = next((group for group in deployment.status.groups if group.index == index), None)
         current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
-        kept = _kept_ports(cache, deployment, index)
+        kept = _kept_ports(left, deployment, index)
         found = places.choose(fleet, deployment, used, settings, current=current, kept=kept, runners_up=runners_up)
         if isinstance(found, Unplaceable):
-            decided.append(Decided(index, found))
-        else:
-            decided.append(Decided(index, found[0], tuple(found[1])))
+            decided.append(Decided(index, found, free))
+            continue
+        decided.append(Decided(index, found[0], free, tuple(found[1])))
+        settled.add(index)
+        for collection in (PODS, CONFIGMAPS):
+            for item in snapshot.children(left[collection], deployment):
+                if snapshot.group_index(item) == index:
+                    left[collection].forget(key_of(item))
     return decided
 
 
@@ -353,23 +364,16 @@ class PlanTold(_Told):
 
 def tell(cache: Cache, deployment: ModelDeployment, decided: list[Decided]) -> PlanTold:
     whole = Fleets().fleet(cache, Parsed(), snapshot.taken(cache))
-    groups = []
-    held: dict[str, int] = {}
-    for entry in decided:
-        base = Fleets().fleet(cache, Parsed(), snapshot.taken(cache, deployment.metadata.uid, entry.index))
-        groups.append(_group(entry, {name: mac.free_bytes - held.get(name, 0) for name, mac in base.macs.items()}))
-        for rank in entry.found.ranks if isinstance(entry.found, Placement) else ():
-            held[rank.node] = held.get(rank.node, 0) + rank.memory_bytes
     return PlanTold(
         deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
         model=deployment.spec.model.repository or deployment.spec.model.path or "",
         model_resolved=resolve(whole, snapshot.request(deployment.spec)).message,
         placed=all(isinstance(entry.found, Placement) for entry in decided),
-        groups=tuple(groups),
+        groups=tuple(map(_group, decided)),
     )
 
 
-def _group(entry: Decided, free: dict[str, int]) -> GroupTold:
+def _group(entry: Decided) -> GroupTold:
     found = entry.found
     if isinstance(found, Unplaceable):
         return GroupTold(
@@ -398,7 +402,7 @@ def _group(entry: Decided, free: dict[str, int]) -> GroupTold:
             gateway_port=ports.gateway,
             control_port=ports.control,
             memory_bytes=rank.memory_bytes,
-            free_bytes=free[rank.node],
+            free_bytes=entry.free[rank.node],
             layers=LayersTold(first=rank.layers[0], count=rank.layers[1] - rank.layers[0]) if rank.layers else None,
             ring_address=rank.ring_address,
             relay=RelayTold(address=rank.relay.address, backwards=rank.relay.backwards) if rank.relay else None,

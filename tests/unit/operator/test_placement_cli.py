@@ -159,3 +159,15 @@ def test_files_that_cannot_be_read(files: Any, capsys: Any, tmp_path: Path) -> N
     assert run((files()[0], paths[0])) == 2
     assert "must hold exactly one ModelDeployment, holds 0" in capsys.readouterr().err
     assert main(["plan"]) == 2 and "--fleet FILE is needed" in capsys.readouterr().err
+
+
+async def test_groups_that_run_are_counted_once(files: Any, world: Any, capsys: Any) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.deploy(replicas=2, nodes={"max": 1})
+    await world.round()
+    assert run(files({"replicas": 2, "nodes": {"max": 1}}), "-o", "json") == 0
+    first, second = (group["ranks"][0] for group in json.loads(capsys.readouterr().out)["groups"])
+    assert first["node"] == second["node"] == "big-1"
+    assert second["freeBytes"] == first["freeBytes"], "each beside the other"
+    endpoints = [group.endpoint for group in world.md.status.groups]
+    assert endpoints == [f"http://{rank['address']}:{rank['gatewayPort']}/v1" for rank in (first, second)]
