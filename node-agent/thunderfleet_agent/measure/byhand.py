@@ -28,6 +28,8 @@ from thunderfleet_agent.measure.settings import Settings
 from thunderfleet_agent.measure.view import View, notes, view, wanted
 from thunderfleet_agent.publish import Publisher
 
+QUIET_SECONDS = 2.0
+
 
 class CannotMeasure(Exception):
     """Why there is nothing to print."""
@@ -44,13 +46,17 @@ class Own:
 
 
 class Progress:
-    """One line that is written over, on a terminal only."""
+    """One line that is written over; elsewhere than on a terminal, a line now and then."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._live = out, out.isatty()
-        self._begun = time.monotonic()
+        self._begun, self._quiet_until = time.monotonic(), 0.0
 
     def say(self, text: str) -> None:
+        now = time.monotonic()
+        if not self._live and now < self._quiet_until:
+            return
+        self._quiet_until = now + QUIET_SECONDS
         line = f"{time.monotonic() - self._begun:5.1f} s  {text}"
         self._out.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
         self._out.flush()
