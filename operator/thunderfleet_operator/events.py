@@ -35,6 +35,8 @@ class Occurrence:
 def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> list[Occurrence]:
     """What is worth an Event."""
     found: list[Occurrence] = []
+    degraded = find_condition(after.conditions, DEGRADED)
+    failed = degraded is not None and degraded.status is ConditionStatus.TRUE
     for kind in (MODEL_RESOLVED, PLACED, BOOTSTRAPPED, READY, BENCHMARKED, DEGRADED):
         old, new = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
         if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
@@ -48,8 +50,9 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
                 found.append(Occurrence(new.reason, new.message, warning=True))
         elif holds and kind in (READY, BENCHMARKED):
             found.append(Occurrence(new.reason, new.message))
-        elif kind == READY and old is not None and old.status is ConditionStatus.TRUE:
-            found.append(Occurrence(new.reason, new.message, warning=new.reason != "ScaledToZero"))
+        elif kind == READY and not failed and old is not None and old.status is ConditionStatus.TRUE:
+            # A failure is told of once, by its own reason.
+            found.append(Occurrence(new.reason, new.message, warning=new.reason not in ("ScaledToZero", "Draining")))
     known = {group.index: group for group in before.groups if group.ranks}
     for group in after.groups:
         past = known.get(group.index)

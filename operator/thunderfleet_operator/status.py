@@ -107,7 +107,7 @@ def _carried(outcome: Outcome, plan: Plan) -> Group | None:
     before = outcome.view.status
     if before is None or before.epoch != plan.epoch or outcome.heard.silent_seconds >= FRESH_SECONDS:
         return None
-    if before.state in (GroupStage.PENDING, GroupStage.BACKING_OFF):
+    if before.state in (GroupStage.PENDING, GroupStage.STARTING, GroupStage.BACKING_OFF):
         return None
     return before
 
@@ -212,7 +212,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
     elif decision.verdict is Verdict.BACK_OFF and decision.until is not None:
         stage, message = (
             GroupStage.BACKING_OFF,
-            f"the next placement is made at {decision.until:%H:%M:%S} UTC" + _because(failure),
+            f"the next placement (restart {restarts + 1} of {deployment.spec.recovery.max_restarts}) is made at "
+            f"{decision.until:%H:%M:%S} UTC" + _because(failure),
         )
     elif decision.verdict is Verdict.DRAIN and not outcome.unplaceable:
         why = f"{decision.failure.message}: " if decision.failure else "the spec has changed: "
@@ -220,7 +221,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         stage, message = GroupStage.DRAINING, f"{why}{told}; then the group is placed anew"
     elif decision.verdict is Verdict.PLACE and not outcome.placed_now and not outcome.outdated:
         stage = GroupStage.BACKING_OFF
-        message = (outcome.unplaceable.message if outcome.unplaceable else "waits for another placement") + _because(failure)
+        message = f"waits for a place: see the condition {PLACED}" + _because(failure)
     elif state is not None:
         stage = GroupStage(state.phase.value)
         message = _loading(state) if state.phase is report.GroupPhase.LOADING else state.message

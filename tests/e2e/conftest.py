@@ -146,7 +146,7 @@ class Line:
             wanted.write_text(yaml.safe_dump(manifest))
             program = self.cluster.image_folder / "bin" / "thunderfleet-operator"
             command = [str(program), "plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", "json"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
         assert done.returncode in (0, 3), done.stderr
         return done.returncode, json.loads(done.stdout)
 

@@ -205,7 +205,8 @@ async def test_an_evicted_group_without_another_place_says_so_and_comes_back(wor
         await world.round()
         assert states(world) == [(1, "BackingOff")] and world.md.status.groups[0].restarts == 0
         status, reason, message = world.condition("Ready")
-        assert (status, reason) == ("False", "NoRoom") and "cordoned" in message and "studio-2" in message
+        assert (status, reason) == ("False", "NoRoom") and "Evicted" in message and "studio-2" in message
+        assert "studio-2 is cordoned" in world.condition("Placed")[2]
     written = world.versions()
     await world.round()
     assert world.versions() == written, "a wait is written once"

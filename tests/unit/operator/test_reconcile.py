@@ -371,6 +371,33 @@ async def test_who_does_not_lead_writes_nothing(world: Any) -> None:
     assert world.writes == []
 
 
+async def test_pods_that_run_and_a_rank_0_that_is_silent_are_told_apart(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    assert "is to be scheduled" in world.condition("Ready")[2]
+    world.run_pods()
+    await world.round()
+    assert world.condition("Ready")[2] == "group 0: Starting: rank 0 on studio-1 does not answer yet"
+
+
+async def test_a_failure_is_one_event_that_says_what_comes_next(world: Any) -> None:
+    world.deploy()
+    await served(world)
+    told: list[tuple[str, str]] = []
+
+    async def record(path: str, body: Any) -> Any:
+        told.append((body["reason"], body["message"]))
+        return body
+
+    world.create = record
+    failure = {"fault": "Replan", "reason": "DeviceDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
+    world.say("GaveUp", 1, failure=failure)
+    await world.round()
+    ((reason, message),) = told
+    assert reason == "DeviceDown"
+    assert "restart 1 of 10) is made at 00:00:10 UTC; last failure on studio-2: DeviceDown: rdma_en2 is Down" in message
+
+
 async def test_events_tell_what_changed_once(world: Any) -> None:
     told: list[str] = []
     create = world.create

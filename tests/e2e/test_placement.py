@@ -1,0 +1,199 @@
+"""Places by the shape of the cabling, on eight Macs: a full mesh of four, a ring of four, joined by a cable and by a hub. Every
+group says what one process says. What the operator decides, the offline planner has said before."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import combinations
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster import tinymodel
+
+Json = dict[str, Any]
+Deploy = Callable[..., Any]
+Alone = Callable[..., list[int]]
+
+FLEET = """
+machines:
+  - {name: linux-1, kind: linux}
+  - {name: mesh-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: mesh-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: mesh-3, model: Mac Studio (M4 Max), memory: 36 GB, rdma: true, jaccl: recorded}
+  - {name: mesh-4, model: Mac Studio (M4 Max), memory: 36 GB, rdma: true, jaccl: recorded}
+  - {name: ring-1, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+  - {name: ring-2, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+  - {name: ring-3, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+  - {name: ring-4, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+cables:
+  - {a: "mesh-1:1", b: "mesh-2:1"}
+  - {a: "mesh-1:2", b: "mesh-3:1"}
+  - {a: "mesh-1:3", b: "mesh-4:1"}
+  - {a: "mesh-2:2", b: "mesh-3:2"}
+  - {a: "mesh-2:3", b: "mesh-4:2"}
+  - {a: "mesh-3:3", b: "mesh-4:3"}
+  - {a: "ring-1:1", b: "ring-2:1"}
+  - {a: "ring-2:2", b: "ring-3:1"}
+  - {a: "ring-3:2", b: "ring-4:1"}
+  - {a: "ring-4:2", b: "ring-1:2"}
+  - {a: "mesh-1:4", b: "ring-1:3", speed: 40, through: OWC Thunderbolt Hub}
+  - {a: "mesh-2:4", b: "ring-2:3"}
+"""
+MESH = ["mesh-1", "mesh-2", "mesh-3", "mesh-4"]
+RING = ["ring-1", "ring-2", "ring-3", "ring-4"]
+# A layer for each of eight ranks.
+DEEP, DEEP_LAYERS = "thunderfleet/tiny-deep", 8
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 6
+"""Few tokens: ranks that wait in a collective keep a core busy, and there are more ranks than cores."""
+SMALL = {"memory": {"contextTokens": 2048, "cachedTokens": 4096}, "benchmark": {"promptTokens": 2, "generationTokens": 1}}
+START_SECONDS = 400.0
+"""For groups of more ranks than the machine has cores."""
+
+
+@pytest.fixture(scope="module")
+def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with on_fleet(FLEET, "shapes", "THUNDERFLEET_E2E_SHAPES", "operator.replicas=1") as found:
+        tinymodel.make(found.cluster.models / DEEP, layers=DEEP_LAYERS)
+        for shape, macs in (("mesh", MESH), ("ring", RING)):
+            found.kubectl("label", "nodes", *macs, f"shape={shape}", "--overwrite")
+        found.kubectl("label", "nodes", "mesh-1", "ring-1", "pair=hub", "--overwrite")
+        found.kubectl("label", "nodes", *RING[:3], "row=line", "--overwrite")
+        yield found
+
+
+@pytest.fixture
+def served(line: Any, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
+    """Deploys what the offline planner is asked about first, and returns the group once it has answered."""
+
+    def serve(name: str, layers: int = tinymodel.LAYERS, **spec: object) -> Json:
+        model = {"repository": DEEP if layers == DEEP_LAYERS else "thunderfleet/tiny-qwen2"}
+        whole = {**SMALL, "model": model, **spec}
+        meta = {"name": name, "namespace": "default"}
+        asked = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": meta, "spec": whole}
+        status, told = line.plan(asked)
+        assert status == 0, told
+        made = deploy(name, **whole)
+        made.until("Ready", made.is_ready, START_SECONDS)
+        group: Json = made.group()
+        agrees(told["groups"][0], group)
+        planned(made, group)
+        body = {"model": model["repository"], "messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
+        body |= {"temperature": 0, "return_token_ids": True}
+        answer = line.request(f"{made.endpoint}/chat/completions", body)
+        assert answer.status == 200, answer.body
+        assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS, layers)
+        status, again = line.plan(made.get())
+        assert again["groups"][0]["reason"].startswith("kept where it was"), "the planner leaves a group that runs where it is"
+        agrees(again["groups"][0], group)
+        return group
+
+    return serve
+
+
+def agrees(told: Json, group: Json) -> None:
+    """What was said of a group, and what became of it."""
+    assert (told["transport"], told["parallelism"]) == (group["transport"], group["parallelism"])
+    said = [(r["node"], r["memoryBytes"], r["layers"], r["address"]) for r in told["ranks"]]
+    assert said == [(r["node"], r["memoryBytes"], r.get("layers"), r["address"]) for r in group["ranks"]]
+
+
+def planned(deployment: Any, group: Json) -> Json:
+    """The plan's ConfigMap; it says what status says."""
+    (item,) = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", "thunderfleet.io/group=0")
+    plan: Json = json.loads(item["data"]["plan.json"])
+    assert plan["epoch"] == group["epoch"]
+    assert [(r["rank"], r["node"], r["pod"], r["memoryBytes"]) for r in plan["ranks"]] == [
+        (r["rank"], r["node"], r["pod"], r["memoryBytes"]) for r in group["ranks"]
+    ]
+    for rank, entry in zip(plan["ranks"], group["ranks"], strict=True):
+        if rank["layers"]:
+            first, last = rank["layers"]
+            assert entry["layers"] == {"first": first, "count": last - first}
+    return plan
+
+
+def nodes_of(group: Json) -> list[str]:
+    return [rank["node"] for rank in group["ranks"]]
+
+
+def faces(line: Any, one: str, device: str) -> str:
+    """The Mac at the other end of the cable in a Mac's port with this RDMA device."""
+    for link in line.items("tbl"):
+        ends = link["status"]["endpoints"]
+        if any(end["node"] == one and end["rdmaDevice"] == device for end in ends):
+            return str(next(end["node"] for end in ends if end["node"] != one))
+    raise AssertionError(f"{one} has no cable at {device}")
+
+
+def devices(line: Any, group: Json) -> list[list[str | None]]:
+    """The device matrix of a group, of which each entry faces the Mac that it says."""
+    (item,) = (c for c in line.items("configmaps", "-A") if c["metadata"]["name"] == group["ranks"][0]["pod"].rpartition("-")[0])
+    ranks = json.loads(item["data"]["plan.json"])["ranks"]
+    for rank in ranks:
+        for other, device in zip(ranks, rank["devices"], strict=True):
+            assert device is None or faces(line, rank["node"], device) == other["node"]
+    return [rank["devices"] for rank in ranks]
+
+
+def test_one_mac_is_enough_and_the_smallest_does(served: Callable[..., Json]) -> None:
+    group = served("alone", nodes={"min": 1})
+    assert (nodes_of(group), group["transport"]) == (["ring-1"], "None"), "big Macs stay free for big models"
+
+
+def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Any, served: Callable[..., Json]) -> None:
+    group = served("mesh", nodes={"min": 3, "selector": {"shape": "mesh"}})
+    assert (group["transport"], group["parallelism"]) == ("JACCL", "Pipeline")
+    assert "JACCL mesh of 3 Macs (Tensor: mlx-lm cannot split it over 3 ranks" in group["reason"]
+    matrix = devices(line, group)
+    assert [[device is None for device in row] for row in matrix] == [[i == j for j in range(3)] for i in range(3)]
+
+
+def test_a_ring_talks_over_a_jaccl_ring(line: Any, served: Callable[..., Json]) -> None:
+    group = served("ring", nodes={"min": 4, "selector": {"shape": "ring"}})
+    assert (sorted(nodes_of(group)), group["transport"]) == (RING, "JACCLRing")
+    neighbours = [[(i - j) % 4 in (1, 3) for j in range(4)] for i in range(4)]
+    assert [[device is not None for device in row] for row in devices(line, group)] == neighbours
+
+
+@pytest.mark.parametrize("parallelism", ["Auto", "Tensor"])
+def test_through_a_hub_two_macs_talk_over_tcp(served: Callable[..., Json], parallelism: str) -> None:
+    group = served("hub", nodes={"min": 2, "selector": {"pair": "hub"}}, parallelism=parallelism)
+    assert (nodes_of(group), group["transport"]) == (["mesh-1", "ring-1"], "Ring")
+    assert group["parallelism"] == ("Pipeline" if parallelism == "Auto" else "Tensor")
+    assert "no RDMA over mesh-1.tb4--ring-1.tb3: the cable runs at 40 Gb/s" in group["reason"]
+
+
+def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Any, deploy: Deploy, served: Callable[..., Json]) -> None:
+    in_a_row = {"min": 3, "selector": {"row": "line"}}
+    refused = deploy("row", transport="JACCL", nodes=in_a_row, **SMALL)
+    told = refused.until_condition("Placed", "False", "NotConnected")["message"]
+    assert "ring-3 ↔ ring-1: no Thunderbolt cable" in told or "ring-1 ↔ ring-3: no Thunderbolt cable" in told
+    assert "each of mesh-1, mesh-2, mesh-3, mesh-4, ring-4 does not have the label row=line" in told
+    near = refused.status["unplaceable"]
+    assert {(miss["transport"], *sorted(miss.get("nodes", []))) for miss in near} >= {("JACCL", *RING[:3])}
+    status, offline = line.plan(refused.get())
+    assert (status, offline["groups"][0]["message"]) == (3, told)
+    # The missing hop is carried over the LAN, where TCP will do.
+    group = served("lan", nodes=in_a_row, parallelism="Pipeline")
+    assert (sorted(nodes_of(group)), group["transport"]) == (RING[:3], "Ring")
+    assert "1 of 3 hops over the LAN" in group["reason"]
+
+
+def test_all_eight_in_one_ring(served: Callable[..., Json]) -> None:
+    group = served("eight", layers=DEEP_LAYERS, nodes={"min": 8}, transport="Ring")
+    assert (sorted(nodes_of(group)), group["parallelism"]) == (MESH + RING, "Pipeline")
+    order = nodes_of(group)
+    crossings = [(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True) if (a in MESH) != (b in MESH)]
+    assert {frozenset(pair) for pair in crossings} == {frozenset(("mesh-1", "ring-1")), frozenset(("mesh-2", "ring-2"))}
+    assert {rank["layers"]["count"] for rank in group["ranks"]} == {1}
+
+
+def test_macs_and_cables_say_their_shape(line: Any) -> None:
+    """What an owner sees of the cabling: `kubectl get np,tbl`."""
+    links = {frozenset(end["node"] for end in link["status"]["endpoints"]) for link in line.items("tbl")}
+    assert {frozenset(pair) for pair in combinations(MESH, 2)} <= links
+    assert len(links) == 12
+    table = line.kubectl("get", "tbl").splitlines()
+    assert [row.split()[0] for row in table if "BelowThunderbolt5" in row] == ["mesh-1.tb4--ring-1.tb3"]
+    counts = {row.split()[0]: row for row in line.kubectl("get", "np", "--no-headers").splitlines()}
+    assert sorted(counts) == MESH + RING

@@ -1,0 +1,249 @@
+"""What moves a group and what does not, on four Macs in a ring: cordon, drain, uncordon, a better place, Macs that several
+deployments want, scale, bounds, taints. Where a place is decided, the offline planner is asked the same question."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster import tinymodel
+
+Json = dict[str, Any]
+Deploy = Callable[..., Any]
+Alone = Callable[..., list[int]]
+
+# Thunderbolt 4, so no RDMA; one cable is slower than the others. Each Mac has 16 GiB for its GPU.
+FLEET = """
+machines:
+  - {name: linux-1, kind: linux}
+  - {name: mini-1, model: Mac mini (M4), memory: 24 GB}
+  - {name: mini-2, model: Mac mini (M4), memory: 24 GB}
+  - {name: mini-3, model: Mac mini (M4), memory: 24 GB}
+  - {name: mini-4, model: Mac mini (M4), memory: 24 GB}
+cables:
+  - {a: "mini-1:1", b: "mini-2:1", speed: 20}
+  - {a: "mini-2:2", b: "mini-3:1", speed: 40, through: OWC Thunderbolt Hub}
+  - {a: "mini-3:2", b: "mini-4:1", speed: 40}
+  - {a: "mini-4:2", b: "mini-1:2", speed: 40}
+"""
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
+QUICK = {"promptTokens": 4, "generationTokens": 2}
+LITTLE = {"contextTokens": 2048, "cachedTokens": 4096}
+# More than half of a Mac: a KiB a token.
+MOST = {"contextTokens": 2048, "cachedTokens": 9_000_000}
+# More than a Mac has.
+TOO_MUCH = {"contextTokens": 2048, "cachedTokens": 18_000_000}
+DRAIN_SECONDS = 60
+START_SECONDS = 150.0
+
+
+@pytest.fixture(scope="module")
+def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with on_fleet(FLEET, "moves", "THUNDERFLEET_E2E_MOVES", "operator.replicas=1") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def as_found(line: Any) -> Iterator[None]:
+    """Every Mac may be used again after a test, whatever became of it."""
+    yield
+    for mac in line.macs:
+        line.kubectl("uncordon", mac)
+        if "team" in [taint["key"] for taint in line.json("get", "node", mac)["spec"].get("taints", [])]:
+            line.kubectl("taint", "node", mac, "team-")
+
+
+def alone_on(mac: str, **more: object) -> Json:
+    """A spec: one rank, on this very Mac."""
+    nodes = {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": mac}}
+    return {"nodes": nodes, "memory": LITTLE, "benchmark": QUICK, **more}
+
+
+def nodes_of(group: Json) -> list[str]:
+    return [rank["node"] for rank in group["ranks"]]
+
+
+def events(deployment: Any, reason: str) -> list[str]:
+    chosen = f"involvedObject.name={deployment.name},reason={reason}"
+    return [item["message"] for item in deployment.line.items("events", "-n", deployment.namespace, "--field-selector", chosen)]
+
+
+def placed(deployment: Any) -> Json:
+    """Waits until every group has a place, without waiting for it to serve; the condition's text and all."""
+    found: Json = deployment.until_condition("Placed", "True")
+    return found
+
+
+def foretold(deployment: Any) -> Json:
+    """What the offline planner says of a deployment of the cluster; it must be what the operator did."""
+    status, told = deployment.line.plan(deployment.get())
+    now = deployment.status
+    assert [group["placed"] for group in told["groups"]] == [bool(group["ranks"]) for group in groups(now)]
+    assert (status == 0) == told["placed"] == all(group["ranks"] for group in groups(now))
+    for said, group in zip(told["groups"], groups(now), strict=True):
+        if not said["placed"]:
+            assert said["message"] == group["message"]
+            continue
+        assert [(r["node"], r["memoryBytes"], r["layers"]) for r in said["ranks"]] == [
+            (r["node"], r["memoryBytes"], r.get("layers")) for r in group["ranks"]
+        ]
+        first = said["ranks"][0]
+        assert group["endpoint"] == f"http://{first['address']}:{first['gatewayPort']}/v1"
+        assert group["coordinator"] == f"{first['address']}:{first['controlPort']}"
+    found: Json = told
+    return found
+
+
+def groups(status: Json) -> list[Json]:
+    return [{**group, "ranks": group.get("ranks", [])} for group in status["groups"]]
+
+
+def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
+    """A group starts over the slow cable, since other Macs are cordoned; stays when they come back; moves when drained."""
+    expected = alone(PROMPT, TOKENS)
+    for mac in ("mini-3", "mini-4"):
+        line.kubectl("cordon", mac)
+    pair = deploy("pair", parallelism="Pipeline", memory=LITTLE, benchmark=QUICK).until_ready()
+    before = pair.group()
+    assert set(nodes_of(before)) == {"mini-1", "mini-2"}
+    assert pair.tokens(PROMPT, TOKENS) == expected
+
+    # A better place alone never moves a group; status says that there is one.
+    for mac in ("mini-3", "mini-4"):
+        line.kubectl("uncordon", mac)
+
+    def better() -> str:
+        message = str(pair.until_condition("Placed", "True")["message"])
+        return message if "would be placed better today" in message else ""
+
+    told = pair.until("status says that a better place exists", better)
+    assert "20 Gb/s" in told and "40 Gb/s" in told and "stays" in told
+    assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
+
+    # Cordoned: what runs stays, what is new does not get there.
+    line.kubectl("cordon", "mini-1")
+    late = deploy("late", **alone_on("mini-1"))
+    message = late.until_condition("Placed", "False")["message"]
+    assert "mini-1 is cordoned (kubectl uncordon mini-1)" in message
+    foretold(late)
+    assert pair.is_ready() and pair.group()["epoch"] == before["epoch"]
+    assert pair.tokens(PROMPT, TOKENS) == expected
+
+    # Drained: the group moves to other Macs, over a fast cable now.
+    drain(line, "mini-1")
+    pair.until("it has moved", lambda: pair.group()["epoch"] > before["epoch"] and pair.is_ready(), START_SECONDS)
+    after = pair.group()
+    assert set(nodes_of(after)) in ({"mini-2", "mini-3"}, {"mini-3", "mini-4"})
+    assert pair.tokens(PROMPT, TOKENS) == expected
+    (moved,) = pair.until("an Event tells of the move", lambda: events(pair, "Moved"))
+    assert f"from {', '.join(nodes_of(before))} to {', '.join(nodes_of(after))}" in moved
+    assert "after Evicted" in moved and "TCP ring of 2 Macs" in moved
+    assert not [pod for pod in line.items("pods", "-n", pair.namespace) if pod["spec"]["nodeName"] == "mini-1"]
+
+    # Uncordoned: who waited for it gets it; the group that moved stays where it is.
+    line.kubectl("uncordon", "mini-1")
+    late.until_ready()
+    assert nodes_of(late.group()) == ["mini-1"]
+    assert late.tokens(PROMPT, TOKENS) == expected
+    assert (pair.group()["epoch"], nodes_of(pair.group())) == (after["epoch"], nodes_of(after))
+    assert "would be placed better" not in placed(pair)["message"]
+
+    # Drained with nowhere else to go: it says why, and is back on the Mac as soon as that may be used.
+    endpoint = late.endpoint
+    drain(line, "mini-1")
+
+    def waits() -> str:
+        return str(late.until_condition("Ready", "False")["message"]) if late.state == "BackingOff" else ""
+
+    said = late.until("it tells what it waits for", lambda: "mini-1 is cordoned" in (text := waits()) and text)
+    assert "evicted from mini-1" in said
+    line.kubectl("uncordon", "mini-1")
+    late.until_ready()
+    assert (late.endpoint, late.group()["epoch"]) == (endpoint, 2), "the endpoint is what it was"
+
+
+def drain(line: Any, mac: str) -> None:
+    """As its owner would: DaemonSets' pods stay."""
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={DRAIN_SECONDS}s")
+    line.cluster.kubectl("drain", mac, *options, seconds=DRAIN_SECONDS + 30)
+
+
+def test_two_deployments_that_want_the_same_mac(line: Any, deploy: Deploy, alone: Alone) -> None:
+    first = deploy("first", **alone_on("mini-4", memory=MOST))
+    placed(first)
+    second = deploy("second", **alone_on("mini-4", memory=MOST))
+    lack = second.until_condition("Placed", "False", "NoRoom")["message"]
+    assert "mini-4 has " in lack and "the whole model needs" in lack
+    assert events(second, "NoRoom") == [lack]
+    # What is left is enough for a little one: memory and ports are accounted for.
+    little = deploy("little", **alone_on("mini-4"))
+    placed(little)
+    assert not first.ports() & little.ports()
+    for deployment in (first, second, little):
+        foretold(deployment)
+    first.until_ready()
+    line.forget(first)
+    assert nodes_of(second.until_ready().group()) == ["mini-4"]
+    assert second.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    assert little.until_ready().group()["epoch"] == 1
+
+
+def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
+    for mac in ("mini-2", "mini-3"):
+        line.kubectl("label", "node", mac, "pool=two", "--overwrite")
+    nodes = {"min": 1, "max": 1, "selector": {"pool": "two"}}
+    many = deploy("many", nodes=nodes, memory=MOST, benchmark=QUICK)
+    placed(many)
+    many.kubectl("scale", "md", many.name, "--replicas=3")
+    # Two of three groups find a Mac each; the third says what it lacks.
+    lack = many.until_condition("Placed", "False", "NoRoom")["message"]
+    assert lack.startswith("group 2: ") and "mini-2" in lack and "mini-3" in lack
+    many.until("two groups serve", lambda: many.status.get("readyReplicas") == 2, START_SECONDS)
+    assert sorted(nodes_of(group)[0] for group in groups(many.status)[:2]) == ["mini-2", "mini-3"]
+    assert many.until_condition("Ready", "False", "PartlyReady")["message"].startswith("2 of 3 groups serve")
+    foretold(many)
+    scale = many.line.json("get", "md", many.name, "-n", many.namespace, "--subresource=scale")
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 2)
+    leaders = line.items("pods", "-n", many.namespace, "-l", scale["status"]["selector"])
+    assert sorted(pod["spec"]["nodeName"] for pod in leaders) == ["mini-2", "mini-3"]
+
+    kept = groups(many.status)[0]
+    many.kubectl("scale", "md", many.name, "--replicas=1")
+    many.until_ready()
+
+    def one_left() -> bool:
+        return [item["spec"]["nodeName"] for item in line.items("pods", "-n", many.namespace)] == nodes_of(kept)
+
+    many.until("only the first group is left", one_left)
+    now = many.status
+    assert (len(now["groups"]), now["replicas"], now["groups"][0]["epoch"]) == (1, 1, kept["epoch"])
+    many.kubectl("scale", "md", many.name, "--replicas=0")
+    many.until_condition("Ready", "False", "ScaledToZero")
+    many.until("nothing runs", lambda: not line.items("pods", "-n", many.namespace))
+
+
+def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:
+    """``nodes.min`` and ``nodes.max``, and a change of them while it waits."""
+    bound = deploy("bound", nodes={"min": 5}, memory=LITTLE, benchmark=QUICK)
+    assert "5 Macs" in bound.until_condition("Placed", "False", "NotEnoughMacs")["message"]
+    bound.patch({"nodes": {"min": 1, "max": 1}, "memory": TOO_MUCH})
+    assert "the whole model needs" in bound.until_condition("Placed", "False", "NoRoom")["message"]
+    foretold(bound)
+    bound.patch({"nodes": {"max": 2}})
+    placed(bound)
+    group = bound.group()
+    assert (len(group["ranks"]), group["transport"], group["parallelism"]) == (2, "Ring", "Pipeline")
+    assert sum(rank["layers"]["count"] for rank in group["ranks"]) == tinymodel.LAYERS
+    foretold(bound)
+
+
+def test_taints_and_tolerations(line: Any, deploy: Deploy) -> None:
+    line.kubectl("taint", "node", "mini-2", "team=vision:NoSchedule")
+    guest = deploy("guest", **alone_on("mini-2"))
+    lack = guest.until_condition("Placed", "False")["message"]
+    assert "mini-2 has the taint team=vision:NoSchedule, which nodes.tolerations does not tolerate" in lack
+    foretold(guest)
+    guest.patch({"nodes": {"tolerations": [{"key": "team", "operator": "Equal", "value": "vision"}]}})
+    guest.until_ready()
+    assert nodes_of(guest.group()) == ["mini-2"]
+    foretold(guest)

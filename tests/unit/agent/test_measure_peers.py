@@ -1,0 +1,541 @@
+"""Agents that measure each other, in one process over real sockets on loopback: friendly, hostile, frozen, dead, and thirty."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from thunderfleet_agent import identity
+from thunderfleet_agent.measure import process, streams, talk
+from thunderfleet_agent.measure.prober import Ended, Prober
+from thunderfleet_agent.measure.probes import Kind, Probe, Target, rdma
+from thunderfleet_agent.measure.probes import socket as socket_probe
+from thunderfleet_agent.measure.results import Ledger
+from thunderfleet_agent.measure.sessions import End
+from thunderfleet_agent.measure.settings import Settings, parse
+from thunderfleet_agent.measure.streams import DOWN, ECHO, TOKEN_BYTES, UP, Gate, dial, in_thread
+from thunderfleet_agent.measure.view import Cable, View
+from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.server import Server
+from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.thunderboltlink import MeasurementTransport
+
+Until = Callable[..., Awaitable[None]]
+
+LINK = "cable-1"
+SMALL = 2**20
+QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enabled": False}, "spreadSeconds": 0}
+SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 4 * SMALL, "streams": 2}
+
+
+def settings(**more: object) -> Settings:
+    return parse(json.dumps({**QUIET, "sockets": SOCKETS, **more}))
+
+
+@dataclass
+class Mac:
+    """One agent: its prober, and the server that answers for it."""
+
+    name: str
+    address: str
+    certificate: identity.Identity
+    prober: Prober
+    server: Server
+    metrics: Metrics
+    port: int = 0
+
+    @property
+    def agent(self) -> Agent:
+        return Agent(address=self.address, port=self.port, certificate_sha256=self.certificate.sha256)
+
+    def sees(self, *others: Mac, link: str = LINK, problem: str | None = None) -> None:
+        """These are its neighbours; with one, over a cable."""
+        cables = {link: Cable(link, others[0].name, "en2", End("rdma_en2", self.address), problem)} if len(others) == 1 else {}
+        targets = tuple(Target(other.name, other.address, link if cables else "") for other in others)
+        interfaces = {self.address: "en2"} if cables else {}
+        self.prober.look(
+            View(self.name, self.address, targets, cables, {other.name: other.agent for other in others}, interfaces)
+        )
+
+    def probe(self, other: Mac) -> Probe:
+        link = LINK if LINK in self.prober.view.cables else ""
+        return socket_probe(self.prober.settings, Target(other.name, other.address, link))
+
+
+@asynccontextmanager
+async def macs(count: int, tmp_path: Path, chosen: Settings) -> AsyncIterator[list[Mac]]:
+    """So many agents that know each other's certificates, on addresses of their own."""
+    known: dict[str, str] = {}
+
+    async def shown(node: str, sha256: str) -> bool:
+        return known.get(node) == sha256
+
+    found: list[Mac] = []
+    async with AsyncExitStack() as stack:
+        for number in range(count):
+            name, folder = f"studio-{number:02d}", tmp_path / f"{number}"
+            folder.mkdir()
+            identity.write(folder)
+            certificate, metrics = identity.load(folder), Metrics()
+            prober = Prober(name, chosen, certificate.client, Ledger(name), counter=metrics)
+            metrics.measures(prober)
+            address = f"127.0.7.{number + 1}"
+            server = Server(address, name, metrics, lambda: None, shown)
+            server.measure = prober.answer
+            mac = Mac(name, address, certificate, prober, server, metrics)
+            mac.port, _ = await server.start(0, 0, certificate.server)
+            stack.push_async_callback(server.close)
+            known[name] = certificate.sha256
+            prober.use(())
+            found.append(mac)
+        yield found
+
+
+@asynccontextmanager
+async def running(*all_macs: Mac) -> AsyncIterator[None]:
+    """Their loops, for as long as this is open."""
+    tasks = [asyncio.create_task(mac.prober.run()) for mac in all_macs]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path: Path, until: Until) -> None:
+    async with macs(2, tmp_path, settings()) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        async with running(a, b):
+            await until(lambda: a.prober.ledger.results and b.prober.ledger.results)
+        here, there = (mac.prober.ledger.measurements(LINK)[0] for mac in (a, b))
+        assert (here.from_, here.to, there.from_, there.to) == (b.name, a.name, a.name, b.name)
+        assert here.transport is MeasurementTransport.SOCKET and here.throughput_mbps and there.throughput_mbps
+        (mine,), (theirs,) = (mac.prober.ledger.results.values() for mac in (a, b))
+        assert (mine.figures.sent_mbps, mine.figures.received_mbps) == (
+            theirs.figures.received_mbps,
+            theirs.figures.sent_mbps,
+        )
+        assert mine.figures.rtt_microseconds == theirs.figures.rtt_microseconds
+        assert a.prober.verdict.reason == b.prober.verdict.reason == "Fresh"
+        text = a.metrics.text().decode()
+        assert f'thunderfleet_agent_measured_age_seconds{{address="{b.address}",link="{LINK}",node="{b.name}"' in text
+        assert "thunderfleet_agent_link_received_bits_per_second{" in text
+        assert a.prober.desk.peer is None and b.prober.desk.peer is None
+
+
+async def test_a_peer_that_a_group_has_says_so_and_is_asked_again(tmp_path: Path, until: Until) -> None:
+    async with macs(2, tmp_path, settings()) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        b.prober.use((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
+        with pytest.raises(talk.Refused, match="default/qwen-0 uses this cable") as refused:
+            await a.prober.once(a.probe(b))
+        assert refused.value.again
+        async with running(a):
+            await until(lambda: a.prober.ledger.history)
+        assert not a.prober.ledger.troubles and not a.prober.ledger.results
+
+
+async def test_a_group_that_arrives_ends_the_probe_at_both_ends(tmp_path: Path, until: Until) -> None:
+    slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
+    async with macs(2, tmp_path, slow) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        for arrives, other in ((a, b), (b, a)):
+            probing = asyncio.create_task(a.prober.once(a.probe(b)))
+            await until(lambda: a.prober.running and b.prober.running)
+            group = GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,))
+            arrives.prober.use((group,))
+            ended = await asyncio.gather(probing, return_exceptions=True)
+            assert isinstance(ended[0], Ended if arrives is a else talk.Broken), ended
+            await until(lambda: not a.prober.running and not b.prober.running)
+            assert arrives.prober.desk.peer is None and not other.prober.ledger.results
+            arrives.prober.use(())
+
+
+async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_path: Path, until: Until) -> None:
+    slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
+    async with macs(2, tmp_path, slow) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        async with running(a):
+            await until(lambda: b.prober.running)
+            # What becomes of a killed agent's sockets.
+            for each in list(b.prober.running):
+                each.task.cancel()
+            await until(lambda: a.prober.ledger.troubles)
+            assert not a.prober.running
+        (key,) = a.prober.ledger.troubles
+        assert a.prober.ledger.history[key].failures == 1
+        a.prober.ledger.history[key] = a.prober.ledger.history[key].__class__(failures=1, failed=time.monotonic())
+        assert a.prober.verdict.reason == "ProbeFailed" and "next try at" in a.prober.verdict.message
+
+
+# --- three Macs that want each other, and thirty ---
+
+
+async def test_three_macs_that_want_each_other_at_once_all_get_measured(tmp_path: Path, until: Until) -> None:
+    async with macs(3, tmp_path, settings()) as fleet:
+        for mac in fleet:
+            mac.sees(*(other for other in fleet if other is not mac))
+        async with running(*fleet):
+            await until(lambda: all(len(mac.prober.ledger.results) == 2 for mac in fleet), seconds=60)
+        assert not any(mac.prober.ledger.troubles for mac in fleet)
+
+
+async def test_thirty_macs_measure_every_pair_within_their_bytes(
+    tmp_path: Path, until: Until, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded connections, bounded bytes a minute, every pair done."""
+    # Sixty threads of echoes share one interpreter here, which on thirty Macs they do not.
+    monkeypatch.setattr(streams, "ECHOES", 8)
+    monkeypatch.setattr(streams, "WARM_ECHOES", 2)
+    logging.getLogger("thunderfleet_agent").setLevel(logging.ERROR)
+    budget = 2**30
+    tiny = settings(sockets={**SOCKETS, "bytes": SMALL, "streams": 1, "everySeconds": 3600}, bytesPerMinute=budget)
+    begun = time.monotonic()
+    most = 0
+    async with macs(30, tmp_path, tiny) as fleet:
+        for mac in fleet:
+            mac.sees(*(other for other in fleet if other is not mac))
+
+        def done() -> bool:
+            nonlocal most
+            most = max(most, *(len(mac.prober.running) for mac in fleet))
+            return all(len(mac.prober.ledger.results) == 29 for mac in fleet)
+
+        async with running(*fleet):
+            await until(done, seconds=300)
+        seconds = time.monotonic() - begun
+        rows = []
+        for mac in fleet:
+            counted = {
+                sample.labels["probe"] + "/" + sample.labels.get("result", ""): sample.value
+                for metric in mac.metrics.registry.collect()
+                for sample in metric.samples
+                if sample.name in ("thunderfleet_agent_probes_total", "thunderfleet_agent_probe_bytes_total")
+            }
+            rows.append(
+                (
+                    mac.name,
+                    len(mac.prober.ledger.results),
+                    counted["socket/ok"],
+                    counted.get("socket/refused", 0),
+                    counted["socket/"],
+                )
+            )
+            # Each pair was measured once for both of them, or twice when both began it.
+            assert 29 <= counted["socket/ok"] <= 58
+            assert counted["socket/"] <= 58 * 2 * SMALL
+            assert not mac.prober.ledger.troubles
+        assert most <= 1
+        assert all(sum(count for _, count in mac.prober._spent) <= budget for mac in fleet)
+    with capsys.disabled():
+        print(f"\nthirty Macs, {seconds:.0f} s\n{'MAC':<10} {'PEERS':>5} {'PROBES':>6} {'REFUSED':>7} {'MiB':>6}")
+        for name, peers, ok, refused, moved in rows:
+            print(f"{name:<10} {peers:>5} {ok:>6.0f} {refused:>7.0f} {moved / 2**20:>6.1f}")
+
+
+async def test_a_mac_whose_bytes_of_this_minute_are_gone_says_when_to_come_again(tmp_path: Path) -> None:
+    async with macs(3, tmp_path, settings(bytesPerMinute=8 * SMALL)) as (a, b, c):
+        a.sees(b, c)
+        b.sees(a, c)
+        await a.prober.once(a.probe(b))
+        with pytest.raises(talk.Refused, match="bytes of this minute") as refused:
+            await a.prober.once(a.probe(b))
+        assert 0 < (refused.value.again or 0) <= 60
+
+
+# --- hostile peers ---
+
+
+@asynccontextmanager
+async def hostile(mac: Mac, behave: Callable[[web.WebSocketResponse], Awaitable[None]]) -> AsyncIterator[None]:
+    """Another program answers for that Mac, with its certificate."""
+    await mac.server.close()
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        ws = web.WebSocketResponse(timeout=0.1)
+        await ws.prepare(request)
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await behave(ws)
+        return ws
+
+    application = web.Application()
+    application.router.add_get(talk.PATH, page)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, mac.address, mac.port, ssl_context=mac.certificate.server).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def silent(ws: web.WebSocketResponse) -> None:
+    await asyncio.Event().wait()
+
+
+async def endless(ws: web.WebSocketResponse) -> None:
+    while True:
+        await ws.send_str("x" * 10_000_000)
+
+
+async def nonsense(ws: web.WebSocketResponse) -> None:
+    await ws.send_str('{"bytes": -5, "port": 99999999, "token": "zz"}')
+
+
+async def no_gate(ws: web.WebSocketResponse) -> None:
+    await ws.send_str('{"bytes": 1000000, "seconds": 1, "port": 1, "token": "00"}')
+
+
+async def nested(ws: web.WebSocketResponse) -> None:
+    await ws.send_str("[" * 50_000)
+
+
+async def hangs_up(ws: web.WebSocketResponse) -> None:
+    await ws.close(message=b"no")
+
+
+@pytest.mark.parametrize("behave", [silent, endless, nonsense, no_gate, nested, hangs_up])
+async def test_a_hostile_answer_is_a_failure_within_its_limit(
+    tmp_path: Path, behave: Callable[[web.WebSocketResponse], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "ANSWER_SECONDS", 1.0)
+    async with macs(2, tmp_path, settings()) as (a, b):
+        a.sees(b)
+        async with hostile(b, behave), asyncio.timeout(30):
+            with pytest.raises(talk.Broken, match=r"studio-01 at 127\.0\.7\.2"):
+                await a.prober.once(a.probe(b))
+        assert a.prober.desk.peer is None and not a.prober.running
+
+
+async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
+    """A peer that moves bytes rightly and then claims an absurd throughput, or more bytes than were agreed on."""
+
+    async def lies(ws: web.WebSocketResponse) -> None:
+        ask = json.loads((await ws.receive()).data)
+        gate = Gate("127.0.7.2", "127.0.7.1")
+        await ws.send_json({"bytes": 2**40, "seconds": 3600, "port": gate.port, "token": gate.token.hex()})
+        opened = await gate.admit(ask["streams"], 5)
+        try:
+            await opened.answer_echoes(5)
+            await ws.receive()
+            await ws.send_json({"next": "ready"})
+            mbps, arrived = await opened.receive(UP, 2**40, 5)
+            assert mbps and arrived <= 4 * SMALL
+            await ws.send_json({"mbps": 10**30})
+        finally:
+            opened.close()
+
+    async with macs(2, tmp_path, settings()) as (a, b):
+        a.sees(b)
+        async with hostile(b, lies), asyncio.timeout(30):
+            with pytest.raises(talk.Broken, match="cannot be read"):
+                await a.prober.once(a.probe(b))
+
+
+async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
+    async def floods(ws: web.WebSocketResponse) -> None:
+        ask = json.loads((await ws.receive()).data)
+        gate = Gate("127.0.7.2", "127.0.7.1")
+        await ws.send_json({"bytes": ask["bytes"], "seconds": 1, "port": gate.port, "token": gate.token.hex()})
+        opened = await gate.admit(ask["streams"], 5)
+        try:
+            await opened.answer_echoes(5)
+            await ws.receive()
+            await ws.send_json({"next": "ready"})
+            mbps, _ = await opened.receive(UP, 2**30, 5)
+            await ws.send_json({"mbps": mbps})
+            await ws.receive()
+            await opened.send(DOWN, 2**40, 60)
+        finally:
+            opened.close()
+
+    async with macs(2, tmp_path, settings()) as (a, b):
+        a.sees(b)
+        async with hostile(b, floods), asyncio.timeout(30):
+            found = await a.prober.once(a.probe(b))
+        assert found.received_mbps
+        assert not a.prober.running
+
+
+async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() -> None:
+    gate = Gate("127.0.7.2", "127.0.7.1")
+    admitting = asyncio.create_task(gate.admit(1, 20))
+    await asyncio.sleep(0)
+
+    def stranger(said: bytes, source: str = "127.0.7.1") -> bytes:
+        with socket.create_connection(("127.0.7.2", gate.port), timeout=10, source_address=(source, 0)) as sock:
+            sock.settimeout(10)
+            with contextlib.suppress(OSError):
+                sock.sendall(said)
+                return sock.recv(1)
+            return b""
+
+    wrong = [bytes(TOKEN_BYTES) + UP, b"GET / HTTP/1.1\r\n\r\n" + bytes(40), gate.token + b"x", b"short"]
+    assert all([await in_thread(lambda said=said: stranger(said)) == b"" for said in wrong])  # type: ignore[misc]
+    # Whoever has the token but comes from elsewhere has stolen it.
+    assert await in_thread(lambda: stranger(gate.token + ECHO, "127.0.7.9")) == b""
+    opened = await dial("127.0.7.2", gate.port, gate.token, 1, "127.0.7.1", None)
+    admitted = await admitting
+    assert gate.strangers == len(wrong) + 1
+    opened.close()
+    admitted.close()
+
+
+async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderfleet_agent.measure.sessions.SETUP_SECONDS", 0.5)
+    async with macs(2, tmp_path, settings()) as (a, b):
+        b.sees(a)
+        b_target = a.prober.view  # nobody looks at it
+        assert not b_target.targets
+        a.sees(b)
+        to = a.prober.view.dial(Target(b.name, b.address, LINK))
+        assert to is not None
+        async with asyncio.timeout(30), talk.call(to, a.name, a.certificate.client, a.address) as (line, _, _):
+            await line.say(talk.Ask(kind=Kind.SOCKET, bytes=SMALL))
+            assert (await line.hear(talk.Answer)).port
+            with pytest.raises(talk.Broken):
+                await line.hear(talk.Step, 10)
+        assert b.prober.desk.peer is None
+
+
+async def test_whoever_is_no_agent_of_the_fleet_measures_nothing(tmp_path: Path) -> None:
+    async with macs(2, tmp_path, settings()) as (a, b):
+        b.sees(a)
+        stranger = tmp_path / "stranger"
+        stranger.mkdir()
+        identity.write(stranger)
+        context = identity.load(stranger).client
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+            url = f"https://{b.address}:{b.port}{talk.PATH}"
+            answer = await session.get(url, headers={"Thunderfleet-Node": a.name})
+            assert answer.status == 403
+        assert not b.prober.running
+
+
+# --- processes: a group over the ring, and what is left when something dies ---
+
+
+def ring(**more: object) -> Settings:
+    return settings(rdma={"transport": "Ring", "seconds": 20, "bytes": SMALL, **more})
+
+
+def pair_processes() -> list[int]:
+    """The measuring processes of two-rank groups that run on this machine and belong to this test process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            mine = (folder / "stat").read_text().rpartition(")")[2].split()
+            if b"measure-child" in words and int(mine[1]) == os.getpid() and mine[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(tmp_path: Path) -> None:
+    async with macs(2, tmp_path, ring()) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        found = await a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK)))
+        assert found.received_mbps and found.sent_mbps and found.rtt_microseconds and found.all_sum_microseconds
+        (theirs,) = b.prober.ledger.measurements(LINK)
+        assert theirs.transport is MeasurementTransport.RING and theirs.throughput_mbps == found.sent_mbps
+        assert not pair_processes()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
+    tmp_path: Path, until: Until, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_agent.measure.sessions.FORM_SECONDS", -12.0)
+    async with macs(2, tmp_path, ring()) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        probing = asyncio.create_task(a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK))))
+        await until(lambda: len(pair_processes()) == 2 or probing.done())
+        os.kill(pair_processes()[0], how)
+        (ended,) = await asyncio.gather(probing, return_exceptions=True)
+        assert isinstance(ended, talk.Broken | process.ChildFailed), ended
+        await until(lambda: not pair_processes())
+        await until(lambda: a.prober.desk.peer is None and b.prober.desk.peer is None)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(tmp_path: Path, until: Until) -> None:
+    async with macs(2, tmp_path, ring()) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        probing = asyncio.create_task(a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK))))
+        await until(lambda: len(pair_processes()) == 2 or probing.done())
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        await until(lambda: not pair_processes() and not b.prober.running)
+
+
+async def test_a_cable_without_rdma_says_why_not(tmp_path: Path) -> None:
+    async with macs(2, tmp_path, settings(rdma={"enabled": True})) as (a, b):
+        a.sees(b)
+        b.sees(a, problem="MLX on this Mac has no JACCL")
+        with pytest.raises(talk.Refused, match="studio-01: MLX on this Mac has no JACCL"):
+            await a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK)))
+
+
+async def test_mlx_without_jaccl_says_so_in_the_process() -> None:
+    order = {"what": "pair", "rank": 0, "backend": "jaccl", "devices": ["rdma_en2", "rdma_en2"], "bytes": 1, "seconds": 60}
+    with pytest.raises(process.ChildFailed, match="has no backend jaccl"):
+        await process.run(order)
+
+
+# --- the GPU's process ---
+
+
+@pytest.mark.parametrize("what", ["gpu", "memory"])
+async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None:
+    told: list[float] = []
+
+    async def heard(message: dict[str, object]) -> None:
+        told.append(float(str(message["progress"])))
+
+    found = await process.run({"what": what, "seconds": 8}, heard)
+    figure = found["flops" if what == "gpu" else "megabytesPerSecond"]
+    assert figure > 0 and found["mlxVersion"] and found["device"] and found["osVersion"]
+    assert len(told) >= 8 and max(told) * (1e9 if what == "gpu" else 1) == pytest.approx(figure, rel=0.5)
+
+
+async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Until) -> None:
+    one = settings(gpu={"seconds": 600})
+    async with macs(1, tmp_path, one) as (a,):
+        async with running(a):
+            await until(pair_processes)
+            a.prober.use((GroupUse(name="default/qwen-0", epoch=1),))
+            await until(lambda: not pair_processes())
+            await until(lambda: not a.prober.running)
+        assert not a.prober.ledger.troubles
+        assert a.prober.verdict.reason == "InUse" and "default/qwen-0" in a.prober.verdict.message
+
+
+async def test_a_measuring_process_that_says_nothing_is_ended_at_its_limit() -> None:
+    begun = time.monotonic()
+    with pytest.raises(process.ChildFailed, match=r"was not done within 0\.5 s"):
+        await process.run({"what": "gpu", "seconds": 0.5})
+    assert time.monotonic() - begun < 30
+    assert not pair_processes()
