@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import audit, discovery, models, placement, processes
+from tests.bench import audit, discovery, measure, models, placement, processes
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
 
 DECODE_TOKENS = 64
+SUPERVISOR_MEGABYTES = 80
 QUIET_SECONDS = 90.0
 SETTLE_SECONDS = 20.0
 """How long nothing may have been written before a minute counts as quiet; REST is what it takes at most."""
@@ -160,13 +161,14 @@ def _usage_figures(
         Figure("agent+kubelet memory", "MB", (rss,), bound=Bound("<=", 160), note=memory_note),
         Figure("agent+kubelet idle", "% of a core", (share,), bound=Bound("<=", 1), note=share_note),
     ]
-    for name in ("supervisor", "rank"):
+    for name, most in (("supervisor", 0.5), ("rank", 1.0)):
         share = max(memory(name)[2])
-        figures.append(Figure(f"{name} idle", "% of a core", (share,), bound=Bound("<=", 1), note=f"the busiest, {over}"))
+        figures.append(Figure(f"{name} idle", "% of a core", (share,), bound=Bound("<=", most), note=f"the busiest, {over}"))
     for name in ("kubelet", "agent", "shim", "supervisor", "rank", "operator", "keeper"):
         resident, proportional, cpu = memory(name)
         note = f"{len(resident)} of them; PSS {statistics.median(proportional):.0f} MB; {max(cpu):.2f} % of a core at most"
-        figures.append(Figure(f"{name} memory", "MB", tuple(resident), note=note))
+        bound = Bound("<=", SUPERVISOR_MEGABYTES) if name == "supervisor" else None
+        figures.append(Figure(f"{name} memory", "MB", tuple(resident), bound=bound, note=note))
     return figures
 
 
@@ -192,6 +194,9 @@ ALL = (
     Benchmark("up", "seconds of `thunderfleet up`", up),
     Benchmark("first-token", "apply to the first token, against mlx.launch", first_token),
     Benchmark("decode", "tokens per second through the endpoint, against mlx_lm.server on two ranks", decode),
+    Benchmark(
+        "serving", "1, 4 and 16 clients at once through the gateway, against mlx_lm.server on two ranks", serving.serving
+    ),
     Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
@@ -200,4 +205,5 @@ ALL = (
         "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",
         discovery.discovery,
     ),
+    Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),
 )

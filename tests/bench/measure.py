@@ -1,0 +1,229 @@
+"""Figures of measuring: what probes find against what others find on this machine in the same minute, and what they cost.
+
+``python -m tests.bench measure`` runs them all on the line; ``python -m tests.bench.measure`` those that need no cluster.
+"""
+
+import asyncio
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from thunderfleet_agent.measure import process, streams
+from thunderfleet_agent.measure.settings import Settings
+
+from tests.bench import processes
+from tests.bench.figures import Bound, Figure
+from tests.bench.line import BenchFailed, Line
+
+Say = Callable[[str], None]
+
+DAY_SECONDS = 86_400
+# Of the Mac whose day is computed: two cables, two other Macs on the LAN.
+CABLES, OTHERS = 2, 2
+MIB = 2**20
+LOOPBACK = "127.0.0.1"
+METRICS_PORT = 9441
+_TOTAL = re.compile(r"^thunderfleet_agent_(probe_seconds|probe_bytes|probes)_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
+
+BY_HAND = """
+import sys, time
+import mlx.core as mx
+size, seconds = int(sys.argv[1]), float(sys.argv[2])
+a, b = (mx.random.normal((size, size)).astype(mx.float16) for _ in range(2))
+mx.eval(a, b)
+best, begun = float("inf"), time.perf_counter()
+while time.perf_counter() - begun < seconds:
+    since = time.perf_counter()
+    mx.eval(a @ b)
+    best = min(best, time.perf_counter() - since)
+print(2 * size**3 / best)
+"""
+ANSWERER = """
+import asyncio, sys
+from thunderfleet_agent.measure.streams import DOWN, UP, Gate
+async def main():
+    gate = Gate("127.0.0.1", "127.0.0.1")
+    print(gate.port, gate.token.hex(), flush=True)
+    opened = await gate.admit(int(sys.argv[1]), 10)
+    await opened.answer_echoes(5)
+    mbps, _ = await opened.receive(UP, int(sys.argv[2]), float(sys.argv[3]))
+    print(mbps, flush=True)
+    opened.close()
+asyncio.run(main())
+"""
+
+
+def gpu(repeats: int, say: Say) -> list[Figure]:
+    """The GPU probe against a loop that somebody would write, on matrices of the same order; and how far runs agree."""
+    settings, ours, hand, orders = Settings(), list[float](), list[float](), set[int]()
+    for number in range(repeats + 1):
+        found = asyncio.run(process.run({"what": "gpu", "seconds": settings.gpu.seconds}))
+        orders.add(found["order"])
+        command = [sys.executable, "-c", BY_HAND, str(found["order"]), str(settings.gpu.seconds / 2)]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        ours.append(found["flops"] / 1e9)
+        hand.append(float(said) / 1e9)
+        say(f"gpu {number + 1}/{repeats + 1}: {ours[-1]:.3f} GFLOPS, by hand {hand[-1]:.3f}")
+    apart = max(ours) / min(ours) - 1
+    note = f"order {', '.join(map(str, sorted(orders)))}; runs differ by {apart:.1%}"
+    return [
+        Figure("measure-gpu", "GFLOPS", tuple(ours), tuple(hand), "loop by hand", Bound(">=", 0.95), note),
+        Figure("measure-gpu-apart", "", (apart,), bound=Bound("<=", 0.05), note="largest of some runs to the smallest, less 1"),
+    ]
+
+
+async def _probe(most: int, seconds: float, count: int) -> int:
+    """What the socket probe's own streams move between two processes, in Mbit/s as the receiver timed it."""
+    answerer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ANSWERER, str(count), str(most), str(seconds), stdout=asyncio.subprocess.PIPE
+    )
+    assert answerer.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            port, token = (await answerer.stdout.readline()).split()
+            opened = await streams.dial(LOOPBACK, int(port), bytes.fromhex(token.decode()), count, LOOPBACK, None)
+            try:
+                await opened.echo(1.0)
+                await opened.send(streams.UP, most, seconds)
+                return int(await answerer.stdout.readline())
+            finally:
+                opened.close()
+    finally:
+        if answerer.returncode is None:
+            answerer.kill()
+        await answerer.wait()
+
+
+def _iperf(count: int, most: int) -> float:
+    """The same bytes by iperf3, in Mbit/s as its receiver timed them."""
+    server = subprocess.Popen(
+        ["iperf3", "-s", "-1", "-B", LOOPBACK, "-p", "5947", "--forceflush"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        next(line for line in server.stdout if "listening" in line)
+        command = ["iperf3", "-c", LOOPBACK, "-p", "5947", "-P", str(count), "-n", str(most // count), "-J"]
+        said = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+        return float(said["end"]["sum_received"]["bits_per_second"]) / 1e6
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def sockets(repeats: int, say: Say) -> list[Figure]:
+    """The socket probe's throughput against iperf3's, unshaped over loopback, as many streams and bytes."""
+    if shutil.which("iperf3") is None:
+        raise BenchFailed("there is no iperf3 on this machine")
+    chosen = Settings().sockets
+    ours, theirs = list[float](), list[float]()
+    for number in range(2 * repeats + 1):
+        ours.append(asyncio.run(_probe(chosen.cable_bytes, chosen.seconds, chosen.streams)))
+        theirs.append(_iperf(chosen.streams, chosen.cable_bytes))
+        say(f"sockets {number + 1}/{2 * repeats + 1}: {ours[-1]:.0f} Mbit/s, iperf3 {theirs[-1]:.0f}")
+    note = f"{chosen.streams} streams, {chosen.cable_bytes // MIB} MiB"
+    return [Figure("measure-sockets", "Mbit/s", tuple(ours), tuple(theirs), "iperf3", Bound(">=", 0.9), note)]
+
+
+def _totals(line: Line, mac: str) -> dict[tuple[str, str], float]:
+    """What an agent's counters say, by name and probe; only probes that went well are counted as such."""
+    address = line.cluster.machines[mac].address
+    command = [
+        sys.executable,
+        "-c",
+        f"import urllib.request as u; print(u.urlopen('http://{address}:{METRICS_PORT}/metrics', timeout=10).read().decode())",
+    ]
+    said = line.cluster.machines[mac].run(command, seconds=30).stdout
+    found: dict[tuple[str, str], float] = {}
+    for name, labels, value in _TOTAL.findall(said):
+        probe = re.search(r'probe="(\w+)"', labels)
+        if probe and (name != "probes" or 'result="ok"' in labels):
+            found[(name, probe.group(1))] = float(value)
+    return found
+
+
+def day(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """What measuring costs a Mac a day at the defaults: real runs' seconds and bytes, as often as the defaults have them."""
+    macs = [name for name, machine in line.cluster.machines.items() if machine.kind == "mac"]
+
+    def done() -> bool:
+        return all({("probes", kind) for kind in ("gpu", "memory", "socket")} <= set(_totals(line, mac)) for mac in macs)
+
+    line.wait(done, "every agent has measured")
+    settings = Settings()
+    a_day = {
+        "gpu": DAY_SECONDS / settings.gpu.every_seconds,
+        "memory": DAY_SECONDS / settings.memory.every_seconds,
+        "socket": (CABLES + OTHERS) * DAY_SECONDS / settings.sockets.every_seconds,
+        "rdma": CABLES * DAY_SECONDS / settings.rdma.every_seconds,
+    }
+    seconds, moved = [], []
+    for mac in macs:
+        totals = _totals(line, mac)
+        for name, into in (("probe_seconds", seconds), ("probe_bytes", moved)):
+            each = {kind: totals.get((name, kind), 0) / totals.get(("probes", kind), 1) for kind in a_day}
+            into.append(sum(a_day[kind] * each[kind] for kind in a_day))
+    note = f"{CABLES} cables, {OTHERS} more peers; " + ", ".join(f"{kind} {count:.0f}" for kind, count in a_day.items())
+    say(f"a day of measuring: {statistics.median(seconds):.0f} s, {statistics.median(moved) / 2**30:.0f} GiB")
+    return [
+        Figure("measure-day-seconds", "s", tuple(seconds), bound=Bound("<=", 0.05 * DAY_SECONDS), note=note),
+        Figure("measure-day-bytes", "GiB", tuple(count / 2**30 for count in moved), note="over cables and LAN, both ways"),
+    ]
+
+
+def memory(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """An agent's memory while it measures over sockets, and the most that it had with its measuring processes."""
+    if not processes.PROC.is_dir():
+        raise BenchFailed("memory is read from /proc, which this machine has not")
+    # Restarted agents without state measure at once.
+    line.cluster.kubectl("-n", "thunderfleet-system", "delete", "pods", "-l", "app.kubernetes.io/component=agent", seconds=120)
+    alone, whole, stop = list[float](), list[float](), threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.5):
+            found = line.programs().get("agent", [])
+            rss = {each.pid: _rss(each.pid) for each in found}
+            mains = {each.pid for each in found if "measure-child" not in each.command}
+            children: dict[int, float] = {}
+            for each in found:
+                if each.pid not in mains:
+                    children[each.parent] = children.get(each.parent, 0) + rss[each.pid]
+            alone.extend(rss[pid] for pid in mains if rss[pid])
+            whole.extend(rss[pid] + children.get(pid, 0) for pid in mains if rss[pid])
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        day(line, repeats, say)
+    finally:
+        stop.set()
+        watching.join()
+    say(f"agent while measuring: {max(alone) / MIB:.0f} MiB, {max(whole) / MIB:.0f} MiB with its measuring process")
+    return [
+        Figure("measure-agent-memory", "MiB", (max(alone) / MIB,), bound=Bound("<=", 96), note="largest resident of any agent"),
+        Figure("measure-whole-memory", "MiB", (max(whole) / MIB,), note="with its measuring process, which then ends"),
+    ]
+
+
+def _rss(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0.0
+    return float(fields[1]) * 4096
+
+
+def measure(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Everything of this module."""
+    return [*gpu(repeats, say), *sockets(repeats, say), *memory(line, repeats, say), *day(line, repeats, say)]
+
+
+if __name__ == "__main__":
+    from tests.bench.figures import table
+
+    print(table([*gpu(2, print), *sockets(2, print)]))
