@@ -36,7 +36,7 @@ from thunderfleet_operator.keys import KeyPair, group_keys
 from thunderfleet_operator.lifecycle import Decision, Heard, Verdict, decide, may_roll, must_drain, ready
 from thunderfleet_operator.macs import Macs
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
+from thunderfleet_operator.placement import Fleet, Placement, Transport, Unplaceable, better
 from thunderfleet_operator.ports import PortSettings, RankPorts
 from thunderfleet_operator.resolve import resolve
 from thunderfleet_operator.snapshot import GroupView, Parsed, PodView
@@ -269,7 +269,8 @@ class Reconciler:
                 return known[2], None if known[0] == seen else left
         less = snapshot.taken(self._cache, md.metadata.uid, view.index)
         own = self._fleets.without(fleet, self._cache, self._parsed, used, less)
-        told = better(own, snapshot.request(md.spec, tuple(rank.node for rank in view.plan.ranks)))
+        running = Transport(status.transport(view.plan).value)
+        told = better(own, snapshot.request(md.spec, tuple(rank.node for rank in view.plan.ranks)), running)
         self._better[key] = (seen, now, told)
         return told, None
 

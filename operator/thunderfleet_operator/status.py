@@ -9,6 +9,7 @@ from datetime import datetime
 
 from thunderfleet_crds import group as report
 from thunderfleet_crds.common import (
+    MAX_RANKS,
     Condition,
     PlannedParallelism,
     PlannedTransport,
@@ -45,6 +46,8 @@ from thunderfleet_operator.snapshot import GroupView, PodView
 FRESH_SECONDS = 10.0
 """For so long what rank 0 said last (or the last status, after a restart of the operator) stands though it is silent."""
 MESSAGE_LENGTH = 1500
+LISTED = 64
+"""Entries of ``status.unplaceable``."""
 
 FORMED = (GroupStage.LOADING, GroupStage.READY, GroupStage.DRAINING)
 TRANSPORTS = {
@@ -315,6 +318,30 @@ def _ready(groups: Sequence[Group], wanted: int, resolution: Resolution, outcome
     return False, wait.reason if wait else first.state.value, message
 
 
+def _unplaceable(index: int, found: Unplaceable) -> list[NearMissStatus]:
+    """The whole of why a group has no place: what nearly worked, then every Mac by what it lacks."""
+    entries = [
+        NearMissStatus(
+            group=index,
+            transport=PlannedTransport(miss.transport.value),
+            parallelism=PlannedParallelism(miss.split.value),
+            nodes=miss.nodes,
+            message=miss.message,
+        )
+        for miss in found.near_misses
+    ]
+    who: dict[str, list[str]] = {}
+    for lack in found.lacks:
+        who.setdefault(lack.message, []).append(lack.node)
+    for message, nodes in who.items():
+        for first in range(0, len(nodes), MAX_RANKS):
+            entries.append(NearMissStatus(group=index, nodes=tuple(nodes[first : first + MAX_RANKS]), message=message))
+    left_out = sum(len(entry.nodes) for entry in entries[LISTED - 1 :])
+    if len(entries) > LISTED:
+        entries[LISTED - 1 :] = [NearMissStatus(group=index, message=f"and {left_out} more Macs")]
+    return entries
+
+
 def build(
     deployment: ModelDeployment,
     outcomes: Sequence[Outcome],
@@ -392,17 +419,8 @@ def build(
 
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
     transports = dict.fromkeys(group.transport.value for group in groups if group.transport)
-    near = [
-        NearMissStatus(
-            group=outcome.view.index,
-            transport=PlannedTransport(miss.transport.value),
-            parallelism=PlannedParallelism(miss.split.value),
-            nodes=miss.nodes,
-            message=miss.message,
-        )
-        for outcome in unplaced
-        if outcome.unplaceable
-        for miss in outcome.unplaceable.near_misses
+    lacking = [
+        entry for outcome in unplaced if outcome.unplaceable for entry in _unplaceable(outcome.view.index, outcome.unplaceable)
     ]
     selector = serving_selector(deployment.metadata.name)
     return ModelDeploymentStatus(
@@ -417,7 +435,7 @@ def build(
         transport=",".join(transports)[:64] or None,
         tokens_per_second=measured.decode_tokens_per_second if measured else None,
         groups=groups,
-        unplaceable=tuple(near[:64]),
+        unplaceable=tuple(lacking[:LISTED]),
         terminating_pods=tuple(
             TerminatingPod(name=pod.name, uid=pod.uid, node=pod.node, since=pod.terminating) for pod in terminating[:256]
         ),

@@ -212,6 +212,12 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
         return [Miss(BUY + 2, 0, NearMiss(tuple(unable[:16]), transport, Split.NONE, text), "TransportUnavailable")]
     ranked = sorted(able, key=lambda mac: (-mac.free_bytes, mac.name))
     misses: list[Miss] = []
+    if transport is Transport.RING and request.no_ring_ports:
+        told = [f"{name} {request.no_ring_ports[name]}" for name in sorted(request.no_ring_ports)[:LISTED]]
+        near = NearMiss(
+            tuple(sorted(request.no_ring_ports)[:16]), transport, Split.NONE, f"{LABELS[transport]}: {'; '.join(told)}"
+        )
+        misses.append(Miss(BUY - 1, 0, near, "NoPortsLeft"))
     refused: dict[str, Miss] = {}
     for size in wanted:
         if size > len(able):
@@ -309,8 +315,6 @@ def _mac_lack(search: Searched, mac: Mac) -> str:
     backend = "jaccl" if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING) else "ring"
     if backend not in mac.backends:
         return f"cannot join a group: its MLX lacks {backend}"
-    if mac.name in request.no_ring_ports:
-        return request.no_ring_ports[mac.name]
     if not any(cable.connected for cable in search.fleet.links(mac.name)):
         over = "" if backend == "jaccl" else ", and has not been seen to reach one over the LAN"
         return f"has no Thunderbolt cable, with addresses at both ends, to another Mac that could take part{over}"
@@ -330,7 +334,11 @@ def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceab
     best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
     reason = _reason(search, best)
     lacks = [Lack(name, why) for name, why in search.lacks.items()]
-    lacks += [Lack(name, _mac_lack(search, mac)) for name, mac in search.eligible.items()]
+    ports = request.no_ring_ports
+    lacks += [
+        Lack(name, _mac_lack(search, mac) + (f", and {ports[name]}" if name in ports else ""))
+        for name, mac in search.eligible.items()
+    ]
     ordered = tuple(sorted(lacks, key=lambda entry: entry.node))
     wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
     parts = [miss.near.message for miss in best]

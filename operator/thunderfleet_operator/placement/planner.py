@@ -221,14 +221,14 @@ class Search:
         )
         return Candidate(score, found, universe, transport, split)
 
-    def current(self) -> Candidate | None:
-        """Where the group is, if it may stay there: over the best transport that its Macs still have."""
+    def current(self, running: Transport | None = None) -> Candidate | None:
+        """Where the group is, if it may stay there: over the best transport that its Macs still have, or the one given."""
         order = self.request.current
         size = len(order)
         if not order or len(set(order)) != size or any(name not in self.eligible for name in order):
             return None
         for transport, lan in stages(self.request):
-            if size not in self.sizes(transport, lan):
+            if size not in self.sizes(transport, lan) or running not in (None, transport):
                 continue
             for preference, split in enumerate(allowed_splits(transport, self.request)):
                 for position, universe in enumerate(self.universes):
@@ -391,12 +391,13 @@ def _because(winner: Candidate) -> str:
     return "fewest Macs that fit" if winner.transport is Transport.NONE else "best transport, fewest Macs that fit"
 
 
-def better(fleet: Fleet, request: Request) -> str | None:
-    """Whether a group that stays where it is (``request.current``) would be placed better today, in words.
+def better(fleet: Fleet, request: Request, running: Transport | None = None) -> str | None:
+    """Whether a group that stays where it is (``request.current``) would be placed better today, in words. ``running``: what
+    it runs over, since its Macs may have learnt something better.
 
     Only what its users would notice counts: the transport, the number of Macs, how the model is split, the slowest hop."""
     search = Search(fleet, request, Work(WORK_LIMIT))
-    kept = search.current()
+    kept = search.current(running)
     if kept is None:
         return None
     best = next(search.candidates(1), None)
