@@ -362,19 +362,20 @@ def install(cluster: Cluster, *values: str) -> None:
     )
 
 
-def discovered(line: Line) -> bool:
-    """Whether every Mac says what the model needs, and every cable is a link that both ends see."""
+def discovered(line: Line, ends: int = 2) -> bool:
+    """Whether every Mac says what the model needs, and every cable is a link that both ends (or ``ends`` of them) see."""
     profiles = {item["metadata"]["name"]: item.get("status", {}) for item in line.items("np")}
     cables = sum(len(machine.cables) for machine in line.cluster.machines.values()) // 2
-    whole = [link for link in line.items("tbl") if len(link.get("status", {}).get("endpoints", [])) == 2]
+    whole = [link for link in line.items("tbl") if len(link.get("status", {}).get("endpoints", [])) >= ends]
     sized = [mac for mac in line.macs if any(m.get("sizedBy") for m in profiles.get(mac, {}).get("models", []))]
     return sized == line.macs and len(whole) == cables
 
 
 @contextlib.contextmanager
-def on(fleet: str | None, name: str, variable: str, *values: str) -> Iterator[Line]:
+def on(fleet: str | None, name: str, variable: str, *values: str, ends: int = 2) -> Iterator[Line]:
     """A cluster of this fleet (the default one) with the chart and the model; taken down at the end whatever happens. When the
-    environment's ``variable`` names a cluster that runs already, that one is taken and left running."""
+    environment's ``variable`` names a cluster that runs already, that one is taken and left running. ``ends``: of every cable,
+    at least so many see the other."""
     with contextlib.ExitStack() as stack:
         if existing := os.environ.get(variable):
             cluster = Cluster.attach(existing)
@@ -384,7 +385,7 @@ def on(fleet: str | None, name: str, variable: str, *values: str) -> Iterator[Li
             stack.callback(cluster.stop)
             install(cluster, *values)
         found = Line(cluster)
-        found.until("the agents know their Macs", lambda: discovered(found), told=lambda: found.kubectl("get", "np,tbl"))
+        found.until("the agents know their Macs", lambda: discovered(found, ends), told=lambda: found.kubectl("get", "np,tbl"))
         yield found
         for deployment in list(found.deployments):
             found.forget(deployment)
