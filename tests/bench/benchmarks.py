@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import audit, discovery, measure, models, placement, processes
+from tests.bench import audit, discovery, measure, models, placement, processes, serving
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat

@@ -82,9 +82,10 @@ class ByHand:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def ask(self, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The client's answer. Raises ByHandFailed."""
+    def ask(self, body: dict[str, Any], seconds: float, at_once: tuple[int, int] | None = None) -> dict[str, Any]:
+        """The client's answer; ``at_once``: so many clients, with prompts of this seed. Raises ByHandFailed."""
         command = [sys.executable, client.__file__, self.url, str(seconds), json.dumps({**body, "model": self.model})]
+        command += map(str, at_once or ())
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + client.ANSWER_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:

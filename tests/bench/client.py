@@ -1,13 +1,16 @@
-"""A client that streams one completion and says when each token came. The same for both sides of every comparison.
+"""A client that streams one completion, or several at once, and says when tokens came. The same for both sides of every
+comparison.
 
 Run as a file with the standard library alone, on the machine of the endpoint, so that nothing of ours lies between it and
 what it measures. It prints one JSON object: ``first`` and ``last``, seconds since it began until the first and the last
-token; ``wall``, the clock when the first token came, in seconds since 1970; ``tokens``, how many came.
+token; ``wall``, the clock when the first token came, in seconds since 1970; ``tokens``, how many came. Of several at once it
+prints ``answers``, a list of these, and ``seconds``, from the start of all until the last token of all.
 """
 
 import http.client
 import json
 import sys
+import threading
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,13 +60,42 @@ def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
         connection.close()
 
 
+def ask_at_once(url: str, body: dict[str, Any], clients: int, seed: int) -> dict[str, Any]:
+    """``clients`` streams at once, each of another prompt: ``seed`` begins it, so that nothing of it can be cached.
+
+    Raises ValueError or NotYet as ``ask`` does, when any of them fails.
+    """
+    together = threading.Barrier(clients)
+    answers: list[dict[str, Any]] = []
+    failures: list[Exception] = []
+
+    def one(number: int) -> None:
+        *before, last = body["messages"]
+        asked = {**body, "messages": [*before, {**last, "content": f"{seed}/{number}: {last['content']}"}]}
+        together.wait(ANSWER_SECONDS)
+        try:
+            answers.append(ask(url, asked))
+        except (NotYet, ValueError, OSError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return {"answers": answers, "seconds": max(answer["last"] for answer in answers)}
+
+
 def main(arguments: list[str]) -> int:
-    """``client.py URL SECONDS BODY``: asks again and again for SECONDS until it is served."""
+    """``client.py URL SECONDS BODY [CLIENTS SEED]``: asks again and again for SECONDS until it is served."""
     url, seconds, body = arguments[0], float(arguments[1]), json.loads(arguments[2])
+    at_once = [int(word) for word in arguments[3:5]]
     until = time.monotonic() + seconds
     while True:
         try:
-            print(json.dumps(ask(url, body)))
+            print(json.dumps(ask_at_once(url, body, *at_once) if at_once else ask(url, body)))
             return 0
         except NotYet as error:
             if time.monotonic() > until:

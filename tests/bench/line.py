@@ -99,9 +99,10 @@ class Watch:
         self._thread.join(10)
 
 
-def manifest(name: str, model: str, split: Split) -> str:
-    """Two ranks, cut as ``split`` says."""
+def manifest(name: str, model: str, split: Split, more: Json | None = None) -> str:
+    """Two ranks, cut as ``split`` says; ``more`` of the spec."""
     spec = {"model": {"repository": model}, "nodes": {"min": 2, "max": 2}, "parallelism": split, "transport": "Ring"}
+    spec |= more or {}
     kind = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment"}
     return json.dumps({**kind, "metadata": {"name": name, "namespace": "default"}, "spec": spec})
 
@@ -163,9 +164,9 @@ class Line:
                 raise BenchFailed(f"{what}: not within {WAIT_SECONDS:.0f} s")
             time.sleep(pause)
 
-    def apply(self, name: str, model: str, split: Split) -> float:
+    def apply(self, name: str, model: str, split: Split, more: Json | None = None) -> float:
         """Applies a deployment; when that was begun, in seconds since 1970."""
-        text = manifest(name, model, split)
+        text = manifest(name, model, split, more)
         began = time.time()
         self.cluster.kubectl("apply", "-f", "-", text=text)
         return began
@@ -177,10 +178,10 @@ class Line:
         self.wait(lambda: not self.cluster.kubectl(*pods).stdout.strip(), f"the end of {name}", 0.3)
 
     @contextlib.contextmanager
-    def deployed(self, name: str, model: str, split: Split) -> Iterator[tuple[float, Seen, Watch]]:
+    def deployed(self, name: str, model: str, split: Split, more: Json | None = None) -> Iterator[tuple[float, Seen, Watch]]:
         """A deployment that is Ready: when it was applied, the state that said so, and its watch. Deleted afterwards."""
         with Watch(self, name) as watch:
-            began = self.apply(name, model, split)
+            began = self.apply(name, model, split, more)
             try:
                 ready = watch.until(lambda seen: seen.ready and bool(seen.endpoint), "Ready")
                 yield began, ready, watch
@@ -200,10 +201,10 @@ class Line:
         node = self.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
         return self.ask_on(node, endpoint, model, tokens)
 
-    def ask_on(self, node: str, endpoint: str, model: str, tokens: int) -> Json:
-        """As ``ask``, on the Mac ``node``."""
+    def ask_on(self, node: str, endpoint: str, model: str, tokens: int, at_once: tuple[int, int] | None = None) -> Json:
+        """As ``ask``, on the Mac ``node``; ``at_once``: so many clients, with prompts of this seed."""
         body = json.dumps({**chat(tokens), "model": model})
-        command = [sys.executable, client.__file__, endpoint, str(WAIT_SECONDS), body]
+        command = [sys.executable, client.__file__, endpoint, str(WAIT_SECONDS), body, *map(str, at_once or ())]
         done = self.cluster.machines[node].run(command, seconds=WAIT_SECONDS + client.ANSWER_SECONDS)
         if done.returncode:
             raise BenchFailed(done.stderr.strip())
