@@ -12,6 +12,10 @@ from tests.bench import client
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
+asked: list[bytes] = []
+"""Every body that came."""
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], str]]:
     """Starts a server that answers as it is told; its URL."""
@@ -20,7 +24,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
     def start(answer: Answer) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                asked.append(self.rfile.read(int(self.headers["Content-Length"])))
                 answer(self)
 
             def log_message(self, *_: object) -> None:
@@ -88,10 +92,9 @@ def test_a_refusal_is_an_error_with_its_text(serve: Callable[[Answer], str]) -> 
 
 
 def test_it_asks_again_until_it_is_served(serve: Callable[[Answer], str], capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[int] = []
+    asked.clear()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(1)
         if len(asked) < 3:
             handler.send_error(503)
         else:
@@ -106,3 +109,24 @@ def test_it_gives_up_with_a_sentence(serve: Callable[[Answer], str], capsys: pyt
     url = serve(lambda handler: handler.send_error(503))
     assert client.main([url, "0", "{}"]) == 1
     assert f"{url} does not serve after 0 s" in capsys.readouterr().err
+
+
+def test_several_at_once_ask_for_different_things(serve: Callable[[Answer], str], capsys: pytest.CaptureFixture[str]) -> None:
+    asked.clear()
+    together = threading.Barrier(4)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        # Answered only when all four have come.
+        together.wait(30)
+        stream(piece("a"), piece("b"))(handler)
+
+    url = serve(answer)
+    assert client.main([url, "30", json.dumps({"messages": [{"role": "user", "content": "hi"}]}), "4", "7"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["tokens"] for one in found["answers"]] == [2] * 4
+    assert found["seconds"] == max(one["last"] for one in found["answers"])
+    prompts = {json.loads(body)["messages"][-1]["content"] for body in asked}
+    assert prompts == {f"7/{number}: hi" for number in range(4)}
+    # One that fails fails all.
+    failing = serve(lambda handler: handler.send_error(400))
+    assert client.main([failing, "0", json.dumps({"messages": [{"role": "user", "content": "hi"}]}), "2", "8"]) == 1
