@@ -183,7 +183,7 @@ class Operator:
         if collection in (NODES, NODEPROFILES, LINKS):
             self._enqueue(DEPLOYMENTS)
             if collection is not LINKS:
-                self._enqueue(LINKS)
+                self._enqueue_links(key)
             return
         item = after or before
         owner = owner_key(item) if item else None
@@ -195,6 +195,11 @@ class Operator:
     def _enqueue(self, collection: Collection) -> None:
         for key in self.cache[collection].items:
             self.queue.add(f"{collection.name}/{key}")
+
+    def _enqueue_links(self, node: str) -> None:
+        for key, link in self.cache[LINKS].items.items():
+            if node in _macs_of(LINKS, key, link):
+                self.queue.add(f"{LINKS.name}/{key}")
 
     def _enqueue_unplaced(self) -> None:
         for key in self.reconciler.unplaced:

@@ -10,8 +10,11 @@ from thunderfleet_crds.nodeprofile import QUARANTINED, NodeProfile, NodeProfileS
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_operator import macuse
-from thunderfleet_operator.app import _macs_of
+from thunderfleet_operator.app import Configuration, Operator, _macs_of
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
+from thunderfleet_operator.desired import PodSettings
+from thunderfleet_operator.ports import PortSettings
+from thunderfleet_operator.reconcile import Settings
 
 CABLE = "studio-1.tb1--studio-2.tb1"
 
@@ -108,6 +111,21 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: A
     assert _macs_of(PODS, "x/agent", agent) == _macs_of(DEPLOYMENTS, "ns/md", world.cache[DEPLOYMENTS].items["ns/md"]) == set()
     for collection in (NODES, NODEPROFILES):
         assert _macs_of(collection, "mini", None) == {"mini"}
+
+
+async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: Any) -> None:
+    world.deploy()
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
+    operator = Operator(world, configuration)
+    operator.cache = world.cache
+    found = {}
+    for node in ("studio-1", "mini"):
+        operator._concerns(NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node])
+        found[node] = {await operator.queue.get() for _ in range(len(operator.queue))}
+        for key in found[node]:
+            operator.queue.done(key)
+    assert found["mini"] == {"modeldeployments/ns/md", "nodeprofiles/mini"}
+    assert found["studio-1"] == {"modeldeployments/ns/md", "nodeprofiles/studio-1", f"thunderboltlinks/{CABLE}"}
 
 
 def jaccl(devices: list[list[str | None]]) -> Plan:
