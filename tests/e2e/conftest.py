@@ -38,6 +38,8 @@ IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
 CHILDREN = "pods,services,configmaps,secrets"
 
+# What agents do now and then is done soon, and what takes processors takes them for a short time only.
+BRISK = ("agent.modelsIntervalSeconds=2", "agent.measure.gpu.seconds=4", "agent.measure.memory.seconds=4")
 WAIT_SECONDS = 90.0
 READY_SECONDS = 150.0
 INSTALL_SECONDS = 180
@@ -357,7 +359,7 @@ def install(cluster: Cluster, *values: str) -> None:
     cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
     cluster.helm(
         *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
-        *("--set", ",".join((f"agent.modelFolders={{{cluster.models}}}", "agent.modelsIntervalSeconds=2", *values))),
+        *("--set", ",".join((f"agent.modelFolders={{{cluster.models}}}", *BRISK, *values))),
         seconds=INSTALL_SECONDS + 30,
     )
 

@@ -215,7 +215,8 @@ class Prober:
         running = Running(probe, asyncio.create_task(session))
         self.running.add(running)
         try:
-            async with asyncio.timeout(probe.seconds + 3 * sessions.SLACK_SECONDS):
+            slack = 0.0 if probe.kind is Kind.SOCKET else process.GRACE_SECONDS
+            async with asyncio.timeout(probe.seconds + slack + 3 * sessions.SLACK_SECONDS):
                 return await running.task
         except TimeoutError:
             raise Broken(f"was not done within {probe.seconds:g} s") from None

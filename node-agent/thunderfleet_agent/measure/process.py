@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from thunderfleet_agent.host import quote
+from thunderfleet_agent.measure.child import START_SECONDS
 
 LINE_BYTES = 256 * 1024
 # What a child may take beyond its own limit before it is killed.
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 2.0 + START_SECONDS
 TERM_SECONDS = 0.4
 KILL_SECONDS = 1.0
 COMPLAINT_BYTES = 64 * 1024

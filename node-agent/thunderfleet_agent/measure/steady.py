@@ -41,7 +41,7 @@ def best(
 ) -> Best:
     """Runs ``work`` (which does some and says how much that was) until its rate is steady or ``warm_seconds`` are over, then
     ``best_of`` times more. The best of these and of the steady rounds counts: whatever else a machine does can only slow it
-    down. ``told`` hears of every run; after ``until`` seconds in all one more run is enough."""
+    down. ``told`` hears of every run; after ``until`` seconds in all no further one begins."""
     rates: list[float] = []
 
     def once() -> float:
@@ -57,8 +57,10 @@ def best(
         settled = is_steady(rates)
         told(rate, settled)
     warm = len(rates)
-    for _ in range(best_of):
+    runs = 0
+    # A machine that does not come to rest is given the time that there is: of many runs, one is undisturbed.
+    while runs == 0 or (clock() - begun <= until and (runs < best_of or (not settled and until < math.inf))):
         told(once(), settled)
-        if clock() - begun > until:
-            break
-    return Best(max(rates[max(0, warm - ROUNDS) :]), settled, len(rates))
+        runs += 1
+    counted = rates[max(0, warm - ROUNDS) :] if settled else rates[warm // 2 :]
+    return Best(max(counted), settled, len(rates))
