@@ -164,7 +164,8 @@ async def _measure(kubeconfig: Path, logs: Path, say: Callable[[str], None]) -> 
 
             async def summarised() -> bool:
                 if operator.returncode is not None:
-                    raise NotInTime(f"the operator ended with {operator.returncode}: see {logs / 'operator.log'}")
+                    said = (logs / "operator.log").read_text(errors="replace").strip()[-500:]
+                    raise NotInTime(f"the operator ended with {operator.returncode}: {said}")
                 items, _ = await kube.list(LINKS)
                 return all(item.get("status", {}).get("rdma") for item in items)
 
