@@ -5,7 +5,7 @@ does, what it finds done it leaves alone.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -30,6 +30,7 @@ from thunderfleet_operator.cache import (
     SERVICES,
     Cache,
 )
+from thunderfleet_operator.drains import Drains
 from thunderfleet_operator.fleets import Fleets
 from thunderfleet_operator.groups import Groups
 from thunderfleet_operator.keys import KeyPair, group_keys
@@ -47,8 +48,6 @@ log = logging.getLogger(__name__)
 UNPLACED_SECONDS = 30.0
 BLOCKED_SECONDS = 10.0
 FIRST_ANSWER_SECONDS = 5.0
-NOTICE_SECONDS = 1.0
-"""Between the status that names another endpoint and the end of the one before it."""
 NAMES_TRIED = 8
 BETTER_SECONDS = 30.0
 """How often at most it is asked whether a group that serves would be placed better today."""
@@ -89,8 +88,7 @@ class Reconciler:
         self._fleets = Fleets()
         self._better: dict[tuple[str, int], tuple[object, datetime, str | None]] = {}
         self._secrets: set[str] = set()
-        self._drains: dict[tuple[str, int, int], datetime] = {}
-        """Since when placements are to drain. A restarted operator begins to count anew, and the runner's limits hold."""
+        self._drains = Drains(groups, clock)
         self.unplaced: set[str] = set()
         """Deployments that wait for room: whatever ends or joins is news for them."""
 
@@ -102,7 +100,7 @@ class Reconciler:
         if item is None or item["metadata"].get("deletionTimestamp"):
             # The garbage collector takes the children, by their owner references.
             self._groups.listen(key, {})
-            self._forget_drains(key, frozenset())
+            self._drains.keep(key, frozenset())
             self.unplaced.discard(key)
             self._count_groups()
             return None
@@ -130,7 +128,7 @@ class Reconciler:
             decision = decide(
                 *(view, heard[index], nodes, wanted_hash, md.spec.recovery, now),
                 may_roll=index == rolling,
-                draining_seconds=self._draining_seconds(key, view),
+                draining_seconds=self._drains.seconds(key, view),
             )
             if decision.failure is not None:
                 await self._macs.quarantine(decision.failure, f"{key}-{index}")
@@ -159,8 +157,8 @@ class Reconciler:
                 rechecks.append(again)
         await self._status(md, outcomes, resolution, after)
         drains = [entry for entry in outcomes if entry.decision.verdict is Verdict.DRAIN and not entry.unplaceable]
-        rechecks += self._drain(key, [entry.view for entry in drains], notice=md.spec.replicas > 1)
-        self._forget_drains(key, {entry.view.index for entry in drains} | {i for i in after if i >= md.spec.replicas})
+        rechecks += self._drains.ask(key, [entry.view for entry in drains], notice=md.spec.replicas > 1)
+        self._drains.keep(key, {entry.view.index for entry in drains} | {i for i in after if i >= md.spec.replicas})
         await self._macs.settle(node for view in (*views.values(), *after.values()) for node in view.nodes)
         if any(outcome.unplaceable or outcome.blocked for outcome in outcomes):
             self.unplaced.add(key)
@@ -177,8 +175,8 @@ class Reconciler:
     def _listen(self, key: str, wanted: Mapping[int, GroupView]) -> None:
         plans: dict[int, tuple[Plan, KeyPair]] = {}
         for index, view in wanted.items():
-            leader = next((pod for pod in view.pods if pod.rank == 0 and not pod.terminating), None)
-            if view.plan is not None and leader is not None:
+            # One that is ending is listened to: it says when it has drained.
+            if view.plan is not None and any(pod.rank == 0 for pod in view.pods):
                 plans[index] = (view.plan, self._keys(view.plan.uid, index, view.plan.epoch))
         self._groups.listen(key, plans)
 
@@ -301,27 +299,6 @@ class Reconciler:
             return Blocked("PodRefused", f"the API server refuses the runner pods: {error.message}")
         return None
 
-    def _draining_seconds(self, key: str, view: GroupView) -> float:
-        """For how long a group is waited for that is to drain; 0 when it is not."""
-        since = self._drains.get((key, view.index, view.last_epoch))
-        return (self._clock() - since).total_seconds() if since else 0.0
-
-    def _drain(self, key: str, views: Sequence[GroupView], *, notice: bool) -> list[float]:
-        """Asks these groups to drain; with ``notice`` after a moment, so that who reads ``status.endpoint`` learns first of
-        another one. Seconds until the next look."""
-        rechecks = []
-        for view in views:
-            self._drains.setdefault((key, view.index, view.last_epoch), self._clock())
-            left = NOTICE_SECONDS - self._draining_seconds(key, view) if notice else 0.0
-            if left > 0:
-                rechecks.append(left)
-            elif view.plan is not None:
-                self._groups.drain(key, view.index, view.plan.epoch)
-        return rechecks
-
-    def _forget_drains(self, key: str, but: Set[int]) -> None:
-        self._drains = {drain: since for drain, since in self._drains.items() if drain[0] != key or drain[1] in but}
-
     async def _end_pods(self, md: ModelDeployment, pods: Iterable[PodView]) -> None:
         for pod in pods:
             if not pod.terminating:
@@ -329,9 +306,9 @@ class Reconciler:
 
     async def _end_group(self, md: ModelDeployment, key: str, view: GroupView, heard: Heard) -> float:
         """A group that is not wanted any more drains, and then its pods end. Seconds until the next look."""
-        if must_drain(view, heard, self._draining_seconds(key, view)):
+        if must_drain(view, heard, self._drains.seconds(key, view)):
             await self._end_pods(md, view.old_pods)
-            return min([1.0, *self._drain(key, [view], notice=True)])
+            return min([1.0, *self._drains.ask(key, [view], notice=True)])
         await self._end_pods(md, (*view.pods, *view.old_pods))
         return UNPLACED_SECONDS
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from thunderfleet_crds.kube import ApiError
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
+from thunderfleet_operator.drains import NOTICE_SECONDS
 from thunderfleet_operator.lifecycle import DRAIN_SECONDS, STOPPED_SECONDS, Heard
-from thunderfleet_operator.reconcile import NOTICE_SECONDS
 
 GIB = 2**30
 
