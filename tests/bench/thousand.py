@@ -35,6 +35,8 @@ CHANGES = 10
 AT_ONCE = 24
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.02
+# Not the one of an operator that runs on this machine already.
+METRICS_PORT = 9499
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "thunderfleet-system"
 PAIR = """
@@ -147,16 +149,9 @@ async def _measure(kubeconfig: Path, logs: Path, say: Callable[[str], None]) -> 
         await _all(_mac(kube, number, status) for number in range(MACS))
         await _all(_link(kube, number, status) for number in range(MACS))
         say(f"{MACS} Macs and as many cables written in {time.monotonic() - began:.0f} s")
-        command = [
-            sys.executable,
-            "-m",
-            "thunderfleet_operator",
-            "run",
-            "--kubeconfig",
-            str(kubeconfig),
-            "--metrics-port",
-            "9499",
-        ]
+        program = "import sys; from thunderfleet_operator.cli import main; sys.exit(main())"
+        run = ("run", "--kubeconfig", str(kubeconfig), "--metrics-port", str(METRICS_PORT))
+        command = [sys.executable, "-c", program, *run]
         began = time.monotonic()
         with (logs / "operator.log").open("wb") as log:
             operator = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
