@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster import tinymodel
@@ -42,7 +43,7 @@ CLUSTER = "THUNDERFLEET_CHAOS_CLUSTER"
 RECOVER_SECONDS = 300.0
 SETTLE_SECONDS = 120.0
 GONE_SECONDS = 180.0
-REFERENCE_SECONDS = 120.0
+REFERENCE_SECONDS = 180.0
 PROMPTS = (
     ("What does model 17 say to rank?", 200),
     (tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS),
@@ -61,13 +62,25 @@ def cluster() -> Iterator[Line]:
         yield line
 
 
-def reference(line: Line, prompt: str, tokens: int) -> Question:
-    """What one process of mlx-lm says."""
-    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(line.cluster.models / MODEL), prompt]
+# One process of mlx-lm for all prompts: starting one costs more than what it says.
+ALONE = """
+import json, pathlib, sys
+from thunderfleet_localcluster.reference import greedy
+print(json.dumps([greedy(pathlib.Path(sys.argv[1]), prompt, tokens) for prompt, tokens in json.loads(sys.argv[2])]))
+"""
+
+
+def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question]:
+    """What one process of mlx-lm, alone, says."""
     done = subprocess.run(
-        [*command, "--tokens", str(tokens)], capture_output=True, text=True, timeout=REFERENCE_SECONDS, check=True
+        [sys.executable, "-c", ALONE, str(model), json.dumps(prompts)],
+        capture_output=True,
+        text=True,
+        timeout=REFERENCE_SECONDS,
+        check=True,
     )
-    return Question(prompt, tokens, tuple(json.loads(done.stdout)))
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return [Question(prompt, tokens, tuple(ids)) for (prompt, tokens), ids in zip(prompts, answers, strict=True)]
 
 
 @dataclass
@@ -79,8 +92,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.api = Api(self.line.cluster)
-        self.questions = [reference(self.line, *prompt) for prompt in PROMPTS]
-        self.short = reference(self.line, *SHORT)
+        *self.questions, self.short = references(self.line.cluster.models / MODEL, (*PROMPTS, SHORT))
 
     def run(self, seed: int, episodes: Iterable[Episode]) -> Iterator[Record]:
         """Every step's record, as it is done."""
