@@ -1,0 +1,57 @@
+"""Two Macs with one cable that one of them alone sees: a group takes it for RDMA when that is usable, else for TCP."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster import tinymodel
+
+FLEET = """
+machines:
+  - {name: linux-1, kind: linux}
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", seen: a}
+"""
+# Speeds are those that the fleet says.
+VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
+LINK = "studio-1.tb1--studio-2.tb1"
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
+SPEC = {"nodes": {"min": 2}, "memory": {"contextTokens": 2048, "cachedTokens": 4096}}
+
+
+@pytest.fixture(scope="module")
+def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with on_fleet(FLEET, "pair", "THUNDERFLEET_E2E_PAIR", *VALUES, ends=1) as found:
+        yield found
+
+
+def said(line: Any, kind: str) -> tuple[str, str]:
+    """Status and reason of a condition of the cable."""
+    found = line.json("get", "tbl", LINK).get("status", {}).get("conditions", [])
+    return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))
+
+
+@pytest.mark.parametrize("rdma", [True, False])
+def test_a_cable_seen_from_one_end_carries_a_group(
+    line: Any, deploy: Callable[..., Any], alone: Callable[..., list[int]], rdma: bool
+) -> None:
+    line.cluster.rdma("on" if rdma else "off", "studio-2")
+    usable = ("True", "Usable") if rdma else ("False", "RDMADisabled")
+    line.until("the cable says what it is fit for", lambda: said(line, "RDMAUsable") == usable)
+    assert said(line, "Symmetric") == ("False", "OneEnd")
+    pair = deploy("pair", **SPEC).until_ready()
+    group = pair.group()
+    assert {rank["node"] for rank in group["ranks"]} == {"studio-1", "studio-2"}
+    if rdma:
+        assert (group["transport"], group["parallelism"]) == ("JACCL", "Tensor")
+    else:
+        assert (group["transport"], group["parallelism"]) == ("Ring", "Pipeline")
+        assert f"no RDMA over {LINK}: RDMA is switched off on studio-2" in group["reason"]
+    assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    status, told = line.plan(pair.get())
+    (offline,) = told["groups"]
+    assert (status, offline["transport"]) == (0, group["transport"])
+    assert [rank["node"] for rank in offline["ranks"]] == [rank["node"] for rank in group["ranks"]]
