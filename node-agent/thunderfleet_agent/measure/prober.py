@@ -23,7 +23,7 @@ from thunderfleet_agent.derive import Verdict
 from thunderfleet_agent.measure import gates, process, sessions, talk
 from thunderfleet_agent.measure.desk import Busy, Desk
 from thunderfleet_agent.measure.due import WINDOW_SECONDS, due, room
-from thunderfleet_agent.measure.probes import Key, Kind, Probe, Target, rdma, socket
+from thunderfleet_agent.measure.probes import Key, Kind, Need, Probe, Target, rdma, socket
 from thunderfleet_agent.measure.results import Figures, Ledger
 from thunderfleet_agent.measure.sessions import Found
 from thunderfleet_agent.measure.settings import Settings
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 # A busy peer is asked again so soon (jittered), one that a group has not so soon.
 BUSY_SECONDS = 1.0
 IN_USE_SECONDS = 30.0
+# After a refusal nobody is asked for a while, ever longer while everybody is busy: so few connections come to nothing.
+REST_SECONDS = 0.1
+REST_LIMIT_SECONDS = 4.0
 # The condition is looked at anew at least so often.
 LOOK_SECONDS = 60.0
 
@@ -85,6 +88,8 @@ class Prober:
         self._spent: list[tuple[float, int]] = []
         self._wake = asyncio.Event()
         self._started = time.monotonic()
+        self._refusals = 0
+        self._rest_until = self._started
         self._verdict: Verdict | None = None
 
     # --- what it is told ---
@@ -144,12 +149,15 @@ class Prober:
                 spread=self.settings.spread_seconds,
                 now=now,
             )
+            wake = plan.wake
             if plan.probe is not None and self.desk.peer is None:
-                await self._carry_out(plan.probe)
-                continue
+                wake = self._rest_until if Need.PEER in plan.probe.needs else now
+                if wake <= now:
+                    await self._carry_out(plan.probe)
+                    continue
             self._tell()
             # While a peer measures with this Mac, its end wakes us.
-            seconds = LOOK_SECONDS if plan.probe is not None else min(LOOK_SECONDS, max(0.0, plan.wake - now))
+            seconds = LOOK_SECONDS if self.desk.peer is not None else min(LOOK_SECONDS, max(0.0, wake - now))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), seconds)
 
@@ -171,6 +179,9 @@ class Prober:
                 self._failed(probe, f"{error}", begun)
             else:
                 self.ledger.later(probe.key, now + again * random.uniform(0.7, 1.7))
+                self._refusals += 1
+                rest = min(REST_LIMIT_SECONDS, REST_SECONDS * 2.0 ** min(self._refusals, 16))
+                self._rest_until = now + rest * random.uniform(0.5, 1.5)
                 self._counter.probed(probe.kind, "refused", now - begun, 0)
         except (Broken, process.ChildFailed, OSError) as error:
             self._failed(probe, str(error), begun)
@@ -199,6 +210,7 @@ class Prober:
 
     def _record(self, key: Key, found: Found, begun: float) -> None:
         now = time.monotonic()
+        self._refusals, self._rest_until = 0, now
         self._spend(now, 0 if key.target.link else found.bytes)
         self._counter.probed(key.kind, "ok", now - begun, found.bytes)
         log.info("%s: %s", key, found.figures.words())

@@ -220,7 +220,7 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
             return all(len(mac.prober.ledger.results) == 29 for mac in fleet)
 
         async with running(*fleet):
-            await until(done, seconds=300)
+            await until(done, seconds=600)
         seconds = time.monotonic() - begun
         rows = []
         for mac in fleet:
@@ -243,7 +243,8 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
             assert 29 <= counted["socket/ok"] <= 58
             assert counted["socket/"] <= 58 * 2 * SMALL
             assert not mac.prober.ledger.troubles
-        assert most <= 1
+        # One that moves bytes, and at most a question that was dropped for it.
+        assert most <= 2
         assert all(sum(count for _, count in mac.prober._spent) <= budget for mac in fleet)
     with capsys.disabled():
         print(f"\nthirty Macs, {seconds:.0f} s\n{'MAC':<10} {'PEERS':>5} {'PROBES':>6} {'REFUSED':>7} {'MiB':>6}")
