@@ -101,7 +101,7 @@ def _memory_rate(status: NodeProfileStatus) -> int:
     return measured.megabytes_per_second if measured else 0
 
 
-def _taints(node: Json) -> tuple[Taint, ...]:
+def taints(node: Json) -> tuple[Taint, ...]:
     # What a cordon and a missed heartbeat leave behind is judged by its cause, with a better sentence.
     return tuple(
         Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
@@ -286,7 +286,7 @@ class Fleets:
             ready=is_ready(node) and not node["metadata"].get("deletionTimestamp"),
             schedulable=not (node.get("spec") or {}).get("unschedulable"),
             labels=node["metadata"].get("labels") or {},
-            taints=_taints(node),
+            taints=taints(node),
             backends=_backends(tuple(runtime.backends)) if runtime else frozenset(),
             mlx_version=runtime.mlx_version if runtime else None,
             mlx_lm_version=runtime.mlx_lm_version if runtime else None,

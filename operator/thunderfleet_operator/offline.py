@@ -6,7 +6,7 @@ Reading is apart from deciding: the decision is the operator's own (``places.cho
 """
 
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import LABEL_GROUP, ApiModel, PlannedTransport
+from thunderfleet_crds.common import ANNOTATION_PORTS, LABEL_GROUP, ApiModel, PlannedTransport
 from thunderfleet_crds.kube import Json, key_of
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
@@ -23,9 +23,9 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 from thunderfleet_operator import places, snapshot
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
-from thunderfleet_operator.fleets import Fleets
-from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
-from thunderfleet_operator.placement.amounts import gib
+from thunderfleet_operator.fleets import Fleets, taints
+from thunderfleet_operator.placement import Fleet, Placement, Transport, Unplaceable
+from thunderfleet_operator.placement.amounts import gbits, gib
 from thunderfleet_operator.placement.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.score import LABELS, PARTS
 from thunderfleet_operator.ports import PortSettings, RankPorts
@@ -92,6 +92,47 @@ def _field(location: tuple[int | str, ...]) -> str:
     return text.lstrip(".") or "(the whole)"
 
 
+def _labels(item: Json) -> dict[str, object]:
+    found = item["metadata"].get("labels") or {}
+    if not isinstance(found, dict):
+        raise ValueError("must be an object")
+    return found
+
+
+def _annotations(item: Json) -> object:
+    told = (item["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
+    ports: Any = json.loads(told) if told else {"gateway": 0, "control": 0}
+    return int(ports["gateway"]), int(ports["control"]), [int(port) for port in ports.get("ring") or ()]
+
+
+_CHILD: dict[str, Callable[[Json], object]] = {
+    "metadata.labels": lambda item: (_labels(item), snapshot.group_index(item), snapshot.epoch_number(item)),
+    "metadata.annotations": _annotations,
+    "metadata.ownerReferences": snapshot.owner_uid,
+}
+_READS: dict[str, dict[str, Callable[[Json], object]]] = {
+    "Node": {
+        "metadata.labels": _labels,
+        "spec.taints": taints,
+        "status.allocatable.memory": lambda item: to_bytes(
+            str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0)
+        ),
+        "status.conditions": snapshot.is_ready,
+        "status.addresses": snapshot.internal_ip,
+        "status.nodeInfo": lambda item: ((item.get("status") or {}).get("nodeInfo") or {}).get("bootID"),
+    },
+    "Pod": {
+        **_CHILD,
+        "spec.affinity": snapshot.pod_node,
+        "spec.containers[].resources.requests.memory": snapshot.pod_memory,
+        "spec.containers[].ports": snapshot.pod_ports,
+        "status": snapshot.pod_view,
+    },
+    "ConfigMap": {**_CHILD, "data": snapshot.read_epoch},
+}
+"""What is read of objects that have no model of ours, by field."""
+
+
 def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
     name = _name(path, item)
     for part in ("metadata", "spec", "status"):
@@ -104,17 +145,12 @@ def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
             first = error.errors()[0]
             raise BadInput(f"{path}: {name}: {_field(first['loc'])}: {first['msg']}") from None
         return
-    try:
-        if item["kind"] == "Node":
-            field = "status.allocatable.memory"
-            to_bytes(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0)
-        else:
-            field = "spec.containers[].resources.requests.memory"
-            snapshot.pod_memory(item)
-            field = "spec.containers[].ports"
-            snapshot.pod_ports(item)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: {name}: {field}: {error}") from None
+    for field, read in _READS[item["kind"]].items():
+        try:
+            read(item)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            why = str(error) if isinstance(error, ValueError) else "is not what Kubernetes has there"
+            raise BadInput(f"{path}: {name}: {field}: {why}") from None
 
 
 def _text(path: Path) -> str:
@@ -308,6 +344,13 @@ class RankTold(_Told):
     coordinator: str | None = Field(default=None, description="Where it reaches rank 0.")
 
 
+class HopTold(_Told):
+    ranks: tuple[int, int] = Field(description="Who is joined: in a ring a rank and the next, in a mesh every two.")
+    cable: str | None = Field(description="The ThunderboltLink; null over a LAN.")
+    speed_mbps: int = Field(description="Its speed, the worse way.")
+    measured: bool = Field(description="Whether that was measured; else it is what was negotiated.")
+
+
 class ScorePartTold(_Told):
     part: str = Field(description="Name of the part; parts are compared in the order of this list.")
     value: int = Field(description="Less is better (speed is negative Mbit/s, spread and room are bytes).")
@@ -346,6 +389,7 @@ class GroupTold(_Told):
     model_path: str | None = Field(default=None, description="Folder of the model on each Mac.")
     ranks: tuple[RankTold, ...] = ()
     cables: tuple[str, ...] = Field(default=(), description="ThunderboltLinks that join the ranks.")
+    hops: tuple[HopTold, ...] = Field(default=(), description="How ranks are joined, and how fast.")
     score: tuple[ScorePartTold, ...] = ()
     runners_up: tuple[RunnerUpTold, ...] = ()
     near_misses: tuple[NearMissTold, ...] = ()
@@ -424,6 +468,7 @@ def _group(entry: Decided) -> GroupTold:
         model_path=found.model_path,
         ranks=ranks,
         cables=tuple(dict.fromkeys(name for name in found.cables if name)),
+        hops=_hops(found),
         score=tuple(ScorePartTold(part=name, value=getattr(score, PARTS[name]), text=text) for name, text in texts.items()),
         runners_up=tuple(
             RunnerUpTold(nodes=r.nodes, transport=r.transport.value, parallelism=r.split.value, why=r.why)
@@ -432,9 +477,72 @@ def _group(entry: Decided) -> GroupTold:
     )
 
 
+def _hops(found: Placement) -> tuple[HopTold, ...]:
+    size = len(found.ranks)
+    pairs = list(combinations(range(size), 2))
+    if found.transport is not Transport.JACCL:
+        pairs = [(rank, (rank + 1) % size) for rank in range(size)]
+    return tuple(
+        HopTold(ranks=pair, cable=name or None, speed_mbps=mbps, measured=measured)
+        for pair, name, (mbps, measured) in zip(pairs, found.cables, found.speeds, strict=False)
+    )
+
+
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Rows under their heads; columns of which nothing is told are left out."""
+    told = [i for i in range(len(rows[0])) if any(row[i] not in ("", "-") for row in rows[1:])]
+    widths = {i: max(len(row[i]) for row in rows) for i in told}
+    return ["    " + "  ".join(row[i].ljust(widths[i]) for i in told).rstrip() for row in rows]
+
+
+def _label(transport: str | None) -> str:
+    return next((label for value, label in LABELS.items() if value.value == transport), "")
+
+
+def _rank_rows(group: GroupTold) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("RANK", "MAC", "LAYERS", "MEMORY", "OF FREE", "SERVES AT", "RING ADDRESS", "REACHES RANK 0 AT", "RDMA DEVICES BY RANK")
+    ]
+    for rank in group.ranks:
+        layers = f"{rank.layers.first}-{rank.layers.first + rank.layers.count - 1}" if rank.layers else "all"
+        if group.parallelism == "Tensor":
+            layers = f"{rank.rank + 1}/{len(group.ranks)} of each"
+        rows.append(
+            (
+                str(rank.rank),
+                rank.node,
+                layers,
+                gib(rank.memory_bytes),
+                gib(rank.free_bytes),
+                # Clients talk to rank 0.
+                f"{rank.address}:{rank.gateway_port}" if rank.rank == 0 else "-",
+                f"relay {rank.relay.address}" if rank.relay else rank.ring_address or "-",
+                rank.coordinator or "-",
+                ",".join(device or "-" for device in rank.devices) or "-",
+            )
+        )
+    return rows
+
+
+def _hop_rows(group: GroupTold) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("RANKS", "CABLE", "SPEED", "")]
+    both = group.transport == Transport.JACCL.value or len(group.ranks) == 2
+    for hop in group.hops:
+        speed = gbits(hop.speed_mbps) if hop.speed_mbps else "unknown"
+        known = "measured" if hop.measured else "as negotiated, not measured"
+        between = f"{min(hop.ranks)} ↔ {max(hop.ranks)}" if both else f"{hop.ranks[0]} → {hop.ranks[1]}"
+        rows.append((between, hop.cable or "none: over the LAN", speed, known))
+    return list(dict.fromkeys(rows))
+
+
+def _unplaced(group: GroupTold) -> list[str]:
+    lines = [f"group {group.index}: no place ({group.reason})"]
+    lines += ["  what nearly works:"] if group.near_misses else []
+    lines += [f"    {miss.message}" for miss in group.near_misses]
+    lines += ["  Macs:", *_columns([("MAC", "LACKS"), *((mac.node, mac.message) for mac in group.macs)])]
+    if not group.proven:
+        lines.append("  the search was ended at its limit: a place may exist")
+    return lines
 
 
 def table(told: PlanTold) -> str:
@@ -443,40 +551,18 @@ def table(told: PlanTold) -> str:
     for group in told.groups:
         lines.append("")
         if not group.placed:
-            lines.append(f"group {group.index}: no place ({group.reason})")
-            lines += [f"  near miss: {miss.message}" for miss in group.near_misses]
-            lines += [f"  {line}" for line in _columns([("MAC", "LACKS"), *((mac.node, mac.message) for mac in group.macs)])]
-            if not group.proven:
-                lines.append("  the search was ended at its limit: a place may exist")
+            lines += _unplaced(group)
             continue
-        label = LABELS.get(next((t for t in LABELS if t.value == group.transport), None), "")  # type: ignore[arg-type]
-        lines.append(f"group {group.index}: {label}, {group.parallelism}" + (" (stays where it is)" if group.kept else ""))
+        stays = " (stays where it is)" if group.kept else ""
+        lines.append(f"group {group.index}: {_label(group.transport)}, {group.parallelism}{stays}")
         lines.append(f"  {group.reason}" + ("" if group.proven else "; not proven best: the search was ended at its limit"))
-        rows: list[tuple[str, ...]] = [("RANK", "MAC", "LAYERS", "MEMORY", "FREE", "ADDRESS", "RING", "RANK 0 AT", "DEVICES")]
-        for rank in group.ranks:
-            layers = f"{rank.layers.first}-{rank.layers.first + rank.layers.count - 1}" if rank.layers else "all"
-            if group.parallelism == "Tensor":
-                layers = f"{rank.rank + 1}/{len(group.ranks)} of each"
-            devices = ",".join(device or "-" for device in rank.devices)
-            rows.append(
-                (
-                    str(rank.rank),
-                    rank.node,
-                    layers,
-                    gib(rank.memory_bytes),
-                    gib(rank.free_bytes),
-                    f"{rank.address}:{rank.gateway_port}",
-                    f"relay {rank.relay.address}" if rank.relay else rank.ring_address or "-",
-                    rank.coordinator or "-",
-                    devices or "-",
-                )
-            )
-        lines += [f"  {line}" for line in _columns(rows)]
-        lines.append(f"  cables: {', '.join(group.cables) or 'none'}")
-        lines.append("  score (compared in this order): " + ", ".join(f"{part.part} {part.text}" for part in group.score))
-        lines += [f"  runner-up: {', '.join(r.nodes)} ({r.transport}, {r.parallelism}): {r.why}" for r in group.runners_up] or [
-            "  runner-up: none"
-        ]
+        lines += ["  ranks:", *_columns(_rank_rows(group))]
+        if group.hops:
+            lines += ["  cables:", *_columns(_hop_rows(group))]
+        lines += ["  score, compared from the top:", *_columns([("PART", "VALUE"), *((p.part, p.text) for p in group.score)])]
+        losers = [(", ".join(r.nodes), _label(r.transport), r.parallelism, r.why) for r in group.runners_up]
+        lines += ["  runners-up:", *_columns([("MACS", "TRANSPORT", "SPLIT", "WHY IT LOST"), *losers])] if losers else []
+        lines += [] if losers else ["  runners-up: none"]
     return "\n".join(lines)
 
 

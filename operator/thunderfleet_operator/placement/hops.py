@@ -124,6 +124,8 @@ def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
 
 _Way = tuple[tuple[int, bool], int, str, bool]
 """Over a LAN, less is better: what the address is, its speed (negative), the address, whether the speed was measured."""
+Ways = dict[tuple[str, str, int], tuple[_Way, Hop] | None]
+"""By Mac, address and measured speed: the same for everybody who has dialled it; None for a cable's address."""
 
 
 def _way(peer: Mac, address: str, measured: int) -> _Way | None:
@@ -133,21 +135,32 @@ def _way(peer: Mac, address: str, measured: int) -> _Way | None:
     return address_rank(kind, RING_ORDER), -(measured or kind.speed_mbps), address, measured > 0
 
 
-def ring_hops(fleet: Fleet, node: str, lan: bool, bare: bool = False) -> dict[str, Hop]:
-    """``lan``: also what was dialled over other interfaces, from either end; relayed, or where this end can dial, ``bare``."""
+def _lan(peer: Mac | None, address: str, measured: int, bare: bool) -> tuple[_Way, Hop] | None:
+    way = _way(peer, address, measured) if peer is not None else None
+    if way is None:
+        return None
+    return way, Hop(-way[1] if bare else min(-way[1], RELAY_MBPS), 0, None, address, not bare, False, way[3])
+
+
+def ring_hops(fleet: Fleet, node: str, lan: bool, bare: bool = False, known: Ways | None = None) -> dict[str, Hop]:
+    """``lan``: also what was dialled over other interfaces, from either end; relayed, or where this end can dial, ``bare``.
+    ``known``: ways of this fleet that were found before; added to."""
     found = _by_cable(fleet, node, ring_lack, ring_measured)
-    mac = fleet.macs[node]
     if not lan:
         return found
-    macs = fleet.macs
-    best: dict[str, _Way] = {}
-    for peer, address, measured in mac.dials.ways if mac.dials is not None else ():
-        if peer not in found and peer in macs and peer != node:
-            way = _way(macs[peer], address, measured)
-            if way is not None and (peer not in best or way < best[peer]):
-                best[peer] = way
-    for peer, (_, speed, address, known) in best.items():
-        found[peer] = Hop(-speed if bare else min(-speed, RELAY_MBPS), 0, None, address, not bare, False, known)
+    mac, macs, ways = fleet.macs[node], fleet.macs, {} if known is None else known
+    best: dict[str, tuple[_Way, Hop]] = {}
+    for entry in mac.dials.ways if mac.dials is not None else ():
+        peer = entry[0]
+        if peer in found or peer == node:
+            continue
+        if entry not in ways:
+            ways[entry] = _lan(macs.get(peer), entry[1], entry[2], bare)
+        made = ways[entry]
+        if made is not None and (peer not in best or made[0] < best[peer][0]):
+            best[peer] = made
+    for peer, (_, hop) in best.items():
+        found[peer] = hop
     for peer in fleet.dialled_by(node):
         if peer not in found and peer != node and (back := lan_hop(macs[peer], mac)) is not None:
             speed = min(back.speed_mbps, RELAY_MBPS)
@@ -166,7 +179,8 @@ def lan_hop(mac: Mac, peer: Mac) -> Hop | None:
 def hops_of(fleet: Fleet, transport: Transport, lan: bool, bare: bool) -> Callable[[str], dict[str, Hop]]:
     """The hops of a transport, Mac by Mac. What is a hop from one end is one from the other."""
     if transport is Transport.RING:
-        return lambda node: ring_hops(fleet, node, lan, bare)
+        known: Ways = {}
+        return lambda node: ring_hops(fleet, node, lan, bare, known)
     return lambda node: rdma_hops(fleet, node)
 
 

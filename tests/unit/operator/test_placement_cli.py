@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_operator.cache import LINKS
 from thunderfleet_operator.cli import main
 
 GIB = 2**30
+MEASURED = {
+    "from": "studio-1",
+    "to": "studio-2",
+    "transport": "Socket",
+    "throughputMbps": 20_000,
+    "measuredAt": "2026-01-01T00:00:00Z",
+}
 
 
 @pytest.fixture
@@ -49,9 +57,14 @@ def run(files: tuple[str, str], *more: str) -> int:
 def test_a_table_for_people(files: Any, capsys: Any) -> None:
     assert run(files()) == 0
     text = capsys.readouterr().out
-    assert "group 0: TCP ring, Pipeline" in text and "cables: studio-1.tb1--studio-2.tb1" in text
-    assert "169.254.1.1" in text and "10.0.0.1:20000" in text and "2-3" in text
-    assert "score (compared in this order): transport TCP ring, macs 2" in text and "speed 80 Gb/s" in text
+    assert "group 0: TCP ring, Pipeline\n" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[6][:6] == ["RANK", "MAC", "LAYERS", "MEMORY", "OF", "FREE"] and "RDMA" not in text.split("ranks:")[1]
+    assert rows[7] == ["0", "studio-1", "2-3", "4.4", "GiB", "6.0", "GiB", "10.0.0.1:20000", "169.254.1.1", "-"]
+    assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
+    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  as negotiated, not measured\n" in text
+    assert ["transport", "TCP", "ring"] in rows and ["bandwidth", "not", "measured"] in rows
+    assert "    speed      80 Gb/s (2 of its hops not measured: as negotiated)\n" in text
 
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
@@ -107,7 +120,119 @@ def test_runners_up_say_why_they_lost(files: Any, world: Any, capsys: Any) -> No
     world.mac("studio-4", "10.0.0.5", 6 * GIB)
     world.cable("studio-3", "studio-4")
     assert run(files()) == 0
-    assert "runner-up: studio-3, studio-4 (Ring, Pipeline): equal in every part" in capsys.readouterr().out
+    assert "    studio-3, studio-4  TCP ring   Pipeline  equal in every part" in capsys.readouterr().out
+    assert run(files(), "--runners-up", "0") == 0
+    assert "runners-up: none" in capsys.readouterr().out
+    world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(measurements=[MEASURED]))
+    assert run(files(), "-o", "json") == 0
+    group = json.loads(capsys.readouterr().out)["groups"][0]
+    assert [rank["node"] for rank in group["ranks"]] == ["studio-3", "studio-4"]
+    assert group["runnersUp"][0]["nodes"] == ["studio-1", "studio-2"]
+    assert group["runnersUp"][0]["why"] == (
+        "its slowest hop has 20 Gb/s, measured, the winner's 80 Gb/s (2 of its hops not measured: as negotiated)"
+    )
+    assert run(files({"model": {"path": "/models/org/tiny"}, "nodes": {"min": 2, "max": 2}}), "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["groups"][0]["hops"][0] == {
+        "ranks": [0, 1], "cable": "studio-3.tb1--studio-4.tb1", "speedMbps": 80000, "measured": False,
+    }  # fmt: skip
+
+
+def conforms(value: Any, schema: dict[str, Any], whole: dict[str, Any], where: str = "") -> None:
+    """Whether a value is what a JSON Schema of the few words that ours has says."""
+    if "$ref" in schema:
+        schema = whole["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+    if "anyOf" in schema:
+        kinds = [option.get("type", "object") for option in schema["anyOf"]]
+        assert value is not None or "null" in kinds, where
+        rest = [option for option in schema["anyOf"] if option.get("type") != "null"]
+        if value is not None:
+            assert len(rest) == 1
+            conforms(value, rest[0], whole, where)
+        return
+    kind = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[schema["type"]]
+    assert isinstance(value, kind) and (kind is not int or not isinstance(value, bool)), where
+    if kind is dict:
+        assert set(schema.get("required", ())) <= set(value) <= set(schema["properties"]), where
+        for name, part in value.items():
+            conforms(part, schema["properties"][name], whole, f"{where}.{name}")
+    if kind is list:
+        for number, part in enumerate(value):
+            items = schema["prefixItems"][number] if "prefixItems" in schema else schema["items"]
+            conforms(part, items, whole, f"{where}[{number}]")
+
+
+@pytest.mark.parametrize("spec", [{}, {"nodes": {"min": 3}}, {"replicas": 2}, {"transport": "JACCL"}])
+def test_what_is_printed_conforms_to_the_schema(files: Any, capsys: Any, spec: dict[str, Any]) -> None:
+    assert main(["plan", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert run(files(spec), "-o", "json") in (0, 3)
+    conforms(json.loads(capsys.readouterr().out), schema, schema)
+
+
+async def test_without_configmaps_the_statuses_tell_who_uses_which_cable(files: Any, world: Any, capsys: Any) -> None:
+    for name in ("studio-1", "studio-2"):
+        world.mac(name, f"10.0.0.{name[-1]}", 12 * GIB)
+    second = {"metadata": {"name": "studio-1.tb2--studio-2.tb2"}, "spec": {}, "status": {}}
+    second["spec"] = {side: {"node": f"studio-{number}", "port": 2} for number, side in ((1, "a"), (2, "b"))}
+    ends = [
+        {"node": f"studio-{n}", "port": 2, "address": f"169.254.5.{n}", "speedMbps": 40000, "seesPeer": True} for n in (1, 2)
+    ]
+    second["status"] = {"endpoints": ends}
+    world.put(LINKS, second)
+    world.deploy(nodes={"min": 2})
+    await world.round()
+    world.run_pods()
+    await world.round()
+
+    def another(items: list[dict[str, Any]]) -> None:
+        assert not any(item["kind"] == "ConfigMap" for item in items)
+        for item in items:
+            if item["kind"] == "ModelDeployment":
+                item["metadata"]["name"] = "other"
+
+    assert run(files({"nodes": {"min": 2}}, another), "-o", "json") == 0
+    group = json.loads(capsys.readouterr().out)["groups"][0]
+    assert group["cables"] == ["studio-1.tb2--studio-2.tb2"], "the faster one is in use"
+    assert next(part["value"] for part in group["score"] if part["part"] == "shared") == 2, "both Macs, and no cable"
+
+
+JUNK = (None, [], {}, "x", 7, [None], ["x"], [{}], {"x": 1}, True)
+
+
+@pytest.mark.parametrize("kind", ["Node", "Pod", "NodeProfile", "ThunderboltLink", "ModelDeployment"])
+async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, world: Any, capsys: Any, kind: str) -> None:
+    """Every field of an object in turn is something else: what comes of it is a plan, or one line that names the object."""
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    await world.round()
+    paths: list[tuple[Any, ...]] = []
+
+    def walk(value: Any, path: tuple[Any, ...]) -> None:
+        paths.append(path)
+        for key in value if isinstance(value, dict) else range(min(1, len(value))) if isinstance(value, list) else ():
+            walk(value[key], (*path, key))
+
+    def first(items: list[dict[str, Any]]) -> dict[str, Any]:
+        return next(item for item in items if item["kind"] == kind)
+
+    files(
+        change=lambda items: [
+            walk(first(items)[part], (part,)) for part in ("metadata", "spec", "status") if part in first(items)
+        ]
+    )
+    for number, path in enumerate(paths[:: 1 + len(paths) // 40]):
+        junk = JUNK[number % len(JUNK)]
+
+        def spoil(items: list[dict[str, Any]], path: tuple[Any, ...] = path, junk: Any = junk) -> None:
+            inner: Any = first(items)
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = junk
+
+        status = run(files(change=spoil))
+        told = capsys.readouterr()
+        assert status in (0, 3) or (status == 2 and told.err.count("\n") == 1 and kind in told.err), (path, junk, told.err)
 
 
 @pytest.mark.parametrize(
