@@ -1,7 +1,8 @@
 """A rank without a model: MLX's real ring and the real protocol, so that the supervisor is tried against what it meets.
 
 What it does wrong is told by files in THUNDERFLEET_TEST_FOLDER: ``init-hang-R``, ``load-error-R`` (its text), ``mute-R``
-(no heartbeats once Ready), ``stuck-R`` (never joins a turn), ``odd-token-R``; R is the rank. A ``die-once-R`` file is used up.
+(no heartbeats once Ready), ``stuck-R`` (never joins a turn), ``slow-load-R`` (loads as long as it is there), ``odd-token-R``; R
+is the rank. A ``die-once-R`` file is used up.
 """
 
 import os
@@ -57,6 +58,8 @@ def main() -> None:
     if told("load-error").exists():
         channel.send(protocol.Failed(stage="load", text=told("load-error").read_text()))
         sys.exit(1)
+    while told("slow-load").exists():
+        time.sleep(0.1)
     channel.send(protocol.Progress(loaded_bytes=1, total_bytes=2, layers=1), protocol.Loaded(total_bytes=2))
     waiting: list[protocol.Request] = []
     while True:

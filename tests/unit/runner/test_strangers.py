@@ -1,0 +1,128 @@
+"""Somebody who is not of the group, on every port of it, at every stage of its life: learns nothing, and stops nothing."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupPhase
+from thunderfleet_runner import control, protocol
+
+KEY = "the-deployments-key"
+NOISE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 8
+
+
+async def _noise(address: str, port: int) -> bytes:
+    """What a port answers to bytes that mean nothing; b"" when it does not, or is not there."""
+    try:
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection(address, port)
+    except (OSError, TimeoutError):
+        return b""
+    try:
+        writer.write(NOISE)
+        async with asyncio.timeout(1):
+            return await reader.read(4096)
+    except (OSError, TimeoutError):
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+class Stranger:
+    """Has keys of another group, an API key that is none, and time."""
+
+    def __init__(self, group: Any, keys: Path) -> None:
+        self.group = group
+        self.wrong = control.client_tls(keys)
+        self.none = ssl.create_default_context()
+        self.none.check_hostname, self.none.verify_mode = False, ssl.CERT_NONE
+        # A certificate of its own, and no interest in whose it talks to.
+        self.liar = control.client_tls(keys)
+        self.liar.check_hostname, self.liar.verify_mode = False, ssl.CERT_NONE
+
+    async def tries_everything(self) -> None:
+        entries = self.group.plan.ranks
+        waits = [self._control(entry) for entry in entries] + [self._gateway(entry) for entry in entries]
+        waits += [self._ring(entry.ring_address, port) for entry in entries for port in entry.ring_ports]
+        await asyncio.gather(*waits)
+
+    async def _ring(self, address: str, port: int) -> None:
+        answer = await _noise(address, port)
+        # MLX's ring may accept, for the time of its init; it has nothing to say to anybody.
+        assert len(answer) < 64
+
+    async def _control(self, entry: Any) -> None:
+        answer = await _noise(entry.address, entry.control_port)
+        assert b"HTTP" not in answer and b"uid" not in answer
+        for tls in (self.wrong, self.none, self.liar):
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+                url = f"https://{entry.address}:{entry.control_port}"
+                for method, path in (("GET", STATE_PATH), ("POST", DRAIN_PATH), ("GET", control.JOIN_PATH)):
+                    try:
+                        async with session.request(method, url + path, ssl=tls) as answered:
+                            raise AssertionError(f"{method} {path} was answered with {answered.status}")
+                    except (aiohttp.ClientError, TimeoutError, OSError):
+                        pass
+
+    async def _gateway(self, entry: Any) -> None:
+        await _noise(entry.address, entry.gateway_port)
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}", timeout=timeout) as session:
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                for path in ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/state", "/v1/join"):
+                    with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
+                        async with session.post(path, json={"model": "thunderfleet/tiny"}, headers=headers) as answered:
+                            assert answered.status == 401, (path, answered.status)
+
+
+async def _answer(supervisor: Any, name: str) -> list[int]:
+    request = protocol.Request(id=name, kind="completion", prompt="a b c", max_tokens=4)
+    return [event.token async for event in supervisor.service.submit(request) if isinstance(event, protocol.Token)]
+
+
+async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_keys: Callable[[Path], Path]) -> None:
+    group = make_group(2)
+    stranger = Stranger(group, make_keys(group.folder / "strangers-keys"))
+    settings = {"gateway": True, "api_keys": frozenset({KEY})}
+    (group.faults / "init-hang-1").touch()
+    (group.faults / "slow-load-0").touch()
+
+    leader = group.start(0, **settings)
+    await group.until(lambda: leader.role.machine.present, "the leader is up")
+    await stranger.tries_everything()
+    assert leader.state.phase is GroupPhase.WAITING and leader.state.attempt == 0
+
+    group.start(1, **settings)
+    await group.until(lambda: leader.state.phase is GroupPhase.FORMING, "the ranks are in init")
+    await stranger.tries_everything()
+    # A stray connection may cost an attempt, never the group.
+    (group.faults / "init-hang-1").unlink()
+    await group.until(lambda: leader.state.phase is GroupPhase.LOADING, "the group has formed all the same")
+    await stranger.tries_everything()
+    assert leader.state.phase is GroupPhase.LOADING
+    (group.faults / "slow-load-0").unlink()
+    await group.until_ready()
+
+    attempt = leader.state.attempt
+    right = [0, 2, 4, 6]
+    assert await _answer(leader, "before") == right
+    _, *answers = await asyncio.gather(stranger.tries_everything(), *(_answer(leader, f"r{n}") for n in range(5)))
+    assert answers == [right] * 5
+    assert (leader.state.attempt, leader.state.recoveries) == (attempt, 0)
+    # What a ring listens on it closes once it has its peer: nobody hears a stranger now.
+    for entry in group.plan.ranks:
+        for port in entry.ring_ports:
+            assert await _noise(entry.ring_address, port) == b""
+
+    (group.faults / "stuck-0").touch()
+    running = asyncio.create_task(_answer(leader, "last"))
+    await group.until(lambda: leader.service.running == 1, "a request runs")
+    leader.end()
+    await group.until(lambda: leader.service.draining, "the group drains")
+    await stranger.tries_everything()
+    (group.faults / "stuck-0").unlink()
+    assert await running == right
