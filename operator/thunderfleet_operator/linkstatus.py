@@ -30,8 +30,8 @@ DEGRADED_PERCENT = 50
 """A cable that carries less than so much of what it should is called Degraded."""
 TCP_MBPS = 2_000
 """What TCP carries on any Thunderbolt cable, also between Macs that have much else to do: there the processors are the limit,
-not the cable, so what it gives is held against this, or the negotiated speed if that is less; half of it is what Gigabit Ethernet
-would give. RDMA is held against the negotiated speed."""
+not the cable, so what it gives is held against this, or the negotiated speed if that is less; half of it is what Gigabit
+Ethernet would give. RDMA is held against the negotiated speed."""
 
 Verdict = tuple[bool, str, str]
 
