@@ -17,9 +17,9 @@ from pathlib import Path
 from thunderfleet_agent.measure import process, streams
 from thunderfleet_agent.measure.settings import Settings
 
-from tests.bench import processes
+from tests.bench import models, processes
 from tests.bench.figures import Bound, Figure
-from tests.bench.line import BenchFailed, Line
+from tests.bench.line import NAMESPACE, ROOT, BenchFailed, Line
 
 Say = Callable[[str], None]
 
@@ -29,6 +29,7 @@ CABLES, OTHERS = 2, 2
 MIB = 2**20
 LOOPBACK = "127.0.0.1"
 METRICS_PORT = 9441
+TOKENS = 64
 _TOTAL = re.compile(r"^thunderfleet_agent_(probe_seconds|probe_bytes|probes)_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
 
 BY_HAND = """
@@ -177,7 +178,7 @@ def day(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def memory(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """An agent's memory while it measures over sockets, and the most that it had with its measuring processes."""
+    """What a day costs; and an agent's memory while it measures, alone and with its measuring process."""
     if not processes.PROC.is_dir():
         raise BenchFailed("memory is read from /proc, which this machine has not")
     # Restarted agents without state measure at once.
@@ -199,12 +200,13 @@ def memory(line: Line, repeats: int, say: Say) -> list[Figure]:
     watching = threading.Thread(target=look)
     watching.start()
     try:
-        day(line, repeats, say)
+        cost = day(line, repeats, say)
     finally:
         stop.set()
         watching.join()
     say(f"agent while measuring: {max(alone) / MIB:.0f} MiB, {max(whole) / MIB:.0f} MiB with its measuring process")
     return [
+        *cost,
         Figure("measure-agent-memory", "MiB", (max(alone) / MIB,), bound=Bound("<=", 96), note="largest resident of any agent"),
         Figure("measure-whole-memory", "MiB", (max(whole) / MIB,), note="with its measuring process, which then ends"),
     ]
@@ -218,9 +220,38 @@ def _rss(pid: int) -> float:
     return float(fields[1]) * 4096
 
 
+def _switch(line: Line, enabled: bool) -> None:
+    """Measuring on or off in every agent, by the chart."""
+    line.cluster.helm(
+        *("upgrade", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--reuse-values"),
+        *("--set", f"agent.measure.enabled={str(enabled).lower()},agent.measure.sockets.everySeconds=10", "--timeout", "180s"),
+        seconds=200,
+    )
+    line.cluster.kubectl("-n", NAMESPACE, "rollout", "status", "ds/thunderfleet-agent", "--timeout=180s", seconds=200)
+
+
+def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Tokens a second of a served group with the prober on (and always something due) against off, in turns."""
+    name, rates = "measured", {True: list[float](), False: list[float]()}
+    with line.deployed(name, models.SMALL, "Pipeline") as (_, ready, _):
+        node = line.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
+        line.benchmarked(name)
+        line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
+        for enabled in (True, False) * min(repeats, 2):
+            _switch(line, enabled)
+            for _ in range(3):
+                answer = line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
+                rates[enabled].append((answer["chunks"] - 1) / (answer["last"] - answer["first"]))
+            say(f"serving, prober {'on' if enabled else 'off'}: {statistics.median(rates[enabled]):.1f} tokens/s")
+    _switch(line, True)
+    note = "one machine plays all Macs: what the third one measures costs the two that serve here, and only here"
+    ours, other = tuple(rates[True]), tuple(rates[False])
+    return [Figure("measure-serving", "tokens/s", ours, other, "prober off", Bound(">=", 0.99), note)]
+
+
 def measure(line: Line, repeats: int, say: Say) -> list[Figure]:
     """Everything of this module."""
-    return [*gpu(repeats, say), *sockets(repeats, say), *memory(line, repeats, say), *day(line, repeats, say)]
+    return [*gpu(repeats, say), *sockets(repeats, say), *memory(line, repeats, say), *serving(line, repeats, say)]
 
 
 if __name__ == "__main__":

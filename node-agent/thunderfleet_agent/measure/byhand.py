@@ -6,7 +6,9 @@ Mac), the API server, and free ends; so it is run where the agent runs, for inst
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import ssl
 import sys
 import time
@@ -22,13 +24,16 @@ from thunderfleet_agent import identity
 from thunderfleet_agent.measure import process, talk
 from thunderfleet_agent.measure.desk import Busy
 from thunderfleet_agent.measure.prober import Ended, Prober
-from thunderfleet_agent.measure.probes import Kind
+from thunderfleet_agent.measure.probes import Kind, Probe
 from thunderfleet_agent.measure.results import Figures, Ledger
 from thunderfleet_agent.measure.settings import Settings
 from thunderfleet_agent.measure.view import View, notes, view, wanted
 from thunderfleet_agent.publish import Publisher
 
 QUIET_SECONDS = 2.0
+# A busy peer is asked again for so long, if it may be free so soon.
+PATIENCE_SECONDS = 60.0
+SOON_SECONDS = 5.0
 
 
 class CannotMeasure(Exception):
@@ -113,12 +118,25 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
     for probe in probes:
         progress.say(f"{probe.key} (at most {probe.seconds:.0f} s)")
         try:
-            answers.append((str(probe.key), await prober.once(probe)))
+            answers.append((str(probe.key), await _patiently(prober, probe, progress)))
         except (Busy, Ended, talk.Refused, talk.Broken, process.ChildFailed, OSError) as error:
             answers.append((str(probe.key), f"not measured: {error}"))
     progress.end()
     answers += [("rdma", f"not measured: {note}") for note in notes(found, settings)]
     return answers
+
+
+async def _patiently(prober: Prober, probe: Probe, progress: Progress) -> Figures:
+    """One probe; a Mac that is busy with another is asked again for a while. Raises what ``Prober.once`` does."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await prober.once(probe)
+        except talk.Refused as error:
+            if error.again is None or error.again > SOON_SECONDS or time.monotonic() > until:
+                raise
+            progress.say(f"{probe.key}: waits, {error}")
+            await asyncio.sleep(error.again * random.uniform(0.5, 1.5))
 
 
 def _identity(own: Own) -> ssl.SSLContext:

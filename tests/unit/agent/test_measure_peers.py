@@ -519,7 +519,8 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
     found = await process.run({"what": what, "seconds": 8}, heard)
     figure = found["flops" if what == "gpu" else "megabytesPerSecond"]
     assert figure > 0 and found["mlxVersion"] and found["device"] and found["osVersion"]
-    assert len(told) >= 8 and max(told) * (1e9 if what == "gpu" else 1) == pytest.approx(figure, rel=0.5)
+    # The figure is one of the runs that were told.
+    assert any(figure == pytest.approx(rate * (1e9 if what == "gpu" else 1), rel=0.01) for rate in told), (figure, told)
 
 
 async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Until) -> None:
