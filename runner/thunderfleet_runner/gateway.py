@@ -267,38 +267,53 @@ class Gateway:
             "Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(call)
         })  # fmt: skip
 
-        async def write(data: bytes) -> None:
-            try:
-                async with asyncio.timeout(READ_SECONDS):
-                    await response.write(data)
-            except TimeoutError:
-                if request.transport is not None:
-                    # Not closed: that would wait for the client to take what is left.
-                    request.transport.abort()
-                raise ClientGone(f"the client read nothing for {READ_SECONDS:g} s") from None
+        written = time.monotonic()
+        waiting = bytearray()
+        turn = asyncio.Lock()
 
-        async def send(piece: dict[str, Any] | None) -> None:
+        def put(piece: dict[str, Any] | None) -> None:
             if piece is not None:
-                await write(b"data: " + json.dumps(piece, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
+                waiting.extend(b"data: " + json.dumps(piece, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
 
-        async def begin() -> None:
-            if not response.prepared:
-                await response.prepare(request)
-                await send(writer.first())
+        async def flush() -> None:
+            """Everything that waits, in one write."""
+            nonlocal written
+            async with turn:
+                if not response.prepared:
+                    await response.prepare(request)
+                data = bytes(waiting)
+                waiting.clear()
+                try:
+                    async with asyncio.timeout(READ_SECONDS):
+                        await response.write(data)
+                except TimeoutError:
+                    if request.transport is not None:
+                        # Not closed: that would wait for the client to take what is left.
+                        request.transport.abort()
+                    raise ClientGone(f"the client read nothing for {READ_SECONDS:g} s") from None
+                written = time.monotonic()
 
         async def keep_alive() -> None:
-            await begin()
-            await write(b": still at work\n\n")
+            patience = FIRST_EVENT_SECONDS
+            while True:
+                await asyncio.sleep(max(patience - (time.monotonic() - written), 0.1))
+                if time.monotonic() - written >= patience and not turn.locked():
+                    waiting.extend(b": still at work\n\n")
+                    await flush()
+                    patience = KEEPALIVE_SECONDS
 
+        put(writer.first())
+        keeping = asyncio.create_task(keep_alive())
         try:
-            async for event in _patiently(events, keep_alive):
-                await begin()
+            async for event in events:
                 if isinstance(event, protocol.Token):
-                    await send(writer.token(event))
+                    put(writer.token(event))
+                    if waiting and not self._service.queued(writer.answer_id):
+                        await flush()
                     continue
                 for piece in writer.last(_complete(event)):
-                    await send(piece)
-                await write(b"data: [DONE]\n\n")
+                    put(piece)
+                waiting.extend(b"data: [DONE]\n\n")
         except ConnectionError:
             raise
         except Exception as error:
@@ -307,7 +322,13 @@ class Gateway:
             if not isinstance(error, Refused | Unavailable | GenerationFailed):
                 log.exception("a stream failed")
             self._metrics.errors.inc()
-            await send(_api_error(error).body())
+            put(_api_error(error).body())
+        finally:
+            # Not in the midst of a write.
+            async with turn:
+                keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        await flush()
         await response.write_eof()
         return response
 
@@ -338,34 +359,6 @@ class Gateway:
 def create_app(service: Service, api_keys: Collection[str] = ()) -> web.Application:
     """The gateway of one supervisor. A key of ``api_keys`` is asked for on ``/v1/`` when there are any."""
     return Gateway(service, api_keys).app()
-
-
-async def _patiently(events: AsyncIterator[Event], keep_alive: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
-    """``events``, with ``keep_alive`` called whenever none has come for a while."""
-    patience = FIRST_EVENT_SECONDS
-    coming: asyncio.Task[Event] | None = None
-    try:
-        while True:
-            coming = asyncio.ensure_future(_next(events))
-            while not (await asyncio.wait({coming}, timeout=patience))[0]:
-                patience = KEEPALIVE_SECONDS
-                await keep_alive()
-            patience = KEEPALIVE_SECONDS
-            try:
-                event = coming.result()
-            except StopAsyncIteration:
-                return
-            coming = None
-            yield event
-    finally:
-        if coming is not None and not coming.done():
-            coming.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await coming
-
-
-async def _next(events: AsyncIterator[Event]) -> Event:
-    return await anext(events)
 
 
 def _complete(done: protocol.Done) -> protocol.Done:

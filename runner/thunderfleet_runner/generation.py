@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from pydantic import BaseModel
@@ -30,8 +30,10 @@ CHECK_TOKENS = 8
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say (OpenAI's own convention)."""
 _REMEMBERED = 256
+_KINDS: dict[str, Literal["text", "reasoning", "tool"]] = {"reasoning": "reasoning", "tool": "tool"}
 
-Send = Callable[[BaseModel], None]
+Send = Callable[..., None]
+"""Puts messages on their way, in order."""
 Command = protocol.Turn | protocol.Check | protocol.Measure | protocol.Stop
 
 
@@ -168,7 +170,6 @@ class Answer:
 
     def _tell(self, event: Sampled, texts: list[tuple[str, str]]) -> None:
         request = self.request
-        kinds = {"reasoning": "reasoning", "tool": "tool"}
         merged: list[tuple[str, str]] = []
         for kind, text in texts:
             if merged and merged[-1][0] == kind:
@@ -178,22 +179,19 @@ class Answer:
         kind, text = merged[0] if merged else (self._kind, "")
         top = sorted(event.top, key=lambda entry: -entry[1]) if request.logprobs else []
         self._send(
-            protocol.Token.model_validate(
-                {
-                    "id": request.id,
-                    "token": event.token,
-                    "text": text,
-                    "kind": kinds.get(kind, "text"),
-                    "logprob": _finite(event.logprob) if request.logprobs else None,
-                    "top_logprobs": [
-                        {"token": token, "text": self._decode(token), "logprob": _finite(value)} for token, value in top
-                    ],
-                }
+            protocol.Token(
+                id=request.id,
+                token=event.token,
+                text=text,
+                kind=_KINDS.get(kind, "text"),
+                logprob=_finite(event.logprob) if request.logprobs else None,
+                top_logprobs=tuple(
+                    protocol.TopLogprob(token=token, text=self._decode(token), logprob=_finite(value)) for token, value in top
+                ),
             )
         )
         for kind, text in merged[1:]:
-            more = {"id": request.id, "token": protocol.NO_TOKEN, "text": text, "kind": kinds.get(kind, "text")}
-            self._send(protocol.Token.model_validate(more))
+            self._send(protocol.Token(id=request.id, token=protocol.NO_TOKEN, text=text, kind=_KINDS.get(kind, "text")))
 
     def _close_tool(self) -> None:
         if self._tool_text:
@@ -237,6 +235,10 @@ class Engine:
         context: int, share_tokens: bool, trimmable: bool,
     ) -> None:  # fmt: skip
         self._send = send
+        self._thread = 0
+        self._outbox: list[BaseModel] = []
+        self._unsure: list[BaseModel] = []
+        """Of the step before: told when the ranks turn out to agree on it."""
         self._pulse = pulse
         self._group = group
         self._rank = 0 if group is None else group.rank()
@@ -254,6 +256,13 @@ class Engine:
         self._recorder = Recorder()
         cache = mlxlm.PromptCache(tokens=memory_tokens, trimmable=trimmable)
         self._loop = mlxlm.Loop(provider, cache, self, pulse, group, share_tokens=share_tokens)
+
+    def _say(self, message: BaseModel) -> None:
+        """What answers say: on the main thread kept until all ranks agree on it. A batch's tokens go out in one write."""
+        if threading.get_ident() == self._thread:
+            self._outbox.append(message)
+        else:
+            self._send(message)
 
     # --- the reader thread ---
 
@@ -292,7 +301,7 @@ class Engine:
         if problem is not None:
             self._send(protocol.RequestError(id=request.id, text=problem))
             return
-        answer = Answer(request, self._send, self._text_of, self._stoppable)
+        answer = Answer(request, self._say, self._text_of, self._stoppable)
         with self._lock:
             self._answers[request.id] = answer
             self._inbox.append((_work(request, tokenized), answer))
@@ -355,6 +364,7 @@ class Engine:
 
     def run(self) -> None:
         """Waits for the check, then serves turns until Stop. Raises whatever ends the group."""
+        self._thread = threading.get_ident()
         if self._wait():
             self._loop.run()
             self._pulse.rest()
@@ -385,6 +395,13 @@ class Engine:
         )  # fmt: skip
         with self._lock:
             self._inbox.append((work, self._recorder))
+
+    def agreed(self, *, all_of_it: bool) -> None:
+        said, self._unsure, self._outbox = self._unsure, self._outbox, []
+        if all_of_it:
+            said, self._unsure = said + self._unsure, []
+        if said:
+            self._send(*said)
 
     def take(self) -> Work | None:
         with self._lock:

@@ -250,6 +250,9 @@ class Source(Protocol):
     def wanted(self) -> bool:
         """Rank 0: whether a request waits or one must be ended, so that the loop should look up."""
 
+    def agreed(self, *, all_of_it: bool) -> None:
+        """All ranks have sampled the same: what sinks were given may be told, before the last step or all of it."""
+
     def asleep(self) -> bool:
         """Nothing is left to do in this turn. Blocks until the next one; False ends the loop."""
 
@@ -408,13 +411,15 @@ class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no typ
 class _Ticking:
     """Counts steps where there is no batch that would: mlx-lm serves such models one request at a time."""
 
-    def __init__(self, sink: Sink, pulse: Pulse) -> None:
+    def __init__(self, sink: Sink, pulse: Pulse, flush: Callable[[], None]) -> None:
         self._sink = sink
         self._pulse = pulse
+        self._flush = flush
 
     def put(self, item: object) -> None:
         self._pulse.step("prefill" if isinstance(item, tuple) else "decode")
         self._sink.put(item)
+        self._flush()
 
 
 class _Budget:
@@ -422,25 +427,36 @@ class _Budget:
 
     def __init__(self, loop: "Loop") -> None:
         self._loop = loop
+        self._first = True
         self._word: Any = None
 
     def __iter__(self) -> Iterator[None]:
-        self._word = None
         self._first = True
         return self
 
     def __next__(self) -> None:
         first, self._first = self._first, False
         if not self._loop.distributed:
+            self._loop.source.agreed(all_of_it=True)
             if not first and self._loop.source.wanted():
                 raise StopIteration
             return
         if first:
             return
         previous, self._word = self._word, self._loop.word()
-        if previous is not None and self._loop.read(previous):
-            self._word = None
+        wanted = previous is not None and self._loop.read(previous)
+        # This step's tokens are in the word that has just left, so only those of the step before are known to be the same.
+        # Where rank 0's tokens are everybody's, what could differ is the prefix that was reused, and that was in a word before.
+        self._loop.source.agreed(all_of_it=self._loop.share_tokens)
+        if wanted:
             raise StopIteration
+
+    def settle(self) -> None:
+        """Reads the last word too. Collective, like all else here."""
+        word, self._word = self._word, None
+        if word is not None:
+            self._loop.read(word)
+        self._loop.source.agreed(all_of_it=True)
 
 
 class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
@@ -521,6 +537,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     def _next_request(self, timeout: float | None = None) -> tuple[Sink, Any, Any] | None:
         # mlx-lm waits with a time limit exactly when nothing runs.
         idle = timeout is not None
+        self._time_budget.settle()
         if idle:
             self.prompt_cache.uncached.clear()
         while True:
@@ -557,7 +574,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     def _admit(self, work: Work) -> tuple[Sink, Any, Any]:
         sink = self.source.admitted(work)
         if not self.model_provider.is_batchable:
-            sink = _Ticking(sink, self.pulse)
+            sink = _Ticking(sink, self.pulse, lambda: self.source.agreed(all_of_it=True))
         self._work[work.id] = work
         if not work.cache:
             self.prompt_cache.uncached.append(work.prompt)

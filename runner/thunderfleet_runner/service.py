@@ -208,6 +208,11 @@ class Service:
         link.measure()
         return await measured
 
+    def queued(self, request_id: str) -> bool:
+        """Whether more of the request's tokens have come than were taken."""
+        stream = self._streams.get(request_id)
+        return stream is not None and not stream.empty()
+
     def cancel(self, request_id: str) -> None:
         """Ends a request soon; its iterator gets Done with finish_reason cancelled. Nothing happens when it has ended."""
         if request_id in self._ends and self._link is not None:

@@ -247,7 +247,7 @@ def served(make_group: Callable[..., Any]) -> Served:
                 entry["layers"] = [first, first + share]
         group.plan = Plan.model_validate(planned)
         for rank in range(size):
-            group.start(rank, command=rank_command, gateway=True, benchmark=benchmark, **settings)
+            group.start(rank, gateway=True, benchmark=benchmark, **{"command": rank_command, **settings})
         await group.until_ready()
         entry = group.plan.ranks[0]
         async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}") as client:

@@ -272,6 +272,18 @@ async def test_a_client_that_reads_nothing_is_left(
     slow.transport.abort()
 
 
+async def test_a_stream_that_has_nothing_to_say_yet_shows_that_it_lives(
+    client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "FIRST_EVENT_SECONDS", 0.0)
+    script.auto = 0
+    answer = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    lines = [await answer.content.readline() for _ in range(3)]
+    assert lines[0].startswith(b"data: {") and lines[2] == b": still at work\n"
+    script.say(2, done=True)
+    assert (await answer.text()).endswith("data: [DONE]\n\n")
+
+
 async def test_a_body_that_does_not_come_is_not_waited_for(
     client: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,3 +143,43 @@ def test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by() -> None:
     nothing = mlxlm.PromptCache(tokens=0, trimmable=True)
     nothing.insert_cache("m", [1], [_KV()])
     assert len(nothing) == 0
+
+
+class _Sum:
+    """An all-sum that has come: the flag of rank 0, and the sum of the ranks' digests."""
+
+    def __init__(self, *values: int) -> None:
+        self._values = list(values)
+
+    def tolist(self) -> list[int]:
+        return self._values
+
+
+def _loop_of_two() -> Any:
+    loop = object.__new__(mlxlm.Loop)
+    loop._rank, loop._size, loop._digest = 1, 2, 1
+    return loop
+
+
+def test_a_digest_that_differs_ends_the_rank_before_another_step() -> None:
+    loop = _loop_of_two()
+    loop.digest(7, 42, 0)
+    mine = loop._digest
+    assert loop.read((_Sum(1, 2 * mine), mine)) is True
+    assert loop.read((_Sum(0, 2 * mine), mine)) is False
+    other = _loop_of_two()
+    other.digest(7, 43, 0)
+    with pytest.raises(mlxlm.Diverged, match="no longer sample the same tokens"):
+        loop.read((_Sum(0, mine + other._digest), mine))
+
+
+def test_the_digest_knows_tokens_ends_and_prefixes_in_their_order() -> None:
+    def digest(*turns: tuple[int, int, int]) -> int:
+        loop = _loop_of_two()
+        for turn in turns:
+            loop.digest(*turn)
+        return int(loop._digest)
+
+    found = [digest(), digest((1, 5, 0)), digest((1, 5, 1)), digest((2, 5, 0)), digest((1, 5, 0), (2, 6, 0))]
+    found += [digest((2, 6, 0), (1, 5, 0)), digest((9, 0, 2), (1, 5, 0)), digest((8, 0, 2), (1, 5, 0))]
+    assert len(set(found)) == len(found)

@@ -1,0 +1,127 @@
+"""Ranks that part: noticed by their digests, and ended before a token that they do not agree on leaves the group."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from thunderfleet_crds.group import GroupPhase
+from thunderfleet_localcluster import tinymodel
+from thunderfleet_runner import preflight
+from thunderfleet_runner.protocol import NO_TOKEN
+from thunderfleet_runner.rankprocess import RANK_MODULE
+
+# A rank that takes another token for sampled than it was, once: after the check, in the middle of an answer.
+LIAR = """
+import os, sys
+from pathlib import Path
+from thunderfleet_runner import mlxlm, rank
+
+lied = Path(os.environ["THUNDERFLEET_TEST_FOLDER"]) / "lied"
+honest, seen = mlxlm._generate.BatchGenerator.next, 0
+
+
+def lie(self):
+    global seen
+    prompts, tokens = honest(self)
+    for response in tokens:
+        seen += 1
+        if seen == AT and not lied.exists():
+            lied.touch()
+            response.token = (response.token + 1) % 256
+    return prompts, tokens
+
+
+mlxlm._generate.BatchGenerator.next = lie
+sys.exit(rank.main())
+"""
+AT = 20
+CHECKED = 8
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+async def test_no_wrong_token_leaves_a_group_that_parts(
+    served: Callable[..., Any], tiny: Path, yardstick: list[int], liar: int
+) -> None:
+    def command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
+        told = [RANK_MODULE, "--group", group, "--attempt", str(attempt)]
+        program = LIAR if rank == liar else "import sys\nfrom thunderfleet_runner import rank\nsys.exit(rank.main())"
+        return [sys.executable, "-P", "-c", program.replace("AT", str(AT)), *told]
+
+    async with served(tiny, 2, "Tensor", command=command) as (group, client):
+        body = {
+            "model": "thunderfleet/tiny", "messages": list(tinymodel.DEMO_MESSAGES), "max_tokens": tinymodel.DEMO_TOKENS,
+            "stream": True, "return_token_ids": True, "temperature": 0,
+        }  # fmt: skip
+        async with client.post("/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=120)) as response:
+            text = await response.text()
+        *pieces, end = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        assert (group.faults / "lied").exists()
+        assert "[DONE]" not in text
+        assert "error" in end, end
+        tokens = [token for piece in pieces for token in piece["choices"][0].get("token_ids", ()) if token != NO_TOKEN]
+        assert tokens == yardstick[: len(tokens)]
+        assert len(tokens) < AT - CHECKED
+        service = group.running[0][0].service
+        await group.until(lambda: not service.ready or group.running[0][0].state.recoveries, "the failure is noticed")
+        await group.until_ready()
+        failure = group.running[0][0].state.failure
+        assert "no longer sample the same tokens" in failure.message, failure
+        # Whole again, and right.
+        answer = await client.post("/v1/chat/completions", json=body | {"stream": False})
+        assert (await answer.json())["choices"][0]["token_ids"] == yardstick
+
+
+def _other_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").write_text('{"version": "2.0"}')
+
+
+def _missing_tensor(model: Path) -> None:
+    header = b"{}"
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def _cut_short(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_other_tokenizer, "is not the one on studio-0"),
+        (_missing_tensor, "is not the one on studio-0"),
+        (_cut_short, "model.safetensors is cut short: tensor w"),
+    ],
+)
+async def test_a_rank_with_another_model_is_refused_by_name(
+    make_group: Callable[..., Any], make_model: Callable[[Path], Path], spoil: Callable[[Path], None], words: str
+) -> None:
+    group = make_group(2)
+    odd = make_model(group.folder / "odd")
+    spoil(odd)
+    leader = group.start(0)
+    group.start(1, plan=group.plan.model_copy(update={"model_path": str(odd)}))
+    await group.until(lambda: words in leader.state.message, "the leader says what is wrong")
+    assert "studio-1" in leader.state.message
+    assert leader.state.phase is not GroupPhase.READY
+    make_model(odd)
+    if spoil is not _other_tokenizer:
+        return
+    (odd / "tokenizer.json").unlink()
+    await group.until_ready()
+
+
+async def test_a_rank_with_another_version_is_refused_by_name(
+    make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    await group.until(lambda: leader.role.machine.present, "the leader is up")
+    monkeypatch.setattr(preflight, "version", lambda name: "0.0.1")
+    group.start(1)
+    await group.until(lambda: "runs mlx" in leader.state.message, "the leader says what is wrong")
+    assert leader.state.phase is not GroupPhase.READY
