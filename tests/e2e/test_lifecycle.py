@@ -1,0 +1,159 @@
+"""What serves is asked before it is taken away: rollouts, scaling, evictions and deletions, with requests running meanwhile."""
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from thunderfleet_localcluster import tinymodel
+
+Json = dict[str, Any]
+Deploy = Callable[..., Any]
+
+PROMPT = tinymodel.DEMO_MESSAGES[0]["content"]
+TOKENS_ALONE, TOKENS_PAIR = 500, 150
+"""So many tokens, of one Mac and of two, that a stream still runs when it is interfered with, and ends well within a drain's
+limit."""
+STREAM_SECONDS = 120.0
+GONE_SECONDS = 90.0
+ONE_MAC = {"min": 1, "max": 1}
+
+
+class Stream:
+    """A streamed completion that has begun; ``rest`` is how it ends."""
+
+    def __init__(self, line: Any, endpoint: str, tokens: int) -> None:
+        body = {"model": "", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": tokens, "temperature": 0}
+        body |= {"model": "thunderfleet/tiny-qwen2", "stream": True, "return_token_ids": True}
+        sent = urllib.request.Request(
+            f"{endpoint}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": line.cluster.proxy}))
+        self._answer = opener.open(sent, timeout=STREAM_SECONDS)
+        self._lines = [self._answer.readline()]
+
+    def finish(self) -> list[str]:
+        """The events, to the last."""
+        with self._answer:
+            self._lines += self._answer.readlines()
+        return [line.decode().strip().removeprefix("data: ") for line in self._lines if line.startswith(b"data: ")]
+
+    def assert_whole(self) -> None:
+        events = self.finish()
+        assert events[-1] == "[DONE]", events[-3:]
+        choices = [choice for event in events[:-1] for choice in json.loads(event).get("choices", [])]
+        assert choices[-1]["finish_reason"] in ("length", "stop"), choices[-1]
+
+
+def groups_told(line: Any, served: Any) -> dict[str, list[Json]]:
+    """By Mac, what NodeProfiles say of this deployment's groups."""
+    prefix = f"{served.namespace}/{served.name}-"
+    told = {item["metadata"]["name"]: item.get("status", {}).get("groups", []) for item in line.items("np")}
+    found = {name: [use for use in uses if use["name"].startswith(prefix)] for name, uses in told.items()}
+    return {name: uses for name, uses in found.items() if uses}
+
+
+@contextmanager
+def asking(line: Any, served: Any) -> Iterator[list[str]]:
+    """A client that asks ``status.endpoint`` all the time; what it complains of."""
+    ended, complaints = threading.Event(), list[str]()
+    asked = 0
+
+    def ask() -> None:
+        nonlocal asked
+        while not ended.is_set():
+            endpoint = served.status.get("endpoint")
+            if endpoint is None:
+                complaints.append("status names no endpoint")
+                return
+            body = {"model": "thunderfleet/tiny-qwen2", "prompt": "x", "max_tokens": 1}
+            try:
+                answer = line.request(f"{endpoint}/completions", body)
+                why = "" if answer.status == 200 else f"{answer.status} {answer.body}"
+            except OSError as error:
+                why = str(error)
+            asked += 1
+            # The status moves before a group drains: who is refused finds another endpoint there already.
+            if why and served.status.get("endpoint") == endpoint:
+                complaints.append(f"{endpoint} is what status names, and does not serve: {why}")
+                return
+
+    client = threading.Thread(target=ask)
+    client.start()
+    try:
+        yield complaints
+    finally:
+        ended.set()
+        client.join(STREAM_SECONDS)
+    assert asked > 3 or complaints, "the client has asked"
+
+
+def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> None:
+    served = deploy("rolls", replicas=2, nodes=ONE_MAC).until_ready()
+    before = [group["epoch"] for group in served.status["groups"]]
+    with asking(line, served) as complaints:
+        stream = Stream(line, served.group(0)["endpoint"], TOKENS_ALONE)
+        served.patch({"memory": {"contextTokens": 4096}})
+        stream.assert_whole()
+
+        def rolled() -> bool:
+            return [g["epoch"] > b for g, b in zip(served.status["groups"], before, strict=True)] == [True, True]
+
+        served.until("both groups are of the new spec", rolled)
+        served.until_ready()
+        assert complaints == []
+    assert [group["restarts"] for group in served.status["groups"]] == [0, 0]
+
+    stream, kept = Stream(line, served.group(1)["endpoint"], TOKENS_ALONE), served.group(0)["epoch"]
+    served.patch({"replicas": 1})
+    stream.assert_whole()
+    served.until("nothing of the second group is left", lambda: not second(served), GONE_SECONDS)
+    assert served.until_ready().group(0)["epoch"] == kept
+
+
+def second(served: Any) -> list[str]:
+    labels = ((child["metadata"]["name"], child["metadata"]["labels"]) for child in served.children())
+    return [name for name, found in labels if found.get("thunderfleet.io/group") == "1"]
+
+
+def test_eviction_of_one_rank_drains_the_group(line: Any, deploy: Deploy) -> None:
+    served = deploy("evicted", recovery={"maxRestarts": 0}).until_ready()
+    nodes = [rank["node"] for rank in served.ranks()]
+    told = groups_told(line, served)
+    assert sorted(told) == sorted(nodes)
+    for (use,) in told.values():
+        assert (use["nodes"], use["epoch"]) == (nodes, 1) and len(use["links"]) == 1
+
+    stream, pod = Stream(line, served.endpoint, TOKENS_PAIR), served.ranks()[1]["pod"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": served.namespace}}
+    path = f"/api/v1/namespaces/{served.namespace}/pods/{pod}/eviction"
+    line.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
+    stream.assert_whole()
+    served.until("another epoch", lambda: served.group().get("epoch") == 2)
+    served.until_ready()
+    group = served.group()
+    assert (group["restarts"], group["lastFailure"]["reason"]) == (0, "Evicted")
+    assert {use["epoch"] for uses in groups_told(line, served).values() for use in uses} == {2}
+
+
+def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any, deploy: Deploy) -> None:
+    served = deploy("again").until_ready()
+    ports = served.ports()
+    spec = served.get()["spec"]
+    stream = Stream(line, served.endpoint, TOKENS_PAIR)
+    served.kubectl("delete", "md", served.name, "--wait=false")
+    served.apply(spec)
+    stream.assert_whole()
+    served.until("the old pods are gone", lambda: not [c for c in served.children() if c["metadata"]["name"].endswith("e1")])
+    served.until_ready()
+    names = [child["metadata"]["name"] for child in served.children() if child["kind"] == "Pod"]
+    assert names == [f"{served.name}-0-e2-0", f"{served.name}-0-e2-1"]
+
+    ports |= served.ports()
+    stream = Stream(line, served.endpoint, TOKENS_PAIR)
+    served.kubectl("delete", "md", served.name, "--wait=false")
+    stream.assert_whole()
+    line.until("nothing of it is left", lambda: not served.left(ports), GONE_SECONDS, lambda: "\n".join(served.left(ports)))
+    line.until("no Mac is said to be in its group", lambda: not groups_told(line, served))
