@@ -95,6 +95,11 @@ def test_no_port_twice_on_one_mac(nodes: list[str], taken: dict[str, frozenset[i
         held[node] |= ports.all
 
 
+def test_over_jaccl_rank_0_alone_has_ring_ports() -> None:
+    found = allocate(PortSettings(), ["a", "b", "c"], {}, ring_size=4, ring_ranks=1)
+    assert [len(ports.ring) for ports in found] == [4, 0, 0]
+
+
 def test_ports_are_kept_where_they_are_free() -> None:
     before = {"a": RankPorts(20005, 20007, (21010, 21011)), "b": RankPorts(20005, 20007, (21010, 21011))}
     found = allocate(PortSettings(), ["a", "b"], {"b": frozenset({20005, 21011})}, ring_size=2, kept=before)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thunderfleet_crds.plan import Plan
 from thunderfleet_runner import cli, history
 from thunderfleet_runner.supervisor import api_keys
 
@@ -35,6 +36,20 @@ def test_bad_input_is_a_sentence_and_a_code(
 ) -> None:
     assert cli.main(arguments(make_group(2), **changes)) == code
     assert words in caplog.text
+
+
+def test_jaccls_own_exchange_needs_a_port_of_rank_0(make_group: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    group = make_group(2)
+    told = group.plan.model_dump(mode="json", by_alias=True) | {"backend": "jaccl"}
+    for entry, devices in zip(told["ranks"], ([None, "rdma_en2"], ["rdma_en2", None]), strict=True):
+        entry |= {"ringAddress": None, "devices": devices}
+    group.plan = Plan.model_validate(told)
+    group.settings(0, jaccl_environment=True).check()
+    told["ranks"][0]["ringPorts"] = []
+    group.plan = Plan.model_validate(told)
+    group.settings(0).check()
+    assert cli.main([*arguments(group), "--jaccl-environment"]) == 2
+    assert "--jaccl-environment needs ringPorts of rank 0" in caplog.text
 
 
 def test_a_broken_plan_says_what_is_wrong(make_group: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
