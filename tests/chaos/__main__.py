@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos import plan, report
@@ -64,7 +65,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
-    except LocalClusterError as error:
+    except (LocalClusterError, pytest.fail.Exception) as error:
         print(f"chaos: {error}", file=sys.stderr)
         code = 1
     finally:

@@ -387,7 +387,8 @@ def on(fleet: str | None, name: str, variable: str, *values: str, ends: int = 2)
             stack.callback(cluster.stop)
             install(cluster, *values)
         found = Line(cluster)
-        found.until("the agents know their Macs", lambda: discovered(found, ends), told=lambda: found.kubectl("get", "np,tbl"))
+        goal, known = "the agents know their Macs", lambda: discovered(found, ends)
+        found.until(goal, known, INSTALL_SECONDS, lambda: found.kubectl("get", "np,tbl"))
         yield found
         for deployment in list(found.deployments):
             found.forget(deployment)
