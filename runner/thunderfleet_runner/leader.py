@@ -27,6 +27,8 @@ TICK_SECONDS = 0.5
 STALL_SECONDS = 10.0
 STALL_STEPS = 5.0
 STALL_LOADING_SECONDS = 120.0
+LOOK_SECONDS = 2.0
+"""How long no step of a group over JACCL may move before its devices are looked at, once."""
 
 _PHASES = {
     Stage.WAITING: GroupPhase.WAITING,
@@ -414,6 +416,8 @@ class Leader:
             self._steps, self._still_ticks = steps, 0
             return
         self._still_ticks += 1
+        if self.plan.backend is Backend.JACCL and self._still_ticks == round(LOOK_SECONDS / TICK_SECONDS):
+            self._order(peers.LookAtDevices(attempt=self.machine.attempt))
         longest = max((pulse.longest_step_seconds for pulse in pulses.values()), default=0.0)
         limit = STALL_LOADING_SECONDS if stage is Stage.LOADING else max(STALL_SECONDS, STALL_STEPS * longest)
         if self._still_ticks * TICK_SECONDS > limit:

@@ -202,6 +202,8 @@ class Member:
                 if attempt == self._attempt:
                     self._stage = Stage.CHECK
                     self.to_rank(protocol.Check())
+            case peers.LookAtDevices(attempt=attempt):
+                await self._look(attempt)
             case peers.StopRank(attempt=attempt):
                 await self._stop(attempt)
             case peers.End(attempt=attempt):
@@ -230,6 +232,14 @@ class Member:
             self._blame(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
             self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
+
+    async def _look(self, attempt: int) -> None:
+        """JACCL tells of a cable that was pulled in a running group never, and its ranks go on beating."""
+        try:
+            await asyncio.to_thread(preflight.check_rdma, self.plan, self.entry)
+        except preflight.PreflightFailed as error:
+            if attempt == self._attempt and self._process is not None:
+                self._blame(error.fault)
 
     async def _memory_kept(self) -> Fault | None:
         """What a kill has left behind on this Mac; waits while that may still be given back."""

@@ -185,6 +185,13 @@ class MeasureRank(_Message):
     attempt: int
 
 
+class LookAtDevices(_Message):
+    """No rank moves: is this rank's RDMA device still up? A Failure is the answer when it is not."""
+
+    type: Literal["look"] = "look"
+    attempt: int
+
+
 class StopRank(_Message):
     """Stop together: the rank leaves by itself; answer Ended when it has."""
 
@@ -206,7 +213,7 @@ class Beat(_Message):
 
 
 Order = Annotated[
-    Preflight | Launch | Gathered | End | CheckRank | TurnRank | MeasureRank | StopRank | Release | Beat,
+    Preflight | Launch | Gathered | End | CheckRank | TurnRank | MeasureRank | LookAtDevices | StopRank | Release | Beat,
     Field(discriminator="type"),
 ]
 Answer = Annotated[Welcome | Refusal, Field(discriminator="type")]

@@ -18,6 +18,7 @@ from thunderfleet_localcluster.fleet import parse_fleet
 from thunderfleet_localcluster.layout import plan_layout
 from thunderfleet_runner import attempts, protocol
 from thunderfleet_runner.rankprocess import rank_command
+from thunderfleet_runner.service import Unavailable
 
 SECONDS = 150.0
 """For what takes a few when the machine is not busy: imports of real ranks."""
@@ -218,3 +219,49 @@ async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
     leader = await group.start(jaccl_environment=True)
     await group.until_ready()
     assert len(await answer(leader, "one")) == tinymodel.DEMO_TOKENS
+
+
+@pytest.mark.parametrize("point", ["send", "recv"])
+async def test_a_collective_that_fails_in_a_running_group_is_mended(macs: Callable[..., Macs], point: str) -> None:
+    group = macs()
+    leader = await group.start()
+    await group.until_ready()
+    before = await answer(leader, "before")
+    group.fails(1, at=point, attempts=[leader.state.attempt])
+    with pytest.raises(Unavailable):
+        await answer(leader, "fails")
+    failure = leader.state.failure
+    assert (failure.rank, failure.node, failure.fault, failure.reason) == (1, "studio-1", FaultClass.RETRY, "RdmaFailed")
+    await group.until_ready()
+    assert await answer(leader, "after") == before
+
+
+async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(macs: Callable[..., Macs]) -> None:
+    """The ranks beat on and wait for each other for good; no step moves."""
+    group = macs()
+    leader = await group.start()
+    await group.until_ready()
+    group.fails(1, at="recv", hang=True)
+    group.down(1)
+    with pytest.raises(Unavailable):
+        await answer(leader, "fails")
+    failure = leader.state.failure
+    # Not Stalled, which would have taken five times as long.
+    assert (failure.node, failure.fault, failure.reason) == ("studio-1", FaultClass.REPLAN, "DeviceDown")
+    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_frozen_rank_is_noticed_and_nobody_is_left_spinning(macs: Callable[..., Macs], size: int) -> None:
+    group = macs(size)
+    leader = await group.start()
+    await group.until_ready()
+    last = size - 1
+    old = [leader.member.pid, *(group.rank_pid(rank) for rank in range(1, size))]
+    os.kill(old[last], signal.SIGSTOP)
+    failure = await group.until_failed(leader)
+    assert (failure.rank, failure.reason) == (last, "RankFrozen")
+    await group.until_ready()
+    for pid in old:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,54 @@
+"""Two Macs that no Thunderbolt cable joins: their supervisors carry the ring over the LAN."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_localcluster import tinymodel
+
+FLEET = """
+machines:
+  - {name: linux-1, kind: linux}
+  - {name: linux-2, kind: linux}
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
+"""
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
+
+
+@pytest.fixture(scope="module")
+def line(on_fleet: Callable[..., Any]) -> Iterator[Any]:
+    """As the line of the other tests, without a cable. With ``THUNDERFLEET_E2E_RELAY=name`` on a cluster that runs already."""
+    with on_fleet(FLEET, "relay", "THUNDERFLEET_E2E_RELAY") as found:
+        yield found
+
+
+def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Any, deploy: Callable[..., Any]) -> None:
+    served = deploy("relay", parallelism="Tensor").until_ready()
+    (item,) = line.items("configmaps", "-n", served.namespace, "-l", f"thunderfleet.io/deployment={served.name}")
+    plan = Plan.model_validate_json(item["data"][PLAN_KEY])
+    assert [entry.relay.address for entry in plan.ranks if entry.relay] == [entry.address for entry in plan.ranks]
+    assert all((entry.ring_address or "").startswith("127.") for entry in plan.ranks)
+    assert "hops over the LAN relayed by the supervisors" in json.dumps(item["metadata"]["annotations"], ensure_ascii=False)
+    model = line.cluster.models / "thunderfleet" / "tiny-qwen2"
+    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(model), PROMPT, "--tokens", str(TOKENS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert served.tokens(PROMPT, TOKENS) == json.loads(done.stdout)
+
+
+def test_a_rings_ports_are_not_to_be_reached_from_the_lan(line: Any, deploy: Callable[..., Any]) -> None:
+    served = deploy("relay-ports", parallelism="Tensor").until_ready()
+    (item,) = line.items("configmaps", "-n", served.namespace, "-l", f"thunderfleet.io/deployment={served.name}")
+    plan = Plan.model_validate_json(item["data"][PLAN_KEY])
+    one, other = plan.ranks
+    if line.cluster.network != "namespaces":
+        pytest.skip("on loopback every recorded Mac is everybody's neighbour")
+    knock = "import socket, sys; sys.exit(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))) == 0)"
+    command = [sys.executable, "-c", knock, other.address]
+    assert line.run(one.node, *command, str(other.control_port)).returncode == 1, "the control port answers"
+    for port in other.ring_ports:
+        assert line.run(one.node, *command, str(port)).returncode == 0, f"port {port} of the ring is open to the LAN"
