@@ -157,8 +157,9 @@ class Fleets:
     def __init__(self) -> None:
         self._models: dict[ModelFacts, ModelFacts] = {}
         self._lists: dict[tuple[ModelFacts, ...], tuple[ModelFacts, ...]] = {}
-        self._made_from: dict[str, tuple[Json, Json | None]] = {}
-        """By Mac, the Node and the NodeProfile."""
+        self._nodes: dict[str, Json] = {}
+        self._profiles: dict[str, Json | None] = {}
+        """By Mac, the objects that it was made from."""
         self._cable_states: dict[str, object] = {}
         """By cable, what it was made from: the link alone, where nothing else counts."""
         self._seen: tuple[int, int, int] | None = None
@@ -183,25 +184,27 @@ class Fleets:
 
     def _changed_macs(self, cache: Cache, parsed: Parsed, used: Taken, gone: set[str]) -> list[Mac]:
         """Adds to ``gone`` the Macs that are."""
-        profiles, before, made_from = cache[NODEPROFILES].items, self._fleet.macs, self._made_from
-        following: dict[str, tuple[Json, Json | None]] = {}
+        profiles, before = cache[NODEPROFILES].items, self._fleet.macs
+        past_nodes, past_profiles = self._nodes, self._profiles
+        following: dict[str, Json] = {}
+        their_profiles: dict[str, Json | None] = {}
         changed: list[Mac] = []
         for name, node in cache[NODES].items.items():
-            profile, past = profiles.get(name), made_from.get(name)
-            if past is not None and past[0] is node and past[1] is profile:
+            profile = profiles.get(name)
+            if past_nodes.get(name) is node and past_profiles[name] is profile:
                 known = before[name]
                 free = max(0, known.allocatable_bytes - used.memory.get(name, 0))
                 if known.free_bytes == free and known.in_use == (name in used.groups):
-                    following[name] = past
+                    following[name], their_profiles[name] = node, profile
                     continue
             if ((node["metadata"].get("labels") or {}).get(LABEL_OS)) != "darwin":
                 continue
             mac = self._mac(node, parsed.get(NodeProfile, profile) if profile else None, used)
-            following[name] = (node, profile)
+            following[name], their_profiles[name] = node, profile
             if before.get(name) != mac:
                 changed.append(mac)
         gone |= before.keys() - following.keys()
-        self._made_from = following
+        self._nodes, self._profiles = following, their_profiles
         return changed
 
     def _changed_cables(self, cache: Cache, parsed: Parsed, used: Taken, gone: set[str]) -> list[Cable]:
@@ -264,7 +267,7 @@ class Fleets:
 
     def _models_of(self, profile: NodeProfile) -> tuple[ModelFacts, ...]:
         name = profile.metadata.name
-        (_, past), before = self._made_from.get(name, (None, None)), self._fleet.macs.get(name)
+        past, before = self._profiles.get(name), self._fleet.macs.get(name)
         if past and before is not None and past["metadata"].get("resourceVersion") == profile.metadata.resource_version:
             return before.models
         made = tuple(self._models.setdefault(facts, facts) for facts in map(_facts, profile.status.models))

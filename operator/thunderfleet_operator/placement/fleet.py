@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 QUEUE_PAIRS = 10
 """Queue pairs of one RDMA device, whoever uses them."""
@@ -86,6 +86,12 @@ class AddressKind:
     """Of its interface."""
 
 
+@lru_cache(maxsize=1024)
+def _alike(kinds: tuple[AddressKind, ...]) -> tuple[AddressKind, ...]:
+    """One value for the many Macs that have the same interfaces."""
+    return kinds
+
+
 @dataclass(frozen=True, slots=True)
 class Dials:
     """Which addresses of which other Macs a Mac has dialled: columns of equal length, by node and then address."""
@@ -124,7 +130,7 @@ class AddressKinds:
 
     @classmethod
     def of(cls, kinds: Mapping[str, AddressKind]) -> "AddressKinds":
-        return cls(tuple(kinds), tuple(kinds.values()))
+        return cls(tuple(kinds), _alike(tuple(kinds.values())))
 
     def get(self, address: str, otherwise: AddressKind) -> AddressKind:
         return self.kinds[self.addresses.index(address)] if address in self.addresses else otherwise
