@@ -86,7 +86,9 @@ def test_the_operators_own_names_are_those_of_its_code(render: Render) -> None:
 
 def test_the_agent_deletes_nothing_and_touches_only_its_kinds(render: Render) -> None:
     rights = granted(find(render(), "ClusterRole", "thunderfleet-agent"))
-    assert {verb for _, _, verb in rights} <= {"get", "list", "create", "patch"}
+    assert {verb for _, _, verb in rights} <= {"get", "list", "watch", "create", "patch"}
+    # Its own profile, for the groups that have its Mac; a thousand agents that watched links would be a million events.
+    assert {right for right in rights if right[2] == "watch"} == {("thunderfleet.io", "nodeprofiles", "watch")}
     written = {(group, resource) for group, resource, verb in rights if verb in ("create", "patch")}
     assert {group for group, _ in written} == {"thunderfleet.io"}
 
