@@ -246,6 +246,8 @@ def served(make_group: Callable[..., Any]) -> Served:
                 first = tinymodel.LAYERS - share * (entry["rank"] + 1)
                 entry["layers"] = [first, first + share]
         group.plan = Plan.model_validate(planned)
+        # Real ranks import a lot, on machines that do much else.
+        settings = {"limits": attempts.Limits(group.plan.bootstrap.attempts, 120.0, backoff_seconds=0.05), **settings}
         for rank in range(size):
             group.start(rank, gateway=True, benchmark=benchmark, **{"command": rank_command, **settings})
         await group.until_ready()

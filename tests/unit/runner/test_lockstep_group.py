@@ -18,24 +18,33 @@ from thunderfleet_runner.rankprocess import RANK_MODULE
 LIAR = """
 import os, sys
 from pathlib import Path
-from thunderfleet_runner import mlxlm, rank
+from thunderfleet_runner import rank
 
 lied = Path(os.environ["THUNDERFLEET_TEST_FOLDER"]) / "lied"
-honest, seen = mlxlm._generate.BatchGenerator.next, 0
+load, seen = rank.Rank._load, 0
 
 
-def lie(self):
-    global seen
-    prompts, tokens = honest(self)
-    for response in tokens:
-        seen += 1
-        if seen == AT and not lied.exists():
-            lied.touch()
-            response.token = (response.token + 1) % 256
-    return prompts, tokens
+def load_and_lie(self, *arguments):
+    # Not before init, whose deadline this import would take.
+    from thunderfleet_runner import mlxlm
+
+    honest = mlxlm._generate.BatchGenerator.next
+
+    def lie(self):
+        global seen
+        prompts, tokens = honest(self)
+        for response in tokens:
+            seen += 1
+            if seen == AT and not lied.exists():
+                lied.touch()
+                response.token = (response.token + 1) % 256
+        return prompts, tokens
+
+    mlxlm._generate.BatchGenerator.next = lie
+    return load(self, *arguments)
 
 
-mlxlm._generate.BatchGenerator.next = lie
+rank.Rank._load = load_and_lie
 sys.exit(rank.main())
 """
 AT = 20
