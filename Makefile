@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Where `make bench` writes its figures as JSON, when set.
 JSON ?=
+# `make chaos`: SEED repeats a run, FAULTS is how many are injected.
+SEED ?=
+FAULTS ?= 30
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
@@ -62,8 +65,12 @@ test: lint types unit e2e ## Everything that must pass
 
 .PHONY: fuzz
 fuzz: install ## Parsers and decisions of discovery against 20,000 inputs each
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest \
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 \
 	  tests/unit/agent/test_parsers.py tests/unit/agent/test_damp.py tests/unit/agent/test_reach.py
+
+.PHONY: chaos
+chaos: programs ## Faults at every stage of groups' lives, by a seed that is printed (SEED=N FAULTS=N JSON=FILE)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
 
 .PHONY: bench
 bench: programs ## Figures, as a table (JSON=FILE writes them too)
