@@ -16,7 +16,7 @@ from typing import Any
 
 MIB = 2**20
 # One run takes about so long: long enough for the clock and the launch of a kernel to vanish, short enough to end at once.
-RUN_SECONDS = 0.1
+RUN_SECONDS = 0.04
 # A matrix grows until one product takes this long, or to this order.
 PRODUCT_SECONDS = 0.02
 LARGEST_ORDER = 8192

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-ROUNDS = 4
+ROUNDS = 10
 SPREAD = 0.02
-BEST_OF = 8
+BEST_OF = 20
 
 
 @dataclass(frozen=True)

@@ -447,7 +447,7 @@ def test_a_warm_up_ends_when_the_rate_is_steady_or_at_its_limit() -> None:
 
     found = best(uneven, clock, 5.0, best_of=2)
     assert not found.steady and found.rate == pytest.approx(2.0)
-    assert is_steady([1, 9, 10, 10, 10, 9.9]) and not is_steady([10, 10, 10]) and not is_steady([10, 10, 10, 9])
+    assert is_steady([1, 9, *[10] * 9, 9.9]) and not is_steady([10] * 9) and not is_steady([*[10] * 9, 9])
 
 
 def test_results_hold_their_key() -> None:
