@@ -134,9 +134,7 @@ async def _form(size: int, skew: float, model: Path) -> float:
 async def _bare(size: int) -> float:
     """Seconds that ranks take which are started at once with a hostfile, and nothing else: Python, MLX, its ring, one sum."""
     first = free_port(size)
-    code = (
-        "import mlx.core as mx; mx.distributed.init(strict=True, backend='ring'); mx.distributed.all_sum(mx.ones(1)).item()"
-    )
+    code = "import mlx.core as mx; mx.distributed.init(strict=True, backend='ring'); mx.distributed.all_sum(mx.ones(1)).item()"
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump([[f"127.0.0.1:{first + rank}"] for rank in range(size)], file)
         file.flush()
