@@ -38,6 +38,9 @@ class Stage(StrEnum):
     STOPPED = "Stopped"
 
 
+GRACE_IS_OVER = "the deployment is being stopped or moved, and the grace for running requests is over"
+"""What a client is told whose answer a drain has cut."""
+
 RUNNING = frozenset({Stage.FORMING, Stage.LOADING, Stage.COMPARING, Stage.READY, Stage.DRAINING, Stage.STOPPING})
 """Stages in which processes of the attempt may be there."""
 
@@ -418,11 +421,15 @@ class Machine:
 
     def _end(self) -> tuple["Machine", list[Action]]:
         """Ends all ranks everywhere. Requests end first: they must not be answered by half a group."""
-        why = self.cause.line if self.cause is not None else "the group was stopped"
-        serving = self.stage in (Stage.READY, Stage.DRAINING, Stage.STOPPING)
+        first = self.cause.line if self.cause is not None else "the group was stopped"
+        unserve = {
+            Stage.READY: f"the group failed and forms anew: {first}",
+            Stage.DRAINING: f"the group failed while its deployment was being stopped or moved: {first}",
+            Stage.STOPPING: GRACE_IS_OVER,
+        }.get(self.stage)
         state, timer = self._enter(Stage.ENDING, self.limits.end_seconds)
         state = replace(state, done=frozenset(range(self.size)) - state.present)
-        actions: list[Action] = [Unserve(f"the group failed and forms anew: {why}")] if serving else []
+        actions: list[Action] = [Unserve(unserve)] if unserve is not None else []
         actions += [EndRanks(state.attempt), *timer]
         if len(state.done) < state.size:
             return state, actions

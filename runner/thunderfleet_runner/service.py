@@ -18,7 +18,10 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
+from thunderfleet_runner.attempts import GRACE_IS_OVER
 
+MOVED_SECONDS = 30
+"""When a client whose answer a drain has cut may find the group elsewhere."""
 REST_SECONDS = 5.0
 """How long the end of a turn is waited for before the all-reduce is not measured."""
 PREPARE_SECONDS = 30.0
@@ -253,7 +256,9 @@ class Service:
                     self._streams[name].put_nowait(message)
             case protocol.Done(id=name):
                 if name in self._streams:
-                    self._streams[name].put_nowait(message)
+                    # Ranks that stop cancel what still runs; nobody has asked for that who still listens.
+                    cut = message.finish_reason == "cancelled" and self.draining
+                    self._streams[name].put_nowait(Unavailable(GRACE_IS_OVER, MOVED_SECONDS) if cut else message)
                 self._end(name, message)
             case protocol.RequestError(id=name, text=text):
                 if name in self._streams:
@@ -297,7 +302,7 @@ class Service:
         if not self.leader:
             raise Unavailable(f"rank {self.rank} does not serve; ask rank 0 at {self.leader_url}")
         if self.draining:
-            raise Unavailable("the group is draining and takes no new requests", retry_after=30)
+            raise Unavailable("the group is draining and takes no new requests", retry_after=MOVED_SECONDS)
         if self._link is None:
             raise Unavailable(self._away)
         return self._link

@@ -198,6 +198,20 @@ def test_ranks_that_do_not_stop_are_ended() -> None:
     assert machine.stage is Stage.STOPPED
 
 
+@pytest.mark.parametrize("for_good", [True, False])
+def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) -> None:
+    draining, _ = run(formed(), Drain(for_good))
+    _, actions = run(draining, Failed(1, 1, RETRY, faults.Stage.SERVE))
+    assert Unserve("the group failed while its deployment was being stopped or moved: rank 1: killed") in actions
+    # An old failure is not why; and nothing forms anew.
+    machine, _ = fail_in_init(run(Machine(2, Limits(3, 60)), Joined(0), Joined(1))[0])
+    machine = to_ready(run(machine, Timer(machine.timer))[0])
+    stopping, _ = run(machine, Drain(for_good), Timer(machine.timer + 1))
+    assert stopping.stage is Stage.STOPPING
+    _, actions = run(stopping, Timer(stopping.timer))
+    assert Unserve(attempts.GRACE_IS_OVER) in actions
+
+
 def test_backoff_grows_and_is_bounded() -> None:
     waits = [Machine(2, Limits(9, 60), failures=count).backoff for count in range(1, 40)]
     assert waits == sorted(waits)

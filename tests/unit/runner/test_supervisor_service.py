@@ -145,6 +145,17 @@ async def test_draining_admits_nothing_new(service: Service, link: Link) -> None
     assert not service.ready
 
 
+async def test_a_drain_that_cuts_an_answer_says_so(service: Service) -> None:
+    running = begin(service, "a")
+    await settle()
+    service.draining = True
+    service.deliver(protocol.Done(id="a", finish_reason="cancelled", prompt_tokens=1, generated_tokens=2))
+    with pytest.raises(Unavailable, match="being stopped or moved, and the grace for running requests is over") as caught:
+        await running
+    assert caught.value.retry_after == 30
+    assert service.running == 0
+
+
 async def test_a_new_group_counts_its_turns_anew(service: Service) -> None:
     service.detach("gone")
     fresh = Link()
