@@ -23,6 +23,15 @@ MODEL_FOLDER = "/model"
 GROUP_TLS_NAME = "group.thunderfleet.io"
 """The DNS name in the group's certificate; both sides of every connection of a group present and demand this one."""
 
+# How a group ends, in seconds after SIGTERM, which every rank's supervisor gets at once. Each limit leaves room for what comes
+# after it: requests run to their end, the ranks leave together, the supervisors end what is left, the kubelet ends the rest.
+DRAIN_SECONDS = 22.0
+"""How long requests that run may go on. When the last one ends sooner, the ranks leave sooner."""
+LEAVE_SECONDS = 25.0
+"""How long a supervisor that was told to end waits for its group's word; then it ends its rank by itself and goes."""
+POD_GRACE_SECONDS = 40
+"""The pods' ``terminationGracePeriodSeconds``."""
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 

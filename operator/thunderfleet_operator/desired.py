@@ -30,6 +30,7 @@ from thunderfleet_crds.plan import (
     MODEL_FOLDER,
     PLAN_FOLDER,
     PLAN_KEY,
+    POD_GRACE_SECONDS,
     Backend,
     BenchmarkPlan,
     BootstrapPlan,
@@ -48,7 +49,6 @@ from thunderfleet_operator.ports import RankPorts
 Manifest = dict[str, Any]
 
 ANNOTATION_REASON = f"{GROUP}/reason"
-GRACE_SECONDS = 40
 RING_PORTS_PER_ATTEMPT = 2
 GATEWAY_PORT = "http"
 
@@ -250,7 +250,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
             "enableServiceLinks": False,
             "restartPolicy": "Always",
             "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "terminationGracePeriodSeconds": POD_GRACE_SECONDS,
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [affinity]}}},
             "tolerations": tolerations,
             "containers": [container],

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.plan import DRAIN_SECONDS
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
@@ -54,7 +55,7 @@ class Limits:
     check_seconds: float = 60.0
     compare_seconds: float = 120.0
     end_seconds: float = 20.0
-    drain_seconds: float = 15.0
+    drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0
     backoff_seconds: float = 0.5
     backoff_most_seconds: float = 30.0

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
 
 from thunderfleet_runner import attempts, canary, control, faults, jaccl, peers, preflight, stranded
 from thunderfleet_runner.follower import Follower
@@ -30,8 +30,6 @@ from thunderfleet_runner.service import Service
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LEAVE_SECONDS = 25.0
-"""How long a supervisor that was told to end waits for its group."""
 PORT_SECONDS = 15.0
 """How long a lasting port that is in use is tried for."""
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds.group import FaultClass
-from thunderfleet_runner import attempts, faults
+from thunderfleet_crds.plan import LEAVE_SECONDS, POD_GRACE_SECONDS
+from thunderfleet_runner import attempts, faults, rankprocess
 from thunderfleet_runner.attempts import (
     Checked,
     Cut,
@@ -196,6 +197,13 @@ def test_ranks_that_do_not_stop_are_ended() -> None:
     assert EndRanks(1) in actions
     machine, actions = run(machine, Ended(0, 1), Ended(1, 1))
     assert machine.stage is Stage.STOPPED
+
+
+def test_running_requests_get_most_of_the_pods_grace_and_each_limit_leaves_room_for_the_next() -> None:
+    drain = Limits(3, 60).drain_seconds
+    assert POD_GRACE_SECONDS / 2 < drain <= LEAVE_SECONDS - 3
+    # SIGTERM to the rank and SIGKILL, streams that are told, connections that are closed.
+    assert LEAVE_SECONDS <= POD_GRACE_SECONDS - 4 * rankprocess.TERM_SECONDS
 
 
 @pytest.mark.parametrize("for_good", [True, False])
