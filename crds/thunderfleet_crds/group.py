@@ -111,7 +111,7 @@ class GroupState(_Value):
     message: str = ""
     """One sentence: what is waited for, or what a person must do."""
     attempt: int = 0
-    """Attempts begun in this epoch."""
+    """Attempts of this epoch. A member that leaves during the checks is waited for again, which costs none."""
     recoveries: int = 0
     """Times a formed group failed and was formed anew within this epoch."""
     ready_since: datetime | None = None

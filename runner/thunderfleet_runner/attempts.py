@@ -253,12 +253,17 @@ class Cause:
 
 @dataclass(frozen=True)
 class Machine:
-    """The leader's state. ``size`` members; ``attempt`` counts every try, ``spent`` those that the budget pays for."""
+    """The leader's state. ``size`` members; ``attempt`` counts every try, ``spent`` those that the budget pays for.
+
+    A preflight that ends because a member has left is waiting, and costs no attempt: the next one has the same number. A word
+    of the first one that comes in late does no harm: it is true of a moment ago, and nothing had been started."""
 
     size: int
     limits: Limits
     stage: Stage = Stage.WAITING
     attempt: int = 0
+    used: bool = True
+    """Whether ranks of ``attempt`` were started, or a check of it failed."""
     spent: int = 0
     failures: int = 0
     """In a row; the back-off's exponent."""
@@ -327,7 +332,8 @@ class Machine:
         """From Waiting to the next attempt, when all are there."""
         if self.stage is not Stage.WAITING or not self.complete or self.draining:
             return self, []
-        state = replace(self, attempt=self.attempt + 1, ports={}, tokens={}, early=frozenset())
+        number = self.attempt + 1 if self.used else self.attempt
+        state = replace(self, attempt=number, used=False, ports={}, tokens={}, early=frozenset())
         state, timer = state._enter(Stage.CHECKING, self.limits.check_seconds)
         return state, [Preflight(state.attempt), *timer]
 
@@ -335,7 +341,7 @@ class Machine:
         state = replace(self, done=self.done | {rank}, ports={**self.ports, rank: port})
         if len(state.done) < state.size:
             return state, []
-        state = replace(state, spent=state.spent + 1)
+        state = replace(state, used=True, spent=state.spent + 1)
         state, timer = state._enter(Stage.FORMING, state.limits.form_seconds)
         return state, [StartRanks(state.attempt, state.ports), *timer]
 
@@ -394,7 +400,7 @@ class Machine:
         if self.stage is Stage.ENDING and self.cause is not None and not self.draining:
             return replace(self, cause=self.cause.heard(cause)), []
         if self.stage is Stage.CHECKING:
-            state = replace(self, cause=cause, spent=self.spent + 1)
+            state = replace(self, cause=cause, used=True, spent=self.spent + 1)
             return state._end()
         if self.stage is Stage.STOPPING:
             return self._end()

@@ -86,8 +86,19 @@ def test_the_usual_path_in_order() -> None:
 
 def test_waiting_costs_nothing() -> None:
     machine, actions = run(Machine(2, Limits(1, 60)), *[Joined(0), Joined(1), Left(1, "gone")] * 5, Joined(1))
-    assert (machine.stage, machine.spent) == (Stage.CHECKING, 0)
+    assert (machine.stage, machine.attempt, machine.spent) == (Stage.CHECKING, 1, 0)
     assert not [action for action in actions if isinstance(action, GiveUp)]
+
+
+def test_an_attempt_counts_from_the_barrier_on_or_when_a_check_fails() -> None:
+    checking, _ = run(Machine(2, Limits(3, 60)), *[Joined(0), Joined(1), Left(1, "the LAN was cut")] * 2, Joined(1))
+    started, _ = run(checking, Checked(0, 1, 5), Checked(1, 1, 6))
+    lost, _ = run(started, Left(1, "the LAN was cut"), Ended(0, 1), Joined(1))
+    failed, _ = run(checking, Failed(1, 1, BUG, faults.Stage.PREFLIGHT), Ended(0, 1), Ended(1, 1))
+    for machine in (lost, failed):
+        assert (machine.stage, machine.attempt, machine.spent) == (Stage.BACKOFF, 1, 1)
+        machine, _ = run(machine, Timer(machine.timer))
+        assert (machine.stage, machine.attempt, machine.spent) == (Stage.CHECKING, 2, 1)
 
 
 def test_the_budget_is_spent_in_init_and_no_sooner() -> None:
@@ -241,6 +252,7 @@ class World:
     def __init__(self, size: int, budget: int) -> None:
         self.machine = Machine(size, Limits(budget, 60))
         self.processes: dict[int, int] = {}
+        self.started = 0
         self.gave_up_timers: list[float] = []
         self.waits: list[float] = []
         self.serving = False
@@ -258,6 +270,8 @@ class World:
         match action:
             case StartRanks(attempt=attempt, ports=ports):
                 assert not self.processes, f"attempt {attempt} starts beside {self.processes}"
+                assert attempt > self.started, "no number is given to ranks twice"
+                self.started = attempt
                 assert self.machine.present == set(range(self.machine.size))
                 assert set(ports) == set(range(self.machine.size))
                 self.processes = dict.fromkeys(range(self.machine.size), attempt)
