@@ -125,18 +125,19 @@ class Leader:
 
     def _message(self) -> str:
         machine = self.machine
+        who, one = self._names(machine.waiting_for), len(machine.waiting_for) == 1
         failure = self._failure.message if self._failure is not None else ""
         match machine.stage:
             case Stage.WAITING:
                 refused = "; ".join(text for _, text in sorted(self._rendezvous.refusals.items()))
-                return f"waiting for {self._names(machine.waiting_for)}" + (f"; refused: {refused}" if refused else "")
+                return f"waiting for {who}" + (f"; refused: {refused}" if refused else "")
             case Stage.CHECKING:
-                return f"attempt {machine.attempt}: preflight checks run on {self._names(machine.waiting_for)}"
+                return f"attempt {machine.attempt}: preflight checks run on {who}"
             case Stage.FORMING:
                 late = f"; the exchange waits for {self._names(self._exchange.missing)}" if self._exchange.missing else ""
-                return f"attempt {machine.attempt}: {self._names(machine.waiting_for)} are in MLX's init{late}"
+                return f"attempt {machine.attempt}: {who} {'is' if one else 'are'} in MLX's init{late}"
             case Stage.LOADING:
-                return f"{self._names(machine.waiting_for)} load the model"
+                return f"{who} {'loads' if one else 'load'} the model"
             case Stage.COMPARING:
                 return "all ranks have loaded and run the fixed prompt"
             case Stage.READY:

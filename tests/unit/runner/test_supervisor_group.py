@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhas
 from thunderfleet_runner import control, peers, protocol
 from thunderfleet_runner import leader as leader_module
 from thunderfleet_runner import member as member_module
+from thunderfleet_runner.attempts import Stage
 from thunderfleet_runner.service import Unavailable
+from thunderfleet_runner.supervisor import Supervisor
 
 MakeGroup = Callable[..., Any]
 
@@ -418,6 +421,22 @@ def test_a_plan_that_does_not_name_the_pod_is_refused(make_group: MakeGroup) -> 
     group = make_group(2)
     with pytest.raises(ValueError, match="does not name pod other"):
         _ = group.settings(0, pod="other").rank
+
+
+@pytest.mark.parametrize(
+    ("stage", "done", "words"),
+    [
+        (Stage.FORMING, {1}, "attempt 1: rank 0 (studio-0) is in MLX's init"),
+        (Stage.FORMING, set(), "attempt 1: rank 0 (studio-0), rank 1 (studio-1) are in MLX's init"),
+        (Stage.LOADING, {0}, "rank 1 (studio-1) loads the model"),
+        (Stage.LOADING, set(), "rank 0 (studio-0), rank 1 (studio-1) load the model"),
+    ],
+)
+def test_the_message_counts_the_ranks_that_it_names(make_group: MakeGroup, stage: Stage, done: set[int], words: str) -> None:
+    leader = Supervisor(make_group(2).settings(0)).role
+    present = frozenset({0, 1})
+    leader.machine = replace(leader.machine, stage=stage, attempt=1, present=present, done=frozenset(done))
+    assert leader.state.message == words
 
 
 def _timer(number: int) -> Any:
