@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 STALL_SECONDS = 10.0
 STALL_STEPS = 5.0
+STALL_FIRST_SECONDS = 30.0
+"""While a rank is at its process's first step of a shape: it compiles, and no step says how long one takes."""
 STALL_LOADING_SECONDS = 120.0
 LOOK_SECONDS = 2.0
 """How long no step of a group over JACCL may move before its devices are looked at, once."""
@@ -420,7 +422,10 @@ class Leader:
         if self.plan.backend is Backend.JACCL and self._still_ticks == round(LOOK_SECONDS / TICK_SECONDS):
             self._order(peers.LookAtDevices(attempt=self.machine.attempt))
         longest = max((pulse.longest_step_seconds for pulse in pulses.values()), default=0.0)
-        limit = STALL_LOADING_SECONDS if stage is Stage.LOADING else max(STALL_SECONDS, STALL_STEPS * longest)
+        first = any(pulse.in_step and pulse.longest_step_seconds == 0.0 for pulse in pulses.values())
+        limit = max(STALL_FIRST_SECONDS if first else STALL_SECONDS, STALL_STEPS * longest)
+        if stage is Stage.LOADING:
+            limit = STALL_LOADING_SECONDS
         if self._still_ticks * TICK_SECONDS > limit:
             slowest = min(steps, key=lambda rank: steps[rank], default=0)
             where = {Stage.LOADING: faults.Stage.LOAD, Stage.COMPARING: faults.Stage.CHECK}.get(stage, faults.Stage.SERVE)

@@ -22,12 +22,15 @@ async def ready(make_group: MakeGroup, size: int) -> tuple[Any, list[Any]]:
     return group, supervisors
 
 
-def ticks_until_stalled(role: Any, size: int, steps: Callable[[int], int], *, working: bool, longest: float) -> int | None:
+def ticks_until_stalled(
+    role: Any, size: int, steps: Callable[[int], int], *, working: bool, longest: float, of_rank_0: float | None = None
+) -> int | None:
     """How many of the leader's ticks pass until it takes the group for stalled; None when a thousand do not."""
     attempt = role.machine.attempt
     for tick in range(1, 1000):
         pulse = peers.Pulse(attempt=attempt, steps=steps(tick), in_step=working, longest_step_seconds=longest)
-        role.member.pulse = lambda pulse=pulse: pulse
+        own = pulse if of_rank_0 is None else pulse.model_copy(update={"longest_step_seconds": of_rank_0})
+        role.member.pulse = lambda own=own: own
         role._pulses = dict.fromkeys(range(1, size), pulse)
         role._watch_steps()
         if role.machine.stage is not Stage.READY:
@@ -36,7 +39,7 @@ def ticks_until_stalled(role: Any, size: int, steps: Callable[[int], int], *, wo
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("longest", "seconds"), [(0.0, 10.0), (0.05, 10.0), (4.0, 20.0), (30.0, 150.0)])
+@pytest.mark.parametrize(("longest", "seconds"), [(0.001, 10.0), (0.05, 10.0), (4.0, 20.0), (30.0, 150.0)])
 async def test_a_stall_is_as_long_as_ten_seconds_or_five_of_the_longest_step(
     make_group: MakeGroup, size: int, longest: float, seconds: float
 ) -> None:
@@ -46,6 +49,18 @@ async def test_a_stall_is_as_long_as_ten_seconds_or_five_of_the_longest_step(
     assert ticks == seconds / leader_module.TICK_SECONDS + 2
     failure = leader.state.failure
     assert failure.reason == "Stalled" and f"for {seconds:g} s" in failure.message
+    del leader.role.member.pulse
+    await group.until_ready()
+
+
+@pytest.mark.parametrize(("of_rank_0", "longest", "seconds"), [(0.0, 0.0, 30.0), (0.2, 0.0, 30.0), (9.0, 0.0, 45.0)])
+async def test_a_first_step_of_a_shape_has_thirty_seconds_since_nothing_says_how_long_one_takes(
+    make_group: MakeGroup, of_rank_0: float, longest: float, seconds: float
+) -> None:
+    group, (leader, *_) = await ready(make_group, 2)
+    ticks = ticks_until_stalled(leader.role, 2, lambda _: 7, working=True, longest=longest, of_rank_0=of_rank_0)
+    assert ticks == seconds / leader_module.TICK_SECONDS + 2
+    assert f"for {seconds:g} s" in leader.state.failure.message
     del leader.role.member.pulse
     await group.until_ready()
 
