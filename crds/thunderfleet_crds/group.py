@@ -90,7 +90,8 @@ class BenchmarkReport(_Value):
     """What a benchmark through the served path gave. Rates are tokens per second."""
 
     prefill_tokens_per_second: float
-    decode_tokens_per_second: float
+    decode_tokens_per_second: float | None = None
+    """None when too few tokens, or too little time, say nothing of a rate."""
     time_to_first_token_microseconds: int
     prompt_tokens: int
     generation_tokens: int

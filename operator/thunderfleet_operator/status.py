@@ -268,7 +268,9 @@ def _because(failure: Failure | None) -> str:
 def benchmark(told: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
     return BenchmarkResult(
         prefill_tokens_per_second=quantity(told.prefill_tokens_per_second),
-        decode_tokens_per_second=quantity(told.decode_tokens_per_second),
+        decode_tokens_per_second=(
+            quantity(told.decode_tokens_per_second) if told.decode_tokens_per_second is not None else None
+        ),
         time_to_first_token_microseconds=told.time_to_first_token_microseconds,
         peak_memory_bytes=told.peak_memory_bytes,
         all_reduce_megabytes_per_second=(
@@ -406,7 +408,8 @@ def build(
 
     if measured is not None:
         rate, ran = measured.decode_tokens_per_second, measured.ran or "prefill and decode"
-        say(BENCHMARKED, True, "Measured", f"{rate} tokens/s decoded: {ran}")
+        found = f"{rate} tokens/s decoded" if rate is not None else "too little was generated to say a decode rate"
+        say(BENCHMARKED, True, "Measured", f"{found}: {ran}")
     else:
         say(BENCHMARKED, False, "NotMeasured", "measured when the first group is Ready and idle")
 

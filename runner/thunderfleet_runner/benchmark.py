@@ -30,6 +30,9 @@ HEARD_SECONDS = 2.5 * protocol.HEARTBEAT_SECONDS
 """After which every rank has said how much memory it has used at most."""
 LIMIT_SECONDS = 900.0
 """How long one try may take."""
+LEAST_TOKENS = 8
+LEAST_SECONDS = 0.001
+"""After the first token; with less, the time between two tokens is the event loop's and not the model's."""
 TRIES = 5
 """Tries that may be thrown away because tokens were cached."""
 
@@ -63,15 +66,17 @@ def sizes(plan: BenchmarkPlan, context_tokens: int) -> tuple[int, int]:
 
 
 def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkReport:
-    """The figures of one run. Raises Unusable for cached tokens or an answer too short to have a rate."""
+    """The figures of one run, without a decode rate when the answer is too short to have one. Raises Unusable for cached
+    tokens or an answer that is none."""
     done = run.done
     if done.cached_tokens:
         raise Unusable(f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens came from the cache")
-    if done.generated_tokens < 2 or run.last <= run.first or run.first <= 0:
+    if done.generated_tokens < 1 or run.first <= 0:
         raise Unusable(f"the answer had {done.generated_tokens} tokens: no rate can be said")
+    following, seconds = done.generated_tokens - 1, run.last - run.first
     return BenchmarkReport(
         prefill_tokens_per_second=prompt_tokens / run.first,
-        decode_tokens_per_second=(done.generated_tokens - 1) / (run.last - run.first),
+        decode_tokens_per_second=following / seconds if following >= LEAST_TOKENS and seconds >= LEAST_SECONDS else None,
         time_to_first_token_microseconds=round(run.first * 1e6),
         prompt_tokens=prompt_tokens,
         generation_tokens=done.generated_tokens,

@@ -63,6 +63,20 @@ async def test_from_deployment_to_pods_to_ready(world: Any) -> None:
     assert world.condition("Ready")[0] == world.condition("Bootstrapped")[0] == world.condition("Benchmarked")[0] == "True"
 
 
+async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    told = {"prefillTokensPerSecond": 900.0, "timeToFirstTokenMicroseconds": 4000, "promptTokens": 512, "generationTokens": 2}
+    world.say("Ready", 1, benchmark={**told, "measuredAt": world.now, "ran": "one request"})
+    await world.round()
+    status = world.md.status
+    assert status.tokens_per_second is None and status.benchmark.decode_tokens_per_second is None
+    assert status.benchmark.prefill_tokens_per_second == "900.0"
+    wanted = ("True", "Measured", "too little was generated to say a decode rate: one request")
+    assert world.condition("Benchmarked")[:3] == wanted
+
+
 async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: Any) -> None:
     world.deploy()
     await world.round()

@@ -416,9 +416,19 @@ def test_a_run_with_cached_tokens_is_thrown_away() -> None:
     report = benchmark.report(run(0, 11), 100, now)
     assert (report.prefill_tokens_per_second, report.decode_tokens_per_second) == (200.0, 10.0)
     assert report.time_to_first_token_microseconds == 500_000
-    for bad in (run(1, 11), run(0, 1)):
+    for bad in (run(1, 11), run(0, 0)):
         with pytest.raises(benchmark.Unusable):
             benchmark.report(bad, 100, now)
+
+
+@pytest.mark.parametrize(
+    ("generated", "seconds", "rate"),
+    [(2, 7e-6, None), (2, 1.0, None), (8, 1.0, None), (9, 1.0, 8.0), (9, 0.0009, None), (9, 0.0, None), (1, 0.0, None)],
+)
+def test_a_rate_over_almost_no_time_is_none(generated: int, seconds: float, rate: float | None) -> None:
+    done = protocol.Done(id="x", finish_reason="length", prompt_tokens=100, cached_tokens=0, generated_tokens=generated)
+    report = benchmark.report(benchmark.Run(first=0.5, last=0.5 + seconds, done=done), 100, datetime.now(UTC))
+    assert (report.prefill_tokens_per_second, report.decode_tokens_per_second) == (200.0, rate)
 
 
 async def test_a_benchmark_in_a_group_that_fails_says_one_sentence(
