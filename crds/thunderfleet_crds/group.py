@@ -4,6 +4,8 @@ The operator polls it (mutual TLS with the group's keys) and copies it into ``Mo
 in UTC.
 """
 
+import re
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -20,6 +22,9 @@ WAIT_LIMIT_SECONDS = 30.0
 DRAIN_PATH = "/v1/drain"
 """``POST`` to rank 0: admit nothing new, let running requests end within their grace, then stop every rank."""
 
+TERMINATION_LOG = "/dev/termination-log"
+"""Where a supervisor leaves its last words, as every container may; below the sandbox's mount point."""
+
 
 class _Value(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
@@ -33,6 +38,27 @@ class FaultClass(StrEnum):
     CONFIGURE = "Configure"
     REBOOT = "Reboot"
     BUG = "Bug"
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """Why a supervisor ended that could not serve its state: its container's termination message."""
+
+    fault: FaultClass
+    reason: str
+    message: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason} ({self.fault}): {self.message}"
+
+    @classmethod
+    def parse(cls, text: str) -> "LastWords | None":
+        """None for what is no ``text`` of these: a program's log, or nothing."""
+        found = re.fullmatch(r"([A-Z][A-Za-z0-9]{0,63}) \((\w+)\): (.+)", text.strip())
+        if found is None or found[2] not in {fault.value for fault in FaultClass}:
+            return None
+        return cls(FaultClass(found[2]), found[1], found[3])
 
 
 class GroupPhase(StrEnum):

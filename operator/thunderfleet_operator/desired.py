@@ -235,6 +235,8 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         "ports": [{"name": name, "containerPort": port, "hostPort": port, "protocol": "TCP"} for name, port in numbered],
         "resources": {"requests": {"memory": str(entry.memory_bytes)}},
         "readinessProbe": probe("/readyz", 2, 2),
+        # What a supervisor says that cannot start is in the pod's status; of one that crashes, the end of its log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "livenessProbe": {**probe("/healthz", 10, 3), "initialDelaySeconds": 30},
         "volumeMounts": mounts,
     }

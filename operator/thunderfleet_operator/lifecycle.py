@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
+from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, LastWords, RankPhase
 from thunderfleet_crds.modeldeployment import Failure, GroupStage, Recovery
 
 from thunderfleet_operator.snapshot import GroupView, NodeView, PodView
@@ -138,8 +138,13 @@ def trouble(view: GroupView, heard: Heard, nodes: Mapping[str, NodeView], now: d
                 return _failure(now, "Unschedulable", text, entry.node, entry.rank), None
             recheck = UNSCHEDULABLE_SECONDS - waited + 0.1
         ready = state is not None and state.phase is GroupPhase.READY
+        words = LastWords.parse(pod.last_words)
+        if pod.crash_looping and words is not None and not ready:
+            # It has tried for a while, and nobody can ask it: without its state, this is how it gives up.
+            return _failure(now, words.reason, words.message, entry.node, entry.rank, words.fault), None
         if pod.crash_looping and pod.restarts >= CRASHES and not ready:
-            text = f"the supervisor of {pod.name} ended {pod.restarts} times: {pod.waiting}; kubectl logs --previous {pod.name}"
+            last = next(iter(pod.last_words.splitlines()[-1:]), pod.waiting)
+            text = f"the supervisor of {pod.name} ended {pod.restarts} times: {last}; kubectl logs --previous {pod.name}"
             return _failure(now, "CrashLoop", text, entry.node, entry.rank, FaultClass.BUG), None
     if state is not None and state.phase is GroupPhase.DRAINING and heard.phase_seconds >= STOPPED_SECONDS:
         return _failure(now, "Stopped", "the group was asked to drain, and has stopped", None, None, FaultClass.RETRY), None

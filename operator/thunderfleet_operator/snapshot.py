@@ -185,6 +185,8 @@ class PodView:
     restarts: int = 0
     running: bool = False
     crash_looping: bool = False
+    last_words: str = ""
+    """The termination message of its supervisor that ended last."""
     evicted: bool = False
     """Whether it was asked to end by an eviction, not by a plain deletion."""
 
@@ -220,8 +222,14 @@ def pod_view(pod: Json) -> PodView:
         restarts=max((int(c.get("restartCount") or 0) for c in containers), default=0),
         running=any("running" in (c.get("state") or {}) for c in containers),
         crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
+        last_words=next((words for c in containers if (words := _last_words(c))), ""),
         evicted=disrupted,
     )
+
+
+def _last_words(container: Json) -> str:
+    ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+    return str(ended.get("message") or "").strip()
 
 
 # --- a deployment's groups ------------------------------------------------------------------------------------------

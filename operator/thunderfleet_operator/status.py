@@ -126,7 +126,8 @@ def _pod_text(pod: PodView | None, name: str, node: str) -> str | None:
             f": {pod.unschedulable_message}" if pod.unschedulable_message else ""
         )
     if pod.waiting:
-        return f"pod {name} on {node}: {pod.waiting}"
+        said = pod.last_words.splitlines()[-1:] if pod.crash_looping else []
+        return f"pod {name} on {node}: {pod.waiting}" + "".join(f"; last it said: {line}" for line in said)
     if not pod.running:
         return f"pod {name} on {node} is starting"
     return None

@@ -5,6 +5,7 @@ The latter two need MLX and import it themselves, when they are asked for: ``ser
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
+from thunderfleet_crds.group import TERMINATION_LOG, LastWords
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
 from thunderfleet_crds.sandbox import mounted
 
@@ -68,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from thunderfleet_runner.supervisor import Settings, api_keys, serve
+    from thunderfleet_runner.supervisor import Blocked, Settings, api_keys, serve
 
     if not arguments.pod or not arguments.node:
         log.error("--pod and --node (or POD_NAME and NODE_NAME) must name this pod and its node")
@@ -96,10 +98,22 @@ def _serve(arguments: argparse.Namespace) -> int:
     except ssl.SSLError as error:
         log.error("the keys in %s cannot be used: %s", arguments.keys, error)
         return 2
+    except Blocked as error:
+        log.error("%s", error)
+        _leave(LastWords(error.fault.fault, error.fault.reason, error.fault.message))
+        return 1
     except OSError as error:
         log.error("%s", error)
         return 1
     return 0
+
+
+def _leave(words: LastWords) -> None:
+    """Last words, for the pod's status; by hand there is no such file, and none is made."""
+    path = mounted(TERMINATION_LOG)
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            path.write_text(words.text, encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

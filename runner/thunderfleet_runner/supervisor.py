@@ -77,6 +77,14 @@ class Settings:
                 pass
 
 
+class Blocked(OSError):
+    """What keeps rank 0's supervisor from leading; nobody can ask it, so it ends with this as its last words."""
+
+    def __init__(self, fault: faults.Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
 class Supervisor:
     """Raises ValueError for settings that cannot be, OSError / ssl.SSLError for keys that cannot be read."""
 
@@ -133,7 +141,7 @@ class Supervisor:
         self._ending.set()
 
     async def run(self) -> None:
-        """Until ``end``. Raises OSError when rank 0's control port cannot be had, or an address has gone."""
+        """Until ``end``. Raises Blocked when rank 0's control port cannot be had, OSError when an address has gone."""
         settings = self.settings
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
         orphan = await asyncio.to_thread(end_orphan, self.member.pid_file, self.plan.group)
@@ -186,15 +194,18 @@ class Supervisor:
     async def _lasting(self, what: str, listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner | None:
         """What listens on a lasting port; None when another program keeps it, which is then every attempt's failure.
 
-        Raises OSError when nobody could be told: without rank 0's control port, or for another reason."""
+        Raises Blocked when nobody could be told, without rank 0's control port; OSError for another reason."""
         try:
             return await listen()
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or (what == "control" and self.rank == 0):
+            if error.errno != errno.EADDRINUSE:
                 raise
             entry = self.plan.ranks[self.rank]
             port = entry.control_port if what == "control" else entry.gateway_port
-            self.member.blocked = faults.lasting_port_taken(what, entry.address, port, entry.node)
+            fault = faults.lasting_port_taken(what, entry.address, port, entry.node)
+            if what == "control" and self.rank == 0:
+                raise Blocked(fault) from error
+            self.member.blocked = fault
             return None
 
     async def _leave(self) -> None:

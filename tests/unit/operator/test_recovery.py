@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from thunderfleet_operator.cache import LINKS, NODES, PODS
+from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_operator.cache import CONFIGMAPS, LINKS, NODES, PODS
 
 GIB = 2**30
 CABLE = "studio-1.tb1--studio-2.tb1"
@@ -80,6 +81,51 @@ async def test_a_pod_whose_image_or_volume_takes_long_is_waited_for(world: Any) 
         await world.round()
         assert (group(world).epoch, group(world).state) == (1, "Starting")
     assert "ImagePullBackOff: registry does not answer" in world.condition("Ready")[2]
+
+
+def _plan(world: Any, epoch: int) -> Plan:
+    return Plan.model_validate_json(world.cache[CONFIGMAPS].items[f"ns/md-0-e{epoch}"]["data"][PLAN_KEY])
+
+
+def _crashes(world: Any, name: str, restarts: int, words: str) -> None:
+    ended = {"terminated": {"exitCode": 1, "message": words}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    told = {"name": "runner", "restartCount": restarts, "state": waiting, "lastState": ended}
+    world.change(PODS, f"ns/{name}", lambda item: item["status"].update(containerStatuses=[told]))
+
+
+async def test_a_supervisor_that_leaves_typed_last_words_is_given_other_ports(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    before = _plan(world, 1).ranks[0]
+    assert world.pods()["md-0-e1-0"]["spec"]["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    words = f"the control port {before.control_port} on 10.0.0.1 is held by another program on node studio-1"
+    _crashes(world, "md-0-e1-0", 1, f"PortTaken (Replan): {words}")
+    await world.round()
+    assert group(world).state == "BackingOff"
+    failure = group(world).last_failure
+    assert (failure.reason, failure.class_, failure.node, failure.message) == ("PortTaken", "Replan", "studio-1", words)
+    assert words in world.condition("Degraded")[2]
+    for _ in range(3):
+        world.later(600)
+        await world.round()
+    after = {rank.node: rank for rank in _plan(world, 2).ranks}
+    assert "studio-1" not in after or after["studio-1"].control_port != before.control_port
+
+
+async def test_a_supervisor_that_crashes_is_quoted(world: Any) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    _crashes(world, "md-0-e1-0", 4, "Traceback (most recent call last):\nKeyError: 'odd'")
+    await world.round()
+    assert (group(world).epoch, group(world).state) == (1, "Starting")
+    assert "CrashLoopBackOff: back-off 10s; last it said: KeyError: 'odd'" in world.condition("Ready")[2]
+    _crashes(world, "md-0-e1-0", 5, "Traceback (most recent call last):\nKeyError: 'odd'")
+    await world.round()
+    assert group(world).last_failure.reason == "CrashLoop"
+    assert "ended 5 times: KeyError: 'odd'; kubectl logs --previous md-0-e1-0" in world.condition("Degraded")[2]
 
 
 async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: Any) -> None:

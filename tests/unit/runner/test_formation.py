@@ -160,8 +160,9 @@ async def test_rank_0s_control_port_that_stays_taken_ends_the_supervisor(
     entry = group.plan.ranks[0]
     with socket.create_server((entry.address, entry.control_port)):
         task = asyncio.create_task(supervisor.Supervisor(group.settings(0)).run())
-        with pytest.raises(OSError, match=str(entry.control_port)):
+        with pytest.raises(supervisor.Blocked, match=str(entry.control_port)) as caught:
             await asyncio.wait_for(task, 30)
+    assert (caught.value.fault.fault, caught.value.fault.reason) == (FaultClass.REPLAN, "PortTaken")
 
 
 async def test_a_newer_epochs_supervisor_is_not_let_into_an_older_group(make_group: MakeGroup) -> None:

@@ -1,5 +1,6 @@
 """What ``thunderfleet-runner serve`` says of bad input, and what a leader remembers."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thunderfleet_crds.group import FaultClass, LastWords
 from thunderfleet_crds.plan import Plan
-from thunderfleet_runner import cli, history
+from thunderfleet_crds.sandbox import MOUNT_POINT_VARIABLE
+from thunderfleet_runner import cli, history, supervisor
 from thunderfleet_runner.supervisor import api_keys
 
 
@@ -36,6 +39,32 @@ def test_bad_input_is_a_sentence_and_a_code(
 ) -> None:
     assert cli.main(arguments(make_group(2), **changes)) == code
     assert words in caplog.text
+
+
+def test_a_rank_0_whose_control_port_is_taken_leaves_typed_last_words(
+    make_group: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PORT_SECONDS", 0.0)
+    monkeypatch.setenv(MOUNT_POINT_VARIABLE, str(tmp_path))
+    group = make_group(2)
+    entry = group.plan.ranks[0]
+    left = tmp_path / "dev" / "termination-log"
+    with socket.create_server((entry.address, entry.control_port)):
+        assert cli.main(arguments(group)) == 1
+        assert not left.exists(), "nobody reads it where no container runtime has made it"
+        left.parent.mkdir()
+        left.touch()
+        assert cli.main(arguments(group)) == 1
+    words = LastWords.parse(left.read_text())
+    assert words is not None and (words.fault, words.reason) == (FaultClass.REPLAN, "PortTaken")
+    assert f"the control port {entry.control_port} on {entry.address} is held by another program" in words.message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Traceback (most recent call last):\n  odd", "PortTaken (Odd): x", "PortTaken (Replan): ", "_a (Bug): x"]
+)
+def test_a_log_is_no_last_words(text: str) -> None:
+    assert LastWords.parse(text) is None
 
 
 def test_jaccls_own_exchange_needs_a_port_of_rank_0(make_group: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
