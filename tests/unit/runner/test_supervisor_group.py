@@ -391,6 +391,20 @@ async def test_sigterm_drains_stops_together_and_leaves_nothing(make_group: Make
     assert leader.state.failure is None
 
 
+async def test_a_stream_that_outlasts_a_drains_grace_is_told_so(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    leader = group.start(0, limits=replace(group.settings(0).limits, drain_seconds=0.2, stop_seconds=0.2))
+    group.start(1)
+    await group.until_ready()
+    stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
+    await anext(stream)
+    leader.end()
+    with pytest.raises(Unavailable, match="being stopped or moved, and the grace for running requests is over"):
+        async for _ in stream:
+            pass
+    await group.running[0][1]
+
+
 async def test_a_member_that_is_evicted_drains_the_group_and_its_successor_joins(make_group: MakeGroup) -> None:
     group = make_group(2)
     leader, other = group.start(0), group.start(1)
