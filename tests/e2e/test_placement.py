@@ -108,7 +108,7 @@ def planned(deployment: Any, group: Json) -> Json:
         (r["rank"], r["node"], r["pod"], r["memoryBytes"]) for r in group["ranks"]
     ]
     for rank, entry in zip(plan["ranks"], group["ranks"], strict=True):
-        if rank["layers"]:
+        if rank.get("layers"):
             first, last = rank["layers"]
             assert entry["layers"] == {"first": first, "count": last - first}
     return plan
