@@ -20,8 +20,8 @@ from typing import Any, TextIO
 from thunderfleet_crds.kube import ApiError, Kube
 from thunderfleet_crds.nodeprofile import NodeProfile
 
-from thunderfleet_agent import identity
-from thunderfleet_agent.measure import process, talk
+from thunderfleet_agent import identity, reach
+from thunderfleet_agent.measure import process, sessions, talk
 from thunderfleet_agent.measure.desk import Busy
 from thunderfleet_agent.measure.prober import Ended, Prober
 from thunderfleet_agent.measure.probes import Kind, Probe
@@ -48,6 +48,20 @@ class Own:
     host_ip: str | None
     state: Path | None
     kubeconfig: Path | None
+
+
+@dataclass(frozen=True)
+class Lender:
+    """This Mac's own agent: it keeps the Mac out of other probes while one is run by hand, or says that it is in one."""
+
+    node: str
+    at: reach.Target
+    context: ssl.SSLContext
+
+    async def measure(self, prober: Prober, probe: Probe) -> Figures:
+        """One probe, under the agent's lease. Raises what ``Prober.once`` does."""
+        async with talk.call(self.at, self.node, self.context, self.at.address) as (line, _, _):
+            return await sessions.borrow(line, probe, lambda: prober.once(probe))
 
 
 class Progress:
@@ -95,7 +109,7 @@ async def device(what: Kind, settings: Settings, progress: Progress) -> Figures:
 async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> list[tuple[str, Figures | str]]:
     """Every cable and address to ``peer``: what was measured, or why not. Raises CannotMeasure."""
     context = _identity(own)
-    assert own.node is not None
+    assert own.node is not None and own.host_ip is not None
     try:
         kube = await Kube.connect(own.kubeconfig)
     except Exception as error:
@@ -106,9 +120,13 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
             found, mine = await _view(kube, own, peer, settings)
         except ApiError as error:
             raise CannotMeasure(f"a link needs the API server: {error}") from None
+    agent = mine.status.agent
+    if agent is None:
+        raise CannotMeasure(f"the agent of {own.node} does not run: its NodeProfile shows none")
     prober = Prober(own.node, settings, context, Ledger(own.node))
     prober.look(found)
     prober.use(mine.status.groups)
+    lender = Lender(own.node, reach.Target(own.node, agent.address, agent.port, agent.certificate_sha256, None), context)
     probes = [probe for probe in wanted(found, settings) if probe.target.node == peer]
     if not probes:
         raise CannotMeasure(
@@ -118,7 +136,7 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
     for probe in probes:
         progress.say(f"{probe.key} (at most {probe.seconds:.0f} s)")
         try:
-            answers.append((str(probe.key), await _patiently(prober, probe, progress)))
+            answers.append((str(probe.key), await _patiently(prober, lender, probe, progress)))
         except (Busy, Ended, talk.Refused, talk.Broken, process.ChildFailed, OSError) as error:
             answers.append((str(probe.key), f"not measured: {error}"))
     progress.end()
@@ -126,12 +144,12 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
     return answers
 
 
-async def _patiently(prober: Prober, probe: Probe, progress: Progress) -> Figures:
+async def _patiently(prober: Prober, lender: Lender, probe: Probe, progress: Progress) -> Figures:
     """One probe; a Mac that is busy with another is asked again for a while. Raises what ``Prober.once`` does."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return await prober.once(probe)
+            return await lender.measure(prober, probe)
         except talk.Refused as error:
             if error.again is None or error.again > SOON_SECONDS or time.monotonic() > until:
                 raise

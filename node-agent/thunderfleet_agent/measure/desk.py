@@ -45,7 +45,7 @@ class Desk:
     def asking(self, peer: str) -> Iterator[Hold]:
         """Around question and probe. Raises Busy when this Mac is in a probe."""
         if self._hold is not None:
-            raise Busy(f"{self._node} is in a probe with {self._hold.peer}")
+            raise self._busy(self._hold)
         with self._held(Hold(peer, certain=False)) as hold:
             yield hold
 
@@ -53,7 +53,7 @@ class Desk:
     def alone(self) -> Iterator[None]:
         """Around a probe of this Mac's own devices, which nobody shall disturb. Raises Busy."""
         if self._hold is not None:
-            raise Busy(f"{self._node} is in a probe with {self._hold.peer}")
+            raise self._busy(self._hold)
         with self._held(Hold("itself", certain=True)):
             yield
 
@@ -65,12 +65,16 @@ class Desk:
 
     @contextlib.contextmanager
     def granted(self, peer: str) -> Iterator[None]:
-        """Around the probe that ``peer`` asked for. Raises Busy."""
+        """Around the probe that ``peer`` asked for; a peer of its own name is somebody at its terminal. Raises Busy."""
         hold = self._hold
         if hold is not None and (hold.certain or not yields(self._node, peer)):
-            raise Busy(f"{self._node} is in a probe with {hold.peer}")
+            raise self._busy(hold)
         with self._held(Hold(peer, certain=True)):
             yield
+
+    def _busy(self, hold: Hold) -> Busy:
+        by_hand = hold.peer == self._node
+        return Busy(f"{self._node} is being measured by hand" if by_hand else f"{self._node} is in a probe with {hold.peer}")
 
     @contextlib.contextmanager
     def _held(self, hold: Hold) -> Iterator[Hold]:

@@ -6,6 +6,7 @@ All times are monotonic seconds, so a wall clock that jumps changes nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ class Plan:
     wake: float = math.inf
 
 
+@functools.lru_cache(4096)
 def fraction(*words: object) -> float:
     """A number in [0, 1) that is always the same for the same words."""
     digest = hashlib.sha256("\0".join(str(word) for word in words).encode()).digest()
@@ -91,11 +93,12 @@ def due(
     now: float,
 ) -> Plan:
     """The probe that has been due for longest and may run. ``closed``: why a probe may not run now (nobody wakes for it: what
-    opens it does)."""
+    opens it does). Of those that are due since the same moment each Mac has an order of its own: else a fleet that boots would
+    ask the first by name, all at once."""
     wake = math.inf
     order = sorted(
         (
-            (when(probe, results.get(probe.key, History()), node, started, spread), probe.key, probe)
+            (when(probe, results.get(probe.key, History()), node, started, spread), fraction(node, probe.key), probe)
             for probe in {probe.key: probe for probe in probes}.values()
             if probe.key not in closed
         ),

@@ -27,7 +27,7 @@ from thunderfleet_agent.measure.probes import Key, Kind, Need, Probe, Target, rd
 from thunderfleet_agent.measure.results import Figures, Ledger
 from thunderfleet_agent.measure.sessions import Found
 from thunderfleet_agent.measure.settings import Settings
-from thunderfleet_agent.measure.talk import Answer, Ask, Broken, Line, Refused
+from thunderfleet_agent.measure.talk import Answer, Ask, Broken, Line, Refused, Step
 from thunderfleet_agent.measure.verdict import verdict
 from thunderfleet_agent.measure.view import View, notes, wanted
 
@@ -80,6 +80,7 @@ class Prober:
         self.desk = Desk(node)
         self.groups: tuple[GroupUse, ...] | None = None
         self.view = View(node)
+        self._wanted: tuple[Probe, ...] = wanted(self.view, settings)
         self.running: set[Running] = set()
         self._node = node
         self._context = context
@@ -97,6 +98,7 @@ class Prober:
     def look(self, view: View) -> None:
         """This Mac and its neighbours as they are now."""
         self.view = view
+        self._wanted = wanted(view, self.settings)
         self._wake.set()
 
     def use(self, groups: Sequence[GroupUse]) -> None:
@@ -115,19 +117,18 @@ class Prober:
     @property
     def verdict(self) -> Verdict:
         """The condition BenchmarksFresh."""
-        probes, now = wanted(self.view, self.settings), time.monotonic()
         return verdict(
             self.settings,
-            probes,
+            self._wanted,
             self.ledger.history,
             self.ledger.troubles,
-            self._closed(probes),
+            self._closed(),
             notes(self.view, self.settings),
-            now,
+            time.monotonic(),
         )
 
-    def _closed(self, probes: Sequence[Probe]) -> dict[Key, str]:
-        said = {probe.key: gates.closed(probe, self.groups) for probe in probes}
+    def _closed(self) -> dict[Key, str]:
+        said = {probe.key: gates.closed(probe, self.groups) for probe in self._wanted}
         return {key: why for key, why in said.items() if why is not None}
 
     # --- the loop ---
@@ -136,12 +137,12 @@ class Prober:
         """Until cancelled."""
         while True:
             self._wake.clear()
-            probes, now = wanted(self.view, self.settings), time.monotonic()
+            now = time.monotonic()
             self._spent = [(at, count) for at, count in self._spent if at > now - WINDOW_SECONDS]
             plan = due(
-                probes,
+                self._wanted,
                 self.ledger.history,
-                self._closed(probes),
+                self._closed(),
                 self._spent,
                 self.settings.bytes_per_minute,
                 node=self._node,
@@ -207,6 +208,7 @@ class Prober:
         wait = self.ledger.fail(probe.key, why, datetime.now(UTC), now)
         self._counter.probed(probe.kind, "failed", now - begun, probe.bytes)
         log.warning("%s: %s; again in %.0f s", probe.key, why, wait)
+        self._tell()
 
     def _record(self, key: Key, found: Found, begun: float) -> None:
         now = time.monotonic()
@@ -266,23 +268,27 @@ class Prober:
     # --- the other side ---
 
     async def answer(self, line: Line, peer: str, here: str, there: str) -> None:
-        """A peer that is known has come from ``there`` to this Mac's address ``here`` and wants to measure."""
+        """A peer that is known has come from ``there`` to this Mac's address ``here`` and wants to measure. Somebody at this
+        Mac's own terminal comes as this Mac, and keeps it out of other probes while he measures."""
         try:
             ask = await line.hear(Ask)
             probe = self._asked(ask, peer, here, there)
             begun = time.monotonic()
             with self.desk.granted(peer):
                 try:
-                    found = await self._bounded(probe, self._session(line, ask, probe, here, there))
+                    found = await self._bounded(probe, self._session(line, peer, ask, probe, here, there))
                 finally:
                     self._wake.set()
-            self._record(probe.key, found, begun)
+            if peer != self._node:
+                self._record(probe.key, found, begun)
         except (Busy, Refused) as error:
             again = BUSY_SECONDS if isinstance(error, Busy) else error.again
             with contextlib.suppress(Broken):
                 await line.say(Answer(refused=str(error)[:400], again=again))
         except Ended as error:
             log.info("the probe of %s ended: %s", peer, error)
+            with contextlib.suppress(Broken):
+                await line.say(Step(error=str(error)[:400]))
         except (Broken, process.ChildFailed) as error:
             # The peer, which wanted it, counts it as a failure.
             log.info("the probe of %s came to nothing: %s", peer, error)
@@ -291,7 +297,11 @@ class Prober:
         """The probe as this Mac sees it. Raises Refused."""
         if not self.settings.enabled:
             raise Refused(f"measuring is switched off on {self._node}", IN_USE_SECONDS)
-        if ask.kind is Kind.SOCKET:
+        if peer == self._node:
+            if ask.kind not in (Kind.SOCKET, Kind.RDMA):
+                raise Refused(f"a {ask.kind} needs no other Mac")
+            probe = (socket if ask.kind is Kind.SOCKET else rdma)(self.settings, Target(ask.node, "", ask.link))
+        elif ask.kind is Kind.SOCKET:
             probe = socket(self.settings, Target(peer, there, self.view.link_at(here, peer)))
         elif ask.kind is Kind.RDMA:
             cable = self.view.cables.get(ask.link)
@@ -313,7 +323,9 @@ class Prober:
             raise Refused(f"{self._node} has moved its bytes of this minute", fits - now)
         return probe
 
-    async def _session(self, line: Line, ask: Ask, probe: Probe, here: str, there: str) -> Found:
+    async def _session(self, line: Line, peer: str, ask: Ask, probe: Probe, here: str, there: str) -> Found:
+        if peer == self._node:
+            return await sessions.lend(line, probe)
         if probe.kind is Kind.RDMA:
             return await sessions.answer_pair(line, ask, self.settings, self.view.cables[probe.target.link].mine)
         asked = ask.model_copy(update={"link": probe.target.link})

@@ -61,8 +61,7 @@ async def run(order: Mapping[str, Any], heard: Heard = nothing) -> dict[str, Any
     except (ValueError, asyncio.LimitOverrunError) as error:
         raise ChildFailed(f"the measuring process said what cannot be read: {error}") from None
     except _Silent:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), KILL_SECONDS)
+        await _gone(process, KILL_SECONDS)
         words = quote(complaint.decode("utf-8", "replace")[-400:])
         raise ChildFailed(
             f"the measuring process ended with code {process.returncode}" + (f": {words}" if words else "")
@@ -105,15 +104,19 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await asyncio.shield(asyncio.create_task(_end_now(process)))
 
 
+async def _gone(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Waits until it has ended, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), seconds)
+
+
 async def _end_now(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), TERM_SECONDS)
+        await _gone(process, TERM_SECONDS)
     # Also when the leader has gone: what it started may be left in its group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), KILL_SECONDS)
+    await _gone(process, KILL_SECONDS)
     process._transport.close()  # type: ignore[attr-defined]

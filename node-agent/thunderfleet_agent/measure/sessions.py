@@ -18,11 +18,15 @@ from pydantic import ValidationError
 from thunderfleet_crds.thunderboltlink import MeasurementTransport
 
 from thunderfleet_agent.measure import process, streams, talk
-from thunderfleet_agent.measure.probes import ECHO_SECONDS, FORM_SECONDS, SETUP_SECONDS, Kind, Target
+from thunderfleet_agent.measure.probes import ECHO_SECONDS, FORM_SECONDS, SETUP_SECONDS, Kind, Probe, Target
 from thunderfleet_agent.measure.results import Figures
 from thunderfleet_agent.measure.settings import Settings
 from thunderfleet_agent.measure.talk import Answer, Ask, Broken, Line, Refused, Step
 
+# While a group runs, each agent says so often that it is there; one that was silent for so long is frozen or cut off, and this
+# Mac is not kept until the group's own limit.
+ALIVE_SECONDS = 3.0
+SILENT_SECONDS = 12.0
 # Beyond what a phase takes by its own limit.
 SLACK_SECONDS = 2.0
 BACKENDS = {MeasurementTransport.RDMA: "jaccl", MeasurementTransport.RING: "ring"}
@@ -160,8 +164,40 @@ async def _admitted(line: Line, gate: streams.Gate, count: int, hearing: asyncio
 
 
 def _expect(line: Line, step: Step, word: str) -> None:
+    if step.error:
+        raise Broken(f"{line.peer}: {step.error}")
     if step.next != word:
         raise Broken(f"{line.peer} said {step.next or 'something else'!r} where {word!r} comes")
+
+
+# --- somebody at this Mac's terminal, who measures by himself while the agent is out of it ---
+
+
+async def lend(line: Line, probe: Probe) -> Found:
+    """The agent's side: nothing else until the other has done or gone. Raises Broken."""
+    await line.say(Answer(seconds=probe.seconds))
+    _expect(line, await line.hear(Step, probe.seconds + process.GRACE_SECONDS + SLACK_SECONDS), "done")
+    return Found(Figures(), probe.shared_bytes)
+
+
+async def borrow(line: Line, probe: Probe, measure: Callable[[], Coroutine[Any, Any, Figures]]) -> Figures:
+    """The other's: what ``measure`` finds while the agent lends the Mac; a group that comes meanwhile ends it. Raises Refused,
+    Broken, and what ``measure`` raises."""
+    await line.say(Ask(kind=probe.kind, link=probe.target.link, node=probe.target.node))
+    limit = _answered(await line.hear(Answer)).seconds + process.GRACE_SECONDS + SLACK_SECONDS
+    measuring, taken = asyncio.create_task(measure()), asyncio.create_task(line.hear(Step, limit))
+    try:
+        await asyncio.wait((measuring, taken), return_when=asyncio.FIRST_COMPLETED)
+        if not measuring.done():
+            _expect(line, await taken, "nothing, since a probe runs")
+        found = await measuring
+        taken.cancel()
+        await line.say(Step(next="done"))
+        return found
+    finally:
+        for task in (measuring, taken):
+            task.cancel()
+        await asyncio.gather(measuring, taken, return_exceptions=True)
 
 
 # --- a two-rank group over one cable ---
@@ -268,12 +304,18 @@ async def _group(line: Line, order: dict[str, Any], transport: MeasurementTransp
 
     async def listen() -> None:
         while True:
-            step = await line.hear(Step, limit)
+            step = await line.hear(Step, SILENT_SECONDS)
             if step.error:
                 raise Broken(f"{line.peer}: {step.error}")
             if step.next == "done":
                 return
-            await inbox.put(step)
+            if step.next != "alive":
+                await inbox.put(step)
+
+    async def live() -> None:
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            await line.say(Step(next="alive"))
 
     async def heard(message: dict[str, Any]) -> dict[str, Any] | None:
         return await gathers(line, inbox, message) if "gather" in message else None
@@ -287,7 +329,12 @@ async def _group(line: Line, order: dict[str, Any], transport: MeasurementTransp
         await line.say(Step(next="done"))
         return found
 
-    found = await _both(measure(), listen(), limit + SLACK_SECONDS, line)
+    living = asyncio.create_task(live())
+    try:
+        found = await _both(measure(), listen(), limit + SLACK_SECONDS, line)
+    finally:
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
     try:
         figures = Figures.model_validate({**found, "transport": transport})
     except ValidationError as error:

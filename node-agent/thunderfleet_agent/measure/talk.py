@@ -64,6 +64,8 @@ class Ask(_Message):
     transport: MeasurementTransport = MeasurementTransport.SOCKET
     device: Annotated[str, Field(max_length=64)] = ""
     host: Annotated[str, Field(max_length=80)] = ""
+    node: Annotated[str, Field(max_length=253)] = ""
+    """Of somebody at this Mac's terminal: whom he wants to measure, while the agent keeps the Mac out of other probes."""
 
 
 class Answer(_Message):

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,8 +19,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_agent import identity
-from thunderfleet_agent.measure import process, streams, talk
+from thunderfleet_agent import identity, reach
+from thunderfleet_agent.measure import byhand, process, streams, talk
+from thunderfleet_agent.measure.desk import Busy
 from thunderfleet_agent.measure.prober import Ended, Prober
 from thunderfleet_agent.measure.probes import Kind, Probe, Target, rdma
 from thunderfleet_agent.measure.probes import socket as socket_probe
@@ -37,6 +39,7 @@ Until = Callable[..., Awaitable[None]]
 
 LINK = "cable-1"
 SMALL = 2**20
+FEW = 2**17
 QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enabled": False}, "spreadSeconds": 0}
 SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 4 * SMALL, "streams": 2}
 
@@ -186,6 +189,82 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
         assert a.prober.verdict.reason == "ProbeFailed" and "next try at" in a.prober.verdict.message
 
 
+# --- by hand: the agent lends its Mac ---
+
+
+def by_hand(mac: Mac) -> tuple[byhand.Lender, Prober]:
+    """What somebody at the terminal of that Mac has."""
+    prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name))
+    prober.look(mac.prober.view)
+    prober.use(())
+    to = reach.Target(mac.name, mac.address, mac.port, mac.certificate.sha256)
+    return byhand.Lender(mac.name, to, mac.certificate.client), prober
+
+
+async def test_while_one_measures_by_hand_his_agent_is_in_no_other_probe(tmp_path: Path, until: Until) -> None:
+    slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
+    async with macs(3, tmp_path, slow) as (a, b, c):
+        a.sees(b)
+        b.sees(a)
+        c.sees(a)
+        lender, prober = by_hand(a)
+        measuring = asyncio.create_task(lender.measure(prober, a.probe(b)))
+        await until(lambda: a.prober.desk.peer and b.prober.running and prober.running)
+        with pytest.raises(talk.Refused, match="studio-00 is being measured by hand") as refused:
+            await c.prober.once(c.probe(a))
+        assert refused.value.again
+        with pytest.raises(Busy, match="by hand"):
+            await a.prober.once(a.probe(b))
+        measuring.cancel()
+        await asyncio.gather(measuring, return_exceptions=True)
+        await until(lambda: not a.prober.desk.peer and not b.prober.running)
+        # What was done by hand is the result of no probe of the agent's.
+        assert not a.prober.ledger.results and not a.prober.ledger.troubles
+
+
+async def test_what_is_measured_by_hand_is_found_and_the_mac_given_back(tmp_path: Path, until: Until) -> None:
+    async with macs(2, tmp_path, settings()) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        lender, prober = by_hand(a)
+        assert (await lender.measure(prober, a.probe(b))).received_mbps
+        await until(lambda: not a.prober.desk.peer and not a.prober.running)
+
+
+async def test_by_hand_a_busy_agent_says_that_it_is(tmp_path: Path, until: Until) -> None:
+    slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
+    async with macs(2, tmp_path, slow) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        lender, prober = by_hand(a)
+        probing = asyncio.create_task(a.prober.once(a.probe(b)))
+        await until(lambda: a.prober.running and b.prober.running)
+        with pytest.raises(talk.Refused, match="studio-00 is in a probe with studio-01"):
+            await lender.measure(prober, a.probe(b))
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        a.prober.use((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
+        with pytest.raises(talk.Refused, match="default/qwen-0"):
+            await lender.measure(prober, a.probe(b))
+        await a.server.close()
+        with pytest.raises(talk.Broken, match="studio-00 at"):
+            await lender.measure(prober, a.probe(b))
+
+
+async def test_a_group_that_arrives_ends_what_is_measured_by_hand(tmp_path: Path, until: Until) -> None:
+    slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
+    async with macs(2, tmp_path, slow) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        lender, prober = by_hand(a)
+        measuring = asyncio.create_task(lender.measure(prober, a.probe(b)))
+        await until(lambda: a.prober.running and prober.running and b.prober.running)
+        a.prober.use((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
+        (ended,) = await asyncio.gather(measuring, return_exceptions=True)
+        assert isinstance(ended, talk.Broken) and "default/qwen-0" in str(ended), ended
+        await until(lambda: not a.prober.running and not prober.running and not b.prober.running)
+
+
 # --- three Macs that want each other, and thirty ---
 
 
@@ -202,12 +281,15 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
     tmp_path: Path, until: Until, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounded connections, bounded bytes a minute, every pair done."""
-    # Sixty threads of echoes share one interpreter here, which on thirty Macs they do not.
-    monkeypatch.setattr(streams, "ECHOES", 8)
-    monkeypatch.setattr(streams, "WARM_ECHOES", 2)
+    # All of them share one interpreter here, which on thirty Macs they do not: few echoes and few bytes.
+    monkeypatch.setattr(streams, "ECHOES", 4)
+    monkeypatch.setattr(streams, "WARM_ECHOES", 1)
+    monkeypatch.setattr(streams, "CHUNK", FEW // 16)
     logging.getLogger("thunderfleet_agent").setLevel(logging.ERROR)
-    budget = 2**30
-    tiny = settings(sockets={**SOCKETS, "bytes": SMALL, "streams": 1, "everySeconds": 3600}, bytesPerMinute=budget)
+    budget = 256 * FEW
+    chosen = settings(sockets={**SOCKETS, "streams": 1, "everySeconds": 3600})
+    # Less than anybody may set.
+    tiny = chosen.model_copy(update={"bytes_per_minute": budget, "sockets": chosen.sockets.model_copy(update={"bytes": FEW})})
     begun = time.monotonic()
     most = 0
     async with macs(30, tmp_path, tiny) as fleet:
@@ -241,7 +323,7 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
             )
             # Each pair was measured once for both of them, or twice when both began it.
             assert 29 <= counted["socket/ok"] <= 58
-            assert counted["socket/"] <= 58 * 2 * SMALL
+            assert counted["socket/"] <= 58 * 2 * FEW
             assert not mac.prober.ledger.troubles
         # One that moves bytes, and at most a question that was dropped for it.
         assert most <= 2
@@ -492,6 +574,119 @@ async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(t
         await until(lambda: not pair_processes() and not b.prober.running)
 
 
+# Another agent, in a process of its own: what it is, as JSON; it says when it listens.
+AGENT = """
+import asyncio, json, sys
+from pathlib import Path
+from thunderfleet_agent import identity
+from thunderfleet_agent.measure import sessions
+from thunderfleet_agent.measure.prober import Prober
+from thunderfleet_agent.measure.probes import Target
+from thunderfleet_agent.measure.results import Ledger
+from thunderfleet_agent.measure.sessions import End
+from thunderfleet_agent.measure.settings import parse
+from thunderfleet_agent.measure.view import Cable, View
+from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.server import Server
+from thunderfleet_crds.nodeprofile import Agent
+
+async def main(said):
+    sessions.ALIVE_SECONDS = said["alive"]
+    name, address, peer, link = said["name"], said["address"], Agent.load(said["peer"]), said["link"]
+    certificate = identity.load(Path(said["folder"]))
+    prober = Prober(name, parse(said["settings"]), certificate.client, Ledger(name))
+    async def known(node, sha256):
+        return sha256 == peer.certificate_sha256
+    server = Server(address, name, Metrics(), lambda: None, known)
+    server.measure = prober.answer
+    await server.start(said["port"], 0, certificate.server)
+    cables = {link: Cable(link, said["peerName"], "en2", End("rdma_en2", address), None)}
+    targets = (Target(said["peerName"], peer.address, link),)
+    prober.look(View(name, address, targets, cables, {said["peerName"]: peer}, {address: "en2"}))
+    prober.use(())
+    print("listens", flush=True)
+    await (prober.run() if said["dials"] else asyncio.Event().wait())
+
+asyncio.run(main(json.loads(sys.argv[1])))
+"""
+MARK = "THUNDERFLEET_MEASURE_TEST"
+ALIVE = 0.2
+
+
+def marked(folder: Path) -> list[int]:
+    """The measuring processes that the agents of this test have started, whoever is their parent by now."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            mine = f"{MARK}={folder}".encode() in (each / "environ").read_bytes().split(b"\0")
+            alive = (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            if mine and alive and b"measure-child" in (each / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(each.name))
+    return found
+
+
+@asynccontextmanager
+async def program(mac: Mac, peer: Mac, folder: Path, *, dials: bool) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An agent as a process of its own in the place of ``mac``, whose server in this process is closed; it listens."""
+    said = {
+        **{"name": mac.name, "address": mac.address, "port": mac.port, "folder": str(folder), "link": LINK, "alive": ALIVE},
+        **{"peerName": peer.name, "peer": peer.agent.model_dump(mode="json", by_alias=True), "dials": dials},
+        "settings": mac.prober.settings.model_dump_json(by_alias=True),
+    }
+    command = (sys.executable, "-c", AGENT, json.dumps(said))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            assert await process.stdout.readline() == b"listens\n"
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("end", ["dials", "answers"])
+@pytest.mark.parametrize("kind", [Kind.SOCKET, Kind.RDMA])
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_an_agent_killed_or_frozen_in_the_middle_frees_the_other_end(
+    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: Kind, end: str, how: signal.Signals
+) -> None:
+    """The other end is free long before the group's own limit, no process is left, and the pair is measured afterwards."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setattr("thunderfleet_agent.measure.sessions.ALIVE_SECONDS", ALIVE)
+    monkeypatch.setattr("thunderfleet_agent.measure.sessions.SILENT_SECONDS", 5.0)
+    group, dials = kind is Kind.RDMA, end == "dials"
+    plain = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 1})
+    only = settings(sockets={"enabled": False}, rdma={"transport": "Ring", "seconds": 20, "bytes": SMALL})
+    async with macs(2, tmp_path, only if group else plain) as (a, b), AsyncExitStack() as stack:
+        await b.server.close()
+        a.sees(b)
+        probe = rdma(a.prober.settings, Target(b.name, "", LINK)) if group else a.probe(b)
+        other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=dials))
+        probing = None if dials else asyncio.create_task(a.prober.once(probe))
+        await until(lambda: a.prober.running and (not group or len(marked(tmp_path)) == 2), seconds=90)
+        os.kill(other.pid, how)
+        if probing is not None:
+            (ended,) = await asyncio.gather(probing, return_exceptions=True)
+            assert isinstance(ended, talk.Broken | process.ChildFailed), ended
+        await until(lambda: not a.prober.running and a.prober.desk.peer is None, seconds=90)
+        assert not pair_processes() and not a.prober.ledger.results
+        if how is signal.SIGSTOP:
+            os.kill(other.pid, signal.SIGCONT)
+        else:
+            await until(lambda: not marked(tmp_path))
+            await stack.enter_async_context(program(b, a, tmp_path / "1", dials=False))
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(talk.Refused):
+                    found = await a.prober.once(probe)
+                    break
+        assert found.received_mbps
+        await until(lambda: not marked(tmp_path))
+
+
 async def test_a_cable_without_rdma_says_why_not(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings(rdma={"enabled": True})) as (a, b):
         a.sees(b)
@@ -533,6 +728,32 @@ async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Unti
             await until(lambda: not a.prober.running)
         assert not a.prober.ledger.troubles
         assert a.prober.verdict.reason == "InUse" and "default/qwen-0" in a.prober.verdict.message
+
+
+async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_second_stage(
+    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM, and SIGKILL when 0.4 s are over: by a clock that the test keeps, on a process that is frozen."""
+    stages: list[tuple[float, bool]] = []
+    real = process._gone
+
+    async def gone(child: asyncio.subprocess.Process, seconds: float) -> None:
+        term = not stages
+        stages.append((seconds, child.returncode is None))
+        # The first wait is over at once: its whole time has passed. The second is for what SIGKILL has ended.
+        if not term:
+            await real(child, 30.0)
+            assert child.returncode == -signal.SIGKILL
+
+    async with macs(1, tmp_path, settings(gpu={"seconds": 600})) as (a,):
+        async with running(a):
+            await until(pair_processes)
+            monkeypatch.setattr(process, "_gone", gone)
+            os.kill(pair_processes()[0], signal.SIGSTOP)
+            a.prober.use((GroupUse(name="default/qwen-0", epoch=1),))
+            await until(lambda: not pair_processes() and not a.prober.running)
+        assert [seconds for seconds, _ in stages] == [0.4, process.KILL_SECONDS]
+        assert stages[0][1] and not a.prober.ledger.troubles
 
 
 async def test_a_measuring_process_that_says_nothing_is_ended_at_its_limit() -> None:
