@@ -54,11 +54,11 @@ types: install ## Strict types
 
 .PHONY: unit
 unit: programs ## Unit and property tests
-	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --durations=15
 
 .PHONY: e2e
 e2e: programs prometheus ## End-to-end tests on real control planes, two at a time: they mostly wait
-	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --durations=15
+	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 .PHONY: test
 test: lint types unit e2e ## Everything that must pass

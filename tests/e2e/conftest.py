@@ -452,6 +452,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[int]]:
     return ask
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with fleets of their own first: the shared clusters, once started, stay until the end and cost those time."""
+    shared = {
+        item.path
+        for item in items
+        for definitions in item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        if definitions[-1].scope == "session" and definitions[-1].argname in ("line", "control_plane")
+    }
+    items.sort(key=lambda item: item.path in shared)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """A failed test of the line tells how things stood."""
