@@ -39,6 +39,7 @@ IN_USE_SECONDS = 30.0
 # After a refusal nobody is asked for a while, ever longer while everybody is busy: so few connections come to nothing.
 REST_SECONDS = 0.1
 REST_LIMIT_SECONDS = 4.0
+NOT_READ = "it is not known yet what was measured before"
 # The condition is looked at anew at least so often.
 LOOK_SECONDS = 60.0
 
@@ -81,6 +82,7 @@ class Prober:
         self.groups: tuple[GroupUse, ...] | None = None
         self.view = View(node)
         self._wanted: tuple[Probe, ...] = wanted(self.view, settings)
+        self._shown = False
         self.running: set[Running] = set()
         self._node = node
         self._context = context
@@ -99,6 +101,7 @@ class Prober:
         """This Mac and its neighbours as they are now."""
         self.view = view
         self._wanted = wanted(view, self.settings)
+        self._shown = True
         self._wake.set()
 
     def use(self, groups: Sequence[GroupUse]) -> None:
@@ -128,6 +131,9 @@ class Prober:
         )
 
     def _closed(self) -> dict[Key, str]:
+        if not self._shown:
+            # Whoever shows the view has read what was measured before; until then everything would seem to be missing.
+            return dict.fromkeys((probe.key for probe in self._wanted), NOT_READ)
         said = {probe.key: gates.closed(probe, self.groups) for probe in self._wanted}
         return {key: why for key, why in said.items() if why is not None}
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -23,9 +24,9 @@ from thunderfleet_agent import identity, reach
 from thunderfleet_agent.measure import byhand, process, streams, talk
 from thunderfleet_agent.measure.desk import Busy
 from thunderfleet_agent.measure.prober import Ended, Prober
-from thunderfleet_agent.measure.probes import Kind, Probe, Target, rdma
+from thunderfleet_agent.measure.probes import Key, Kind, Probe, Target, rdma
 from thunderfleet_agent.measure.probes import socket as socket_probe
-from thunderfleet_agent.measure.results import Ledger
+from thunderfleet_agent.measure.results import Figures, Ledger
 from thunderfleet_agent.measure.sessions import End
 from thunderfleet_agent.measure.settings import Settings, parse
 from thunderfleet_agent.measure.streams import DOWN, ECHO, TOKEN_BYTES, UP, Gate, dial, in_thread
@@ -582,7 +583,7 @@ from thunderfleet_agent import identity
 from thunderfleet_agent.measure import sessions
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.measure.probes import Target
-from thunderfleet_agent.measure.results import Ledger
+from thunderfleet_agent.measure.results import Figures, Ledger
 from thunderfleet_agent.measure.sessions import End
 from thunderfleet_agent.measure.settings import parse
 from thunderfleet_agent.measure.view import Cable, View
@@ -718,9 +719,21 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
     assert any(figure == pytest.approx(rate * (1e9 if what == "gpu" else 1), rel=0.01) for rate in told), (figure, told)
 
 
+async def test_nothing_runs_before_it_is_known_what_is_fresh(tmp_path: Path, until: Until) -> None:
+    async with macs(1, tmp_path, settings(gpu={"seconds": 600}, sockets={"enabled": False})) as (a,), running(a):
+        # The groups are known and the loop has made its choice.
+        await until(lambda: a.prober._verdict)
+        assert "not known yet what was measured before" in a.prober.verdict.message and not a.prober.running
+        a.prober.ledger.record(Key(Kind.GPU), Figures(flops=10**12), datetime.now(UTC), time.monotonic())
+        a.sees()
+        await until(lambda: a.prober._verdict and a.prober._verdict.reason == "Fresh")
+        assert not a.prober.running and b'probes_total{probe="gpu"' not in a.metrics.text()
+
+
 async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Until) -> None:
     one = settings(gpu={"seconds": 600})
     async with macs(1, tmp_path, one) as (a,):
+        a.sees()
         async with running(a):
             await until(pair_processes)
             a.prober.use((GroupUse(name="default/qwen-0", epoch=1),))
@@ -735,7 +748,12 @@ async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_sec
 ) -> None:
     """SIGTERM, and SIGKILL when 0.4 s are over: by a clock that the test keeps, on a process that is frozen."""
     stages: list[tuple[float, bool]] = []
-    real = process._gone
+    heard: list[int] = []
+    real, talk_to = process._gone, process._talk
+
+    async def talks(child: asyncio.subprocess.Process, said: process.Heard) -> dict[str, object]:
+        heard.append(child.pid)
+        return await talk_to(child, said)
 
     async def gone(child: asyncio.subprocess.Process, seconds: float) -> None:
         term = not stages
@@ -745,11 +763,13 @@ async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_sec
             await real(child, 30.0)
             assert child.returncode == -signal.SIGKILL
 
+    monkeypatch.setattr(process, "_gone", gone)
+    monkeypatch.setattr(process, "_talk", talks)
     async with macs(1, tmp_path, settings(gpu={"seconds": 600})) as (a,):
+        a.sees()
         async with running(a):
-            await until(pair_processes)
-            monkeypatch.setattr(process, "_gone", gone)
-            os.kill(pair_processes()[0], signal.SIGSTOP)
+            await until(lambda: heard)
+            os.kill(heard[0], signal.SIGSTOP)
             a.prober.use((GroupUse(name="default/qwen-0", epoch=1),))
             await until(lambda: not pair_processes() and not a.prober.running)
         assert [seconds for seconds, _ in stages] == [0.4, process.KILL_SECONDS]
