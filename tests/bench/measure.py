@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from thunderfleet_agent.measure import process, streams
@@ -30,6 +31,9 @@ MIB = 2**20
 LOOPBACK = "127.0.0.1"
 METRICS_PORT = 9441
 TOKENS = 64
+PAIRS = 4
+# An agent, or its measuring process; the brackets keep the pattern from matching itself.
+PROBER = "thunderfleet-agent ru[n]|measure-chil[d]"
 _TOTAL = re.compile(r"^thunderfleet_agent_(probe_seconds|probe_bytes|probes)_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
 
 BY_HAND = """
@@ -210,8 +214,7 @@ def memory(line: Line, repeats: int, say: Say) -> list[Figure]:
     watching = threading.Thread(target=look)
     watching.start()
     try:
-        # Agents that begin anew, and measure each other every ten seconds.
-        _switch(line, True)
+        _often(line)
         line.wait(
             lambda: all(_totals(line, mac).get(("probes", "socket"), 0) >= 3 for mac in _macs(line)),
             "every Mac has measured thrice",
@@ -234,31 +237,49 @@ def _rss(pid: int) -> float:
     return float(fields[1]) * 4096
 
 
-def _switch(line: Line, enabled: bool) -> None:
-    """Measuring on or off in every agent, by the chart."""
+def _often(line: Line) -> None:
+    """Agents that begin anew, and measure each other every ten seconds."""
     line.cluster.helm(
         *("upgrade", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--reuse-values"),
-        *("--set", f"agent.measure.enabled={str(enabled).lower()},agent.measure.sockets.everySeconds=10", "--timeout", "180s"),
+        *("--set", "agent.measure.sockets.everySeconds=10", "--timeout", "180s"),
         seconds=200,
     )
     line.cluster.kubectl("-n", NAMESPACE, "rollout", "status", "ds/thunderfleet-agent", "--timeout=180s", seconds=200)
 
 
+@contextlib.contextmanager
+def _stopped(line: Line, stop: bool) -> Iterator[None]:
+    """With ``stop`` every agent and what it measures with stand still, for as long as one answer takes."""
+
+    def all_get(number: str) -> None:
+        for mac in _macs(line):
+            line.cluster.machines[mac].run(("pkill", f"-{number}", "-f", PROBER), seconds=30)
+
+    if stop:
+        all_get("STOP")
+    try:
+        yield
+    finally:
+        if stop:
+            all_get("CONT")
+
+
 def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Tokens a second of a served group with the prober on (and always something due) against off, in turns."""
+    """Tokens a second of a served group with the prober on (and always something due) against off, by answers in turns: the
+    two of a pair are given within seconds, each the first in every other pair."""
     name, rates = "measured", {True: list[float](), False: list[float]()}
+    _often(line)
     with line.deployed(name, models.SMALL, "Pipeline") as (_, ready, _):
         node = line.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
         line.benchmarked(name)
         line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
-        for enabled in (True, False) * min(repeats, 2):
-            _switch(line, enabled)
-            for _ in range(3):
-                answer = line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
+        for number in range(PAIRS * repeats):
+            for enabled in (True, False) if number % 2 else (False, True):
+                with _stopped(line, not enabled):
+                    answer = line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
                 rates[enabled].append((answer["chunks"] - 1) / (answer["last"] - answer["first"]))
-            say(f"serving, prober {'on' if enabled else 'off'}: {statistics.median(rates[enabled]):.1f} tokens/s")
-    _switch(line, True)
-    note = "one machine plays all Macs: what the third one measures costs the two that serve here, and only here"
+            say(f"serving {number + 1}/{PAIRS * repeats}: {rates[True][-1]:.1f} tokens/s, prober off {rates[False][-1]:.1f}")
+    note = "off: whole agents stand still; one machine plays all Macs, so what the third one measures costs the two that serve"
     ours, other = tuple(rates[True]), tuple(rates[False])
     return [Figure("measure-serving", "tokens/s", ours, other, "prober off", Bound(">=", 0.99), note)]
 

@@ -224,7 +224,7 @@ async def test_while_one_measures_by_hand_his_agent_is_in_no_other_probe(tmp_pat
 
 
 async def test_what_is_measured_by_hand_is_found_and_the_mac_given_back(tmp_path: Path, until: Until) -> None:
-    async with macs(2, tmp_path, settings()) as (a, b):
+    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "cableBytes": 128 * SMALL})) as (a, b):
         a.sees(b)
         b.sees(a)
         lender, prober = by_hand(a)
