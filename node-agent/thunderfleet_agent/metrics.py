@@ -105,8 +105,8 @@ _LABELS = ["probe", "node", "address", "link"]
 _FIGURES = (
     ("gpu_fp16_flops", "fp16 throughput of the GPU, in floating-point operations a second.", "flops", 1.0),
     ("gpu_memory_bytes_per_second", "Memory bandwidth of the GPU.", "megabytes_per_second", 1e6),
-    ("link_sent_bits_per_second", "Throughput to a peer, as timed there.", "sent_mbps", 1e6),
-    ("link_received_bits_per_second", "Throughput from a peer, as timed here.", "received_mbps", 1e6),
+    ("link_sent_bytes_per_second", "Throughput to a peer, as timed there.", "sent_mbps", 125_000.0),
+    ("link_received_bytes_per_second", "Throughput from a peer, as timed here.", "received_mbps", 125_000.0),
     ("link_rtt_seconds", "Round trip to a peer, the median.", "rtt_microseconds", 1e-6),
     ("link_jitter_seconds", "Mean absolute difference of neighbouring round trips.", "jitter_microseconds", 1e-6),
     ("link_all_sum_seconds", "Time of a small all-sum of two ranks.", "all_sum_microseconds", 1e-6),

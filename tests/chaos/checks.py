@@ -86,7 +86,9 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         table[int(pid)] = (int(fields[1]), command)
 found = {pid: re.search(r"shim\\.py .*/pods/([0-9a-f-]{36})/", command) for pid, (_, command) in table.items()}
 shims = {pid: match[1] for pid, match in found.items() if match}
-kubelets = [pid for pid, (parent, command) in table.items() if parent == 1 and "thunderfleet_kubelet.cli" in command]
+# The installed command, or its entry point through the checkout's Python.
+kubelet = re.compile(r"/thunderfleet-kubelet |thunderfleet_kubelet\\.cli")
+kubelets = [pid for pid, (parent, command) in table.items() if parent == 1 and kubelet.search(command)]
 def known(pid):
     while pid in table and pid > 1:
         if pid in shims or pid in kubelets:

@@ -138,7 +138,7 @@ async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path
         assert a.prober.verdict.reason == b.prober.verdict.reason == "Fresh"
         text = a.metrics.text().decode()
         assert f'thunderfleet_agent_measured_age_seconds{{address="{b.address}",link="{LINK}",node="{b.name}"' in text
-        assert "thunderfleet_agent_link_received_bits_per_second{" in text
+        assert "thunderfleet_agent_link_received_bytes_per_second{" in text
         assert a.prober.desk.peer is None and b.prober.desk.peer is None
 
 
