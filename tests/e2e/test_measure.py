@@ -6,7 +6,10 @@ What the kernel lets through is what the links say; placements take the faster c
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,11 +30,13 @@ cables:
   - {a: "studio-1:2", b: "studio-3:1", speed: 80}
   - {a: "studio-2:2", b: "studio-3:2", speed: 80}
 """
+# Of groups over cables; an older result than two of it is stale.
+EVERY_SECONDS = 20
 VALUES = (
     "operator.replicas=1",
     "agent.measure.spreadSeconds=0",
     "agent.measure.sockets.everySeconds=10",
-    "agent.measure.rdma.everySeconds=600",
+    f"agent.measure.rdma.everySeconds={EVERY_SECONDS}",
     "agent.measure.rdma.seconds=20",
 )
 # From whom to whom, by which interface of the sender, at most so many Mbit/s.
@@ -67,10 +72,11 @@ def measured(line: Any, transport: str) -> dict[tuple[str, str], Json]:
 
 
 def metrics(line: Any, mac: str) -> dict[tuple[str, str], float]:
-    """An agent's figures, by name and labels."""
+    """An agent's figures, by name and labels. Raises OSError when it is away."""
     address = line.cluster.machines[mac].address
     answer = line.request(f"http://{address}:{AGENT_METRICS_PORT}/metrics")
-    assert answer.status == 200
+    if answer.status != 200:
+        raise OSError(answer.body)
     return {(name, labels): float(value) for name, labels, value in _SERIES.findall(answer.body)}
 
 
@@ -95,9 +101,7 @@ def test_a_group_of_two_measures_each_cable_over_jaccl(line: Any) -> None:
     line.until("every cable is measured by a group", lambda: not missing(), WAIT_SECONDS, lambda: f"{missing()}")
     said = measured(line, "RDMA")
     assert all(entry["throughputMbps"] > 0 and entry["rttMicroseconds"] > 0 for entry in said.values())
-    for mac in line.macs:
-        left = line.run(mac, "sh", "-c", "pgrep -af measure-chil[d] || true").stdout
-        assert "pair" not in left, left
+    line.until("nothing of them is left", lambda: not any(ranks(line, mac) for mac in line.macs))
 
 
 def test_profiles_show_what_the_gpu_does(line: Any) -> None:
@@ -152,3 +156,145 @@ def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line:
     assert {mac: probes(mac) for mac in before} == before
     line.forget(served)
     line.until("the cable is measured again", lambda: all(age(mac) < 20 for mac in before), WAIT_SECONDS)
+
+
+# --- agents killed, frozen, cut off and restarted in the middle of a group's probe ---
+
+# Run on a machine: the rank of every two-rank group that is measured there, by process id.
+CENSUS = """
+import json, os
+found = {}
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{pid}/cmdline").read().split("\\0")
+        state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        continue
+    if "measure-child" in words and state != "Z":
+        order = json.loads(words[words.index("measure-child") + 1])
+        if order["what"] == "pair":
+            found[pid] = order["rank"]
+print(json.dumps(found))
+"""
+AGENT = "thunderfleet-agent ru[n]"
+
+
+def ranks(line: Any, mac: str) -> dict[str, int]:
+    """Process id and rank of what measures cables on that Mac."""
+    ran = line.run(mac, sys.executable, "-S", "-c", CENSUS)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, int] = json.loads(ran.stdout)
+    return found
+
+
+def in_the_middle(line: Any) -> dict[int, tuple[str, str]]:
+    """Mac and process id of each rank of a group that is measured now; empty unless both ranks are there."""
+    found = {rank: (mac, pid) for mac in line.macs for pid, rank in ranks(line, mac).items()}
+    return found if set(found) == {0, 1} else {}
+
+
+def signalled(line: Any, mac: str, signal: str) -> None:
+    """A signal to that Mac's agent alone."""
+    done = line.run(mac, "pkill", f"-{signal}", "-f", AGENT)
+    assert done.returncode == 0, f"no agent on {mac}: {done.stderr}"
+
+
+def ages(line: Any, mac: str, probe: str) -> dict[str, float]:
+    """How old that Mac's results of one kind are, in seconds, by their labels; empty while its agent is away."""
+    try:
+        shown = metrics(line, mac)
+    except OSError:
+        return {}
+    name, wanted = "thunderfleet_agent_measured_age_seconds", f'probe="{probe}"'
+    return {labels: value for (each, labels), value in shown.items() if each == name and wanted in labels}
+
+
+def fresh(line: Any, mac: str) -> Json:
+    """What that Mac says of its benchmarks."""
+    conditions: list[Json] = line.json("get", "np", mac)["status"]["conditions"]
+    return next(each for each in conditions if each["type"] == "BenchmarksFresh")
+
+
+def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_afterwards(line: Any) -> None:
+    macs = set(line.macs)
+    line.until("everything is measured", lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), WAIT_SECONDS)
+    devices = {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")}
+
+    def struck(rank: int, among: set[str]) -> tuple[str, str, str, str]:
+        """A Mac of ``among`` that is now in the middle of a probe as that rank, and the other one: each with its process."""
+
+        def found() -> dict[int, tuple[str, str]]:
+            now = in_the_middle(line)
+            return now if now and now[rank][0] in among else {}
+
+        now = line.until(f"one of {sorted(among)} is in a probe as rank {rank}", found, WAIT_SECONDS)
+        return (*now[rank], *now[1 - rank])
+
+    def gone(mac: str, pid: str) -> None:
+        line.until(f"nothing of the probe is left on {mac}", lambda: pid not in ranks(line, mac))
+
+    def stale() -> bool:
+        found = [age for mac in macs for age in ages(line, mac, "rdma").values()]
+        return len(found) == 2 * len(macs) and min(found) > 2 * EVERY_SECONDS
+
+    def told(mac: str) -> bool:
+        said = fresh(line, mac)
+        return said["reason"] == "ProbeFailed" and "said nothing for" in said["message"] and "next try at" in said["message"]
+
+    for mac in macs:
+        # Whatever group is measured from now on stays in the middle for as long as its agents let it.
+        line.cluster.jaccl(mac, [{"at": "rtr", "hang": True}])
+    restarted: set[str] = set()
+    try:
+        for rank in (0, 1):
+            mac, pid, other, theirs = struck(rank, macs - restarted)
+            restarted.add(mac)
+            signalled(line, mac, "KILL")
+            gone(other, theirs)
+            gone(mac, pid)
+        mac, pid, other, theirs = struck(0, macs)
+        signalled(line, mac, "STOP")
+        try:
+            # Long before the limit of the group, and though the frozen end still has its process.
+            gone(other, theirs)
+        finally:
+            signalled(line, mac, "CONT")
+        gone(mac, pid)
+
+        line.until("no group has been measured for long", stale)
+        mac, pid, other, theirs = struck(1, macs)
+        line.cluster.lan("pull", mac)
+        try:
+            gone(other, theirs)
+            gone(mac, pid)
+            line.until(f"{other} says why", lambda: told(other), told=lambda: str(fresh(line, other)))
+        finally:
+            line.cluster.lan("plug", mac)
+
+        mac, pid, other, theirs = struck(0, macs)
+        restarted.add(mac)
+        (pod,) = (
+            item["metadata"]["name"]
+            for item in line.items("pods", "-n", "thunderfleet-system", "-l", "app.kubernetes.io/component=agent")
+            if item["spec"]["nodeName"] == mac
+        )
+        line.kubectl("delete", "pod", "-n", "thunderfleet-system", pod)
+        gone(other, theirs)
+        gone(mac, pid)
+    finally:
+        for mac in macs:
+            line.cluster.jaccl(mac, [])
+    mended = time.monotonic()
+
+    def measured_since() -> bool:
+        found = [age for mac in macs for age in ages(line, mac, "rdma").values()]
+        return len(found) == 2 * len(macs) and max(found) < time.monotonic() - mended
+
+    line.until("every cable is measured by a group again", measured_since, WAIT_SECONDS)
+    line.until("every Mac says so", lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), WAIT_SECONDS)
+    # An agent that was restarted has measured nothing that was fresh.
+    assert {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")} == devices
+    counted = {mac: [labels for name, labels in metrics(line, mac) if name.endswith("probes_total")] for mac in restarted}
+    assert len(restarted) >= 2 and all(counted.values())
+    assert not [each for found in counted.values() for each in found if 'probe="gpu"' in each or 'probe="memory"' in each]
+    line.until("nothing of them is left", lambda: not any(ranks(line, mac) for mac in macs))
