@@ -302,7 +302,7 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
 
 
 def test_a_mac_set_up_anew_is_one_mac_with_its_old_name(healthy: Fleet) -> None:
-    """Off, its Node deleted, what its pods kept wiped, on again: another boot, another certificate, other domain UUIDs; no ghost."""
+    """Off, its Node deleted, what its pods kept wiped, on again: another boot, certificate and domain UUIDs; no ghost."""
     cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
     before = healthy.get("np", "mini-1")
     cluster.machines["mini-1"].off()

@@ -35,6 +35,9 @@ EVERY_SECONDS = 20
 VALUES = (
     "operator.replicas=1",
     "agent.measure.spreadSeconds=0",
+    # A busy machine may take its time.
+    "agent.measure.gpu.seconds=20",
+    "agent.measure.memory.seconds=20",
     "agent.measure.sockets.everySeconds=10",
     f"agent.measure.rdma.everySeconds={EVERY_SECONDS}",
     "agent.measure.rdma.seconds=20",

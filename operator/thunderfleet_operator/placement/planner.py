@@ -109,7 +109,7 @@ def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, req
             top = fleet.top_mbps
             if lan:
                 top = max(top, fleet.top_lan_mbps if bare else RELAY_MBPS)
-            found.append(Area(members, hops, top))
+            found.append(Area(members, hops, top, directed=lan))
     return sorted(found, key=lambda area: area.tie((0,)))
 
 

@@ -5,7 +5,7 @@ An address that nobody has reached is not used. Where the agents of none of a gr
 there are no such facts to go by, and a Mac is taken to be reachable at its Node's address.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
@@ -24,25 +24,29 @@ class Reached:
     rank: tuple[int, bool]
 
 
-def _options(fleet: Fleet, one: Mac, other: Mac) -> dict[str, AddressKind]:
-    """Addresses at which ``one`` reaches ``other``: those dialled, and those at the other end of a cable."""
-    found: dict[str, AddressKind] = {}
+def _order(transport: Transport) -> tuple[Kind, ...]:
+    return RING_ORDER if transport is Transport.RING else SIDE_ORDER
+
+
+def _options(fleet: Fleet, one: Mac, others: Mapping[str, Mac]) -> dict[str, dict[str, AddressKind]]:
+    """Addresses at which ``one`` reaches each of the others: those at the other end of a cable, and those dialled."""
+    found: dict[str, dict[str, AddressKind]] = {name: {} for name in others}
     for cable in fleet.links(one.name):
-        if cable.other(one.name) == other.name and cable.connected:
-            here, there = cable.end(one.name).address, cable.end(other.name).address
+        if (peer := cable.other(one.name)) in others and cable.connected:
+            here, there = cable.end(one.name).address, cable.end(peer).address
             if here and there:
-                found[there] = CABLE
+                found[peer][there] = CABLE
     if one.dials is not None:
-        for address in one.dials.at(other.name):
-            found[address] = other.kinds.get(address, UNKNOWN)
+        for node, address in zip(one.dials.nodes, one.dials.addresses, strict=True):
+            if node in others:
+                found[node][address] = others[node].kinds.get(address, UNKNOWN)
     return found
 
 
-def reach(fleet: Fleet, one: Mac, other: Mac, facts: bool, transport: Transport) -> Reached | None:
-    """How ``one`` is to dial ``other``; None when nobody has reached it. ``facts``: whether any agent concerned publishes
-    what it has dialled."""
-    order = RING_ORDER if transport is Transport.RING else SIDE_ORDER
-    options = _options(fleet, one, other)
+def _reach(
+    fleet: Fleet, other: Mac, options: Mapping[str, AddressKind], facts: bool, order: tuple[Kind, ...]
+) -> Reached | None:
+    """How ``other`` is to be dialled by a Mac that reaches it at ``options``."""
     itself = bool(options)
     if not options and facts:
         options = {address: other.kinds.get(address, UNKNOWN) for address in fleet.reached(other.name)}
@@ -51,6 +55,12 @@ def reach(fleet: Fleet, one: Mac, other: Mac, facts: bool, transport: Transport)
         return Reached(other.address, itself, address_rank(other.kinds.get(other.address, UNKNOWN), order))
     address = best_address(options.items(), order)
     return Reached(address, itself, address_rank(options[address], order)) if address is not None else None
+
+
+def reach(fleet: Fleet, one: Mac, other: Mac, facts: bool, transport: Transport) -> Reached | None:
+    """How ``one`` is to dial ``other``; None when nobody has reached it. ``facts``: whether any agent concerned publishes
+    what it has dialled."""
+    return _reach(fleet, other, _options(fleet, one, {other.name: other})[other.name], facts, _order(transport))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +78,12 @@ def publishes(macs: Sequence[Mac]) -> bool:
 def leaders(fleet: Fleet, macs: Sequence[Mac], transport: Transport) -> list[Leader]:
     """Those of these Macs that can be rank 0, the best first; empty when nobody can be reached by all others yet."""
     facts = publishes(macs)
+    order = _order(transport)
+    known_as = {mac.name: mac for mac in macs}
+    options = {mac.name: _options(fleet, mac, known_as) for mac in macs}
     ranked: list[tuple[tuple[object, ...], Leader]] = []
     for zero in macs:
-        ways = {mac.name: reach(fleet, mac, zero, facts, transport) for mac in macs if mac.name != zero.name}
+        ways = {name: _reach(fleet, zero, options[name][zero.name], facts, order) for name in known_as if name != zero.name}
         known = {name: way for name, way in ways.items() if way is not None}
         if len(known) < len(ways):
             continue

@@ -45,14 +45,18 @@ class Work:
 class Area:
     """Macs among which a group may form, by free memory and name, with the hops between them."""
 
-    def __init__(self, macs: Sequence[Mac], hops: Callable[[str], dict[str, Hop]], top_mbps: int) -> None:
-        """``hops``: by name, the same pairs from either end. ``top_mbps``: no hop is faster."""
+    def __init__(
+        self, macs: Sequence[Mac], hops: Callable[[str], dict[str, Hop]], top_mbps: int, directed: bool = False
+    ) -> None:
+        """``hops``: by name. ``top_mbps``: no hop is faster. ``directed``: there may be a hop one way and none, or a slower
+        one, back."""
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
         self.bands = [coarse(mac.memory_megabytes) for mac in self.macs]
         """Memory bandwidth, as far as it makes a difference."""
         self.top_pace = steady(top_mbps)
+        self.directed = directed
         self._most = [0, *accumulate(reversed(self.free))]
         self._least = [0, *accumulate(self.free)]
         self._index = {mac.name: position for position, mac in enumerate(self.macs)}
@@ -76,6 +80,10 @@ class Area:
             raw.sort(key=lambda entry: entry[0])
             self._hops[i] = found = dict(raw)
         return found
+
+    def to(self, i: int) -> Iterable[int]:
+        """Who has a hop to a Mac, by position."""
+        return (j for j in range(len(self)) if i in self.hops(j)) if self.directed else self.hops(i)
 
     def pace(self, i: int, each: int) -> int:
         """The slowest of a Mac's ``each`` best hops; -1 when it has fewer."""
@@ -216,7 +224,8 @@ class Stage:
         """Rings in which every one has a hop to the next, and the last to the first; of the rings over the same Macs the best
         (others where they are equally good are left out)."""
         area = self.area
-        for root in self._roots(1 if self.size == 2 else 2):
+        # A ring leaves a Mac by one hop and comes back by another; where ways differ, only the first is among its own.
+        for root in self._roots(1 if self.size == 2 or area.directed else 2):
             back = self._distances(root)
             if len(back) < self.size:
                 continue
@@ -329,7 +338,7 @@ class Stage:
         found = {root: 0}
         edge = [root]
         for away in range(1, self.size):
-            edge = [i for j in edge for i in self.area.hops(j) if i > root and found.setdefault(i, away) == away]
+            edge = [i for j in edge for i in self.area.to(j) if i > root and found.setdefault(i, away) == away]
             edge = list(dict.fromkeys(edge))
             self.work.spend(len(edge))
         return found
