@@ -47,7 +47,18 @@ SCRIPTS = {
     "thunderfleet-runner": "thunderfleet_runner.cli",
 }
 # Of the standard library: what no program of ours imports and what only matters for building.
-_UNUSED = {"test", "tests", "idlelib", "turtledemo", "lib2to3", "ensurepip", "tkinter", "site-packages", "__phello__"}
+_UNUSED = {
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "lib2to3",
+    "ensurepip",
+    "tkinter",
+    "site-packages",
+    "dist-packages",
+    "__phello__",
+}
 # Of the site-packages: tools of developers, which are often there too.
 _TOOLS = (
     "pip", "setuptools", "_distutils_hack", "pkg_resources", "wheel", "mypy", "mypyc", "mypy_extensions", "ruff", "uv",
@@ -183,6 +194,8 @@ def _build(folder: Path, final: Path) -> None:
     if not (library / name / "lib-dynload").exists() and dynamic.is_dir():
         _gather_entry(dynamic, library / name / "lib-dynload")
     site = library / name / "site-packages"
+    # A Python of Debian's looks there, and not in site-packages, when it is no virtual environment.
+    (library / name / "dist-packages").symlink_to("site-packages")
     for place in site_folders():
         _gather(place, site, set())
     for package in PACKAGES:

@@ -269,7 +269,8 @@ async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
     await anext(chunks)
     os.kill(group.running[1][0].member.pid, 9)
     finished = []
-    with pytest.raises(openai.APIError, match="rank 1"):
+    # What is known first may be what rank 0 sees of it.
+    with pytest.raises(openai.APIError, match=r"the group failed and forms anew: rank [01]"):
         async for chunk in chunks:
             finished.append(chunk.choices[0].finish_reason)
     assert not any(finished)
