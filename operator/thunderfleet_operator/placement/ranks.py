@@ -7,6 +7,7 @@ there are no such facts to go by, and a Mac is taken to be reachable at its Node
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
 from thunderfleet_operator.placement.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank, best_address
@@ -15,8 +16,7 @@ from thunderfleet_operator.placement.words import Transport
 CABLE = AddressKind(Kind.THUNDERBOLT)
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(NamedTuple):
     """How one Mac reaches another: the address, and whether it has seen that itself."""
 
     address: str
@@ -47,6 +47,9 @@ def _reach(
     fleet: Fleet, other: Mac, options: Mapping[str, AddressKind], facts: bool, order: tuple[Kind, ...]
 ) -> Reached | None:
     """How ``other`` is to be dialled by a Mac that reaches it at ``options``."""
+    if len(options) == 1 and facts:
+        ((only, kind),) = options.items()
+        return Reached(only, True, address_rank(kind, order))
     itself = bool(options)
     if not options and facts:
         options = {address: other.kinds.get(address, UNKNOWN) for address in fleet.reached(other.name)}

@@ -338,6 +338,8 @@ class Stage:
         found = {root: 0}
         edge = [root]
         for away in range(1, self.size):
+            if len(found) == len(self.area) - root:
+                break
             edge = [i for j in edge for i in self.area.to(j) if i > root and found.setdefault(i, away) == away]
             edge = list(dict.fromkeys(edge))
             self.work.spend(len(edge))
