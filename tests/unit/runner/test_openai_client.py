@@ -269,7 +269,7 @@ async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
     await anext(chunks)
     os.kill(group.running[1][0].member.pid, 9)
     finished = []
-    # What is known first may be what rank 0 sees of it.
+    # The stream ends with what is known first, which may be what rank 0 sees of it; the report names the first cause.
     with pytest.raises(openai.APIError, match=r"the group failed and forms anew: rank [01]"):
         async for chunk in chunks:
             finished.append(chunk.choices[0].finish_reason)
@@ -279,6 +279,7 @@ async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
         await client.chat.completions.create(**CHAT)
     assert away.value.status_code == 503 and int(away.value.response.headers["retry-after"]) > 0
     await group.until_ready()
+    assert group.running[0][0].state.failure.rank == 1
     await check_whole_answers(client)
 
 
