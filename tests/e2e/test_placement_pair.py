@@ -47,6 +47,8 @@ def test_a_cable_seen_from_one_end_carries_a_group(
     assert {rank["node"] for rank in group["ranks"]} == {"studio-1", "studio-2"}
     if rdma:
         assert (group["transport"], group["parallelism"]) == ("JACCL", "Tensor")
+        assert [rank["shard"] for rank in group["ranks"]] == ["1/2", "2/2"]
+        assert all("jaccl" in item["status"]["runtime"]["backends"] for item in line.items("np"))
     else:
         assert (group["transport"], group["parallelism"]) == ("Ring", "Pipeline")
         assert f"no RDMA over {LINK}: RDMA is switched off on studio-2" in group["reason"]
