@@ -36,6 +36,7 @@ OPEN_SECONDS = 15.0
 """How long the connection between two supervisors is tried for, from the start of the ranks on."""
 DIAL_SECONDS = 5.0
 RETRY_SECONDS = (0.01, 0.2)
+TABLE_READS = 5
 LOST_SECONDS = 3
 """A connection whose peer's system acknowledges nothing for so long is lost."""
 _END = "end"
@@ -117,9 +118,9 @@ class Relays:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection to our port on loopback: it is taken when it is our rank's, and then no other is."""
         local = _Local(reader, writer)
-        peer = writer.get_extra_info("peername")
+        peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
         pid = self._pid()
-        known = await asyncio.to_thread(owns, pid, peer) if pid is not None else False
+        known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None else False
         if self._lost:
             local.end(clean=False)
             return
@@ -337,12 +338,15 @@ def _watch(end: socket.socket | None) -> None:
             end.setsockopt(level, name, value)
 
 
-def owns(pid: int, end: tuple[str, int]) -> bool | None:
-    """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here; None when the system does not tell."""
+def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
+    """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here and connected to ``other``; None when the system
+    does not tell."""
     address, port = end[:2]
     if sys.platform == "linux":
         try:
-            inode = inode_of(Path("/proc/net/tcp").read_text(), address, port)
+            # The table is not read in one piece: while others come and go, a row may be passed over.
+            tables = (Path("/proc/net/tcp").read_text() for _ in range(TABLE_READS))
+            inode = next((found for table in tables if (found := inode_of(table, end, other)) is not None), None)
             links = list(Path(f"/proc/{pid}/fd").iterdir())
         except OSError:
             return None
@@ -364,8 +368,9 @@ def _leads_to(link: Path, target: str) -> bool:
         return False
 
 
-def inode_of(table: str, address: str, port: int) -> str | None:
-    """The inode of the socket that is bound to an IPv4 address and port, in Linux's /proc/net/tcp."""
-    wanted = f"{bytes(reversed(socket.inet_aton(address))).hex().upper()}:{port:04X}"
+def inode_of(table: str, end: tuple[str, int], other: tuple[str, int]) -> str | None:
+    """The inode of the socket between two IPv4 ends, in Linux's /proc/net/tcp. One end does not name a socket: the port of a
+    connection that is over (inode 0) is given again for one to elsewhere."""
+    wanted = [f"{bytes(reversed(socket.inet_aton(address))).hex().upper()}:{port:04X}" for address, port in (end[:2], other[:2])]
     rows = (line.split() for line in table.splitlines()[1:])
-    return next((row[9] for row in rows if len(row) > 9 and row[1] == wanted), None)
+    return next((row[9] for row in rows if len(row) > 9 and row[1:3] == wanted), None)

@@ -414,6 +414,23 @@ def test_loopback_is_where_a_mac_meets_itself() -> None:
 
 def test_whose_socket_it_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as end:
-        assert relay.owns(os.getpid(), end.getsockname()) is True
-        assert relay.owns(os.getppid(), end.getsockname()) in (False, None)
-        assert relay.owns(1 << 22, end.getsockname()) is None
+        ends = end.getsockname(), server.getsockname()
+        assert relay.owns(os.getpid(), *ends) is True
+        assert relay.owns(os.getppid(), *ends) in (False, None)
+        assert relay.owns(1 << 22, *ends) is None
+
+
+def test_whose_socket_it_is_when_its_port_was_anothers_a_moment_ago() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        with socket.socket() as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            end.connect(first.getsockname())
+            accepted, (address, port) = first.accept()
+        with accepted:
+            assert not accepted.recv(1)
+        with socket.socket() as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            end.bind((address, port))
+            end.connect(second.getsockname())
+            assert relay.owns(os.getpid(), end.getsockname(), second.getsockname()) is True
+            assert relay.owns(os.getpid(), end.getsockname(), first.getsockname()) is False
