@@ -339,8 +339,8 @@ def _watch(end: socket.socket | None) -> None:
 
 
 def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
-    """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here and connected to ``other``; None when the system
-    does not tell."""
+    """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here and connected to ``other``; None when the
+    system does not tell."""
     address, port = end[:2]
     if sys.platform == "linux":
         try:
@@ -371,6 +371,6 @@ def _leads_to(link: Path, target: str) -> bool:
 def inode_of(table: str, end: tuple[str, int], other: tuple[str, int]) -> str | None:
     """The inode of the socket between two IPv4 ends, in Linux's /proc/net/tcp. One end does not name a socket: the port of a
     connection that is over (inode 0) is given again for one to elsewhere."""
-    wanted = [f"{bytes(reversed(socket.inet_aton(address))).hex().upper()}:{port:04X}" for address, port in (end[:2], other[:2])]
+    wanted = [f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}" for address, port in (end[:2], other[:2])]
     rows = (line.split() for line in table.splitlines()[1:])
     return next((row[9] for row in rows if len(row) > 9 and row[1:3] == wanted), None)
