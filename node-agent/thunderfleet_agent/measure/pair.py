@@ -110,7 +110,7 @@ def _measure(mx: Any, group: Any, rank: int, most: int, seconds: float) -> dict[
         each = total(stream(sender, FIRST)) / (FIRST - 1)
         count = int(max(FIRST, min(MOST, most // PAYLOAD, seconds / max(each, 1e-6))))
         took = total(stream(sender, count))
-        rates.append(round((count - 1) * PAYLOAD * 8 / max(took, 1e-9) / 1e6))
+        rates.append(max(1, round((count - 1) * PAYLOAD * 8 / max(took, 1e-9) / 1e6)))
     # Rank 0 has timed the trips; a sum tells rank 1.
     rtt = total(statistics.median(trips))
     jitter = total(statistics.fmean(abs(a - b) for a, b in itertools.pairwise(trips)))

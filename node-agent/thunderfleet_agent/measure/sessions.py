@@ -72,11 +72,11 @@ async def dial_socket(
         # A receiver that reads late is given a small window for long.
         _expect(line, await line.hear(Step), "ready")
         sent = await opened.send(streams.UP, most, seconds)
-        told = await line.hear(Step, seconds + SLACK_SECONDS)
+        told = _told(line, await line.hear(Step, seconds + SLACK_SECONDS))
         await line.say(Step(next="down"))
         received, arrived = await opened.receive(streams.DOWN, most, seconds)
-        if not received or not told.mbps:
-            raise Broken(f"{line.peer}: nothing arrived {'here' if not received else 'there'}")
+        if received == 0:
+            raise Broken(f"{line.peer}: too little arrived here")
         await line.say(Step(mbps=received, rtt=trips.rtt, jitter=trips.jitter))
     except (OSError, ValueError) as error:
         raise Broken(f"{line.peer}: {error}") from None
@@ -122,15 +122,15 @@ async def answer_socket(line: Line, ask: Ask, settings: Settings, here: str, the
         finally:
             receiving.cancel()
         await line.say(Step(mbps=received))
+        if received == 0:
+            raise Broken(f"{line.peer}: too little arrived here")
         _expect(line, await line.hear(Step, seconds + SLACK_SECONDS), "down")
         sent = await opened.send(streams.DOWN, most, seconds)
-        told = await line.hear(Step, seconds + SLACK_SECONDS)
+        told = _told(line, await line.hear(Step, seconds + SLACK_SECONDS))
     except OSError as error:
         raise Broken(f"{line.peer}: {error}") from None
     finally:
         opened.close()
-    if not received or not told.mbps:
-        raise Broken(f"{line.peer}: nothing arrived {'here' if not received else 'there'}")
     return Found(
         Figures(
             sent_mbps=told.mbps,
@@ -142,6 +142,14 @@ async def answer_socket(line: Line, ask: Ask, settings: Settings, here: str, the
         ),
         sent + arrived,
     )
+
+
+def _told(line: Line, step: Step) -> Step:
+    """What the peer has timed: no rate when everything arrived there at once, 0 when too little did. Raises Broken."""
+    _expect(line, step, "")
+    if step.mbps == 0:
+        raise Broken(f"{line.peer}: too little arrived there")
+    return step
 
 
 async def _admitted(line: Line, gate: streams.Gate, count: int, hearing: asyncio.Task[Step]) -> streams.Streams:
@@ -167,7 +175,7 @@ def _expect(line: Line, step: Step, word: str) -> None:
     if step.error:
         raise Broken(f"{line.peer}: {step.error}")
     if step.next != word:
-        raise Broken(f"{line.peer} said {step.next or 'something else'!r} where {word!r} comes")
+        raise Broken(f"{line.peer} said {step.next or 'something else'!r} where {word or 'its figures'!r} comes")
 
 
 # --- somebody at this Mac's terminal, who measures by himself while the agent is out of it ---

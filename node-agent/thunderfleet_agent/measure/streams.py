@@ -36,6 +36,8 @@ STALL_SECONDS = 0.1
 WARM = 0.3
 # So much faster than the whole may the part be that counts.
 AT_ONCE = 1.5
+# What arrives in less is buffers being emptied, and would have any rate.
+SHORTEST_SECONDS = 0.001
 ECHO_BYTES = 64
 ECHOES = 100
 WARM_ECHOES = 10
@@ -46,8 +48,9 @@ Arrivals = list[tuple[float, int]]
 """(monotonic seconds, bytes) of every read of one stream."""
 
 
-def rate_mbps(streams: Sequence[Arrivals], asked: float | None = None) -> int:
-    """Mbit/s of what arrived, from when the warm-up is over to when the first stream ended. 0 when nothing came. Pure.
+def rate_mbps(streams: Sequence[Arrivals], asked: float | None = None) -> int | None:
+    """Mbit/s of what arrived, from when the warm-up is over to when the first stream ended. 0 when nothing came; None when
+    what came did so all at once, and so has no rate. Pure.
 
     ``asked`` is when the sender was told to begin. A receiver that came late finds its buffers full and empties them faster
     than any wire: so not much more is claimed than came since then on the whole.
@@ -60,14 +63,17 @@ def rate_mbps(streams: Sequence[Arrivals], asked: float | None = None) -> int:
     times = [(at, count) for arrivals in used for at, count in arrivals if at <= ended]
     since = begun + WARM * (ended - begun)
     # What arrives at the very first moment was under way before it.
-    since = next((at for at, _ in sorted(times) if at >= since), begun)
+    since = next((at for at, count in sorted(times) if count and at >= since), since)
     counted = sum(count for at, count in times if at > since)
-    if ended <= since or not counted:
+    if ended - since < SHORTEST_SECONDS:
+        return None if any(count for _, count in times) else 0
+    if not counted:
         return 0
     rate = counted / (ended - since)
     if asked is not None and ended > asked:
         rate = min(rate, AT_ONCE * sum(count for _, count in times) / (ended - asked))
-    return round(rate * 8 / 1e6)
+    # A rate that is not none is not shown as none.
+    return max(1, round(rate * 8 / 1e6))
 
 
 @dataclass(frozen=True)
@@ -179,15 +185,18 @@ class Streams:
         sent = await asyncio.gather(*(in_thread(lambda s=sock: _send(s, share, until)) for sock in socks))  # type: ignore[misc]
         return sum(sent)
 
-    async def receive(self, purpose: bytes, most: int, seconds: float) -> tuple[int, int]:
+    async def receive(self, purpose: bytes, most: int, seconds: float) -> tuple[int | None, int]:
         """Takes in until every stream has ended, but no more than so many bytes and so much time; Mbit/s and bytes. What comes
-        after that is refused by closing."""
+        after that is refused by closing. Mbit/s are None when all those bytes came at once, 0 when nothing or too little did.
+        """
         socks = self._open[purpose]
         asked = time.monotonic()
         until, share = asked + seconds, most // len(socks)
         streams = await asyncio.gather(*(in_thread(lambda s=sock: _receive(s, share, until)) for sock in socks))  # type: ignore[misc]
         self.close(purpose)
-        return rate_mbps(streams, asked), sum(count for arrivals in streams for _, count in arrivals)
+        arrived, rate = sum(count for arrivals in streams for _, count in arrivals), rate_mbps(streams, asked)
+        # All that may come came at once: that is no fault. Less is, since the streams ended early.
+        return (0 if rate is None and arrived < share * len(streams) else rate), arrived
 
 
 def _echo(sock: socket.socket, seconds: float) -> list[float]:

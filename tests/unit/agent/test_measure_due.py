@@ -407,14 +407,32 @@ def test_a_rate_is_timed_without_start_and_burst() -> None:
     assert rate_mbps([steady, steady]) == 1600
     # A receiver that slept for 9 of 10 seconds has 800 Mbit in its buffers, not a wire of 800 Mbit/s.
     assert rate_mbps([steady], asked=-9.0) == 132
-    assert rate_mbps([]) == rate_mbps([[]]) == rate_mbps([[(1.0, 5)]]) == 0
+    assert rate_mbps([]) == rate_mbps([[]]) == rate_mbps([[(1.0, 0)]]) == 0
     # What the others move after the first has ended does not count.
     assert rate_mbps([steady, [*steady, *((1.0 + 0.01 * step, 9_000_000) for step in range(1, 50))]]) == 1600
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "rate"),
+    [
+        ([(1.0, 5)], None),
+        # A buffer that is emptied: 8 GB/s, as if a wire had brought them.
+        ([(1.0 + step / 8000, 2**20) for step in range(8)], None),
+        ([(1.0, 2**20), (1.0, 2**20)], None),
+        # Something at first, and then nothing for as long as was listened.
+        ([(1.0, 2**16), (2.0, 0)], 0),
+        # Little, but by a wire that carries no more.
+        ([(1.0 + step / 10, 1448) for step in range(11)], 1),
+    ],
+)
+def test_what_arrives_at_once_has_no_rate(arrivals: list[tuple[float, int]], rate: int | None) -> None:
+    assert rate_mbps([arrivals]) == rate
+
+
 @given(st.lists(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**7)), max_size=20).map(sorted), max_size=4))
-def test_a_rate_is_never_negative_nor_a_fault(streams: list[list[tuple[float, int]]]) -> None:
-    assert rate_mbps(streams) >= 0
+def test_a_rate_is_never_negative_nor_endless_nor_a_fault(streams: list[list[tuple[float, int]]]) -> None:
+    rate = rate_mbps(streams)
+    assert rate is None or 0 <= rate <= max(1, sum(count for each in streams for _, count in each) * 8 / 1e6 / 0.001)
 
 
 def test_round_trips() -> None:

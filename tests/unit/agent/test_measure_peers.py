@@ -42,7 +42,8 @@ LINK = "cable-1"
 SMALL = 2**20
 FEW = 2**17
 QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enabled": False}, "spreadSeconds": 0}
-SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 4 * SMALL, "streams": 2}
+# Over a cable enough for a rate; fewer bytes may arrive at once, and then have none.
+SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 64 * SMALL, "streams": 2}
 
 
 def settings(**more: object) -> Settings:
@@ -142,6 +143,26 @@ async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path
         assert a.prober.desk.peer is None and b.prober.desk.peer is None
 
 
+async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
+    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with a link so fast that its bytes are gone in no time.
+    monkeypatch.setattr(streams, "SHORTEST_SECONDS", 3600.0)
+    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        async with running(a, b):
+            await until(lambda: a.prober.ledger.results and b.prober.ledger.results)
+        for mac in (a, b):
+            (found,) = mac.prober.ledger.results.values()
+            assert found.figures.rtt_microseconds and found.figures.sent_mbps is found.figures.received_mbps is None
+            (told,) = mac.prober.ledger.measurements(LINK)
+            assert "throughputMbps" not in told.dump() and told.rtt_microseconds
+            assert not mac.prober.ledger.troubles and mac.prober.verdict.reason == "Fresh"
+            text = mac.metrics.text().decode()
+            assert "link_rtt_seconds{" in text and "bytes_per_second{" not in text
+
+
 async def test_a_peer_that_a_group_has_says_so_and_is_asked_again(tmp_path: Path, until: Until) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
@@ -224,7 +245,7 @@ async def test_while_one_measures_by_hand_his_agent_is_in_no_other_probe(tmp_pat
 
 
 async def test_what_is_measured_by_hand_is_found_and_the_mac_given_back(tmp_path: Path, until: Until) -> None:
-    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "cableBytes": 128 * SMALL})) as (a, b):
+    async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         b.sees(a)
         lender, prober = by_hand(a)
@@ -411,8 +432,7 @@ async def test_a_hostile_answer_is_a_failure_within_its_limit(
 
 async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
     """A peer that moves bytes rightly and then claims an absurd throughput, or more bytes than were agreed on."""
-    # A few bytes may arrive all at once, and then have no rate.
-    many = 128 * SMALL
+    many = SOCKETS["cableBytes"]
 
     async def lies(ws: web.WebSocketResponse) -> None:
         ask = json.loads((await ws.receive()).data)
@@ -429,11 +449,36 @@ async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
         finally:
             opened.close()
 
-    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "cableBytes": many, "bytes": many})) as (a, b):
+    async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         async with hostile(b, lies), asyncio.timeout(30):
             with pytest.raises(talk.Broken, match="cannot be read"):
                 await a.prober.once(a.probe(b))
+
+
+async def test_a_stream_that_ends_early_is_a_failure(tmp_path: Path) -> None:
+    async def ends(ws: web.WebSocketResponse) -> None:
+        ask = json.loads((await ws.receive()).data)
+        gate = Gate("127.0.7.2", "127.0.7.1")
+        await ws.send_json({"bytes": ask["bytes"], "seconds": 60, "port": gate.port, "token": gate.token.hex()})
+        opened = await gate.admit(ask["streams"], 5)
+        try:
+            await opened.answer_echoes(5)
+            await ws.receive()
+            await ws.send_json({"next": "ready"})
+            await opened.receive(UP, ask["bytes"], 60)
+            await ws.send_json({"mbps": 1000})
+            await ws.receive()
+            await opened.send(DOWN, 2, 60)
+        finally:
+            opened.close()
+
+    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
+        a.sees(b)
+        async with hostile(b, ends), asyncio.timeout(30):
+            with pytest.raises(talk.Broken, match="too little arrived here"):
+                await a.prober.once(a.probe(b))
+        assert not a.prober.running
 
 
 async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
