@@ -224,7 +224,7 @@ def _kind(interface: network_parser.Interface, port: str | None, addresses: Sequ
             return InterfaceKind.THUNDERBOLT
         if "bridge" in port.lower():
             return InterfaceKind.BRIDGE
-        if re.match(r"^(wi-?fi|airport)", port, re.IGNORECASE):
+        if re.match(r"^(wi-?fi|wlan|airport)", port, re.IGNORECASE):
             return InterfaceKind.WIFI
         if re.search(r"ethernet|\blan\b", port, re.IGNORECASE):
             return InterfaceKind.ETHERNET
@@ -319,11 +319,14 @@ def _contradictions(facts: Facts) -> list[str]:
     found = []
     shown = {interface.name: interface for interface in facts.interfaces or ()}
     ifconfig = " ".join(network_parser.IFCONFIG_COMMAND)
-    for number, name in sorted(port_interfaces(facts).items()) if facts.interfaces is not None else ():
-        if name not in shown:
-            found.append(f"`{ifconfig}` does not show {name}, which is Thunderbolt {number}")
-        elif shown[name].active is None:
-            found.append(f"`{ifconfig}` does not show the status of {name}, which is Thunderbolt {number}")
+    if facts.interfaces is not None:
+        last = facts.interfaces[-1].name if facts.interfaces else None
+        thunderbolt = set(port_interfaces(facts).values())
+        for name, port in sorted(_expected(facts).items(), key=lambda pair: pair[1]):
+            if name not in shown:
+                found.append(f"`{ifconfig}` does not show {name}, which is {port}")
+            elif shown[name].active is None and (name in thunderbolt or name == last):
+                found.append(f"`{ifconfig}` does not show the status of {name}, which is {port}")
     if facts.rdma_devices is not None and facts.rdma_info is not None:
         listed, described = set(facts.rdma_devices), {info.name: info for info in facts.rdma_info}
         devinfo = " ".join(rdma_parser.DEVINFO_COMMAND)
@@ -332,11 +335,37 @@ def _contradictions(facts: Facts) -> list[str]:
                 found.append(f"`{devinfo}` does not describe {name}")
             elif described[name].state is None:
                 found.append(f"`{devinfo}` does not say the state of {name}")
+            elif (address := _without_gid(described[name], facts)) is not None:
+                interface = name.removeprefix("rdma_")
+                found.append(f"`{devinfo}` lists no GID of {address} for {name}, though `{ifconfig}` shows it on {interface}")
         found += [
             f"`{' '.join(rdma_parser.DEVICES_COMMAND)}` does not list {name}, which `{devinfo}` describes"
             for name in sorted(set(described) - listed)
         ]
     return found
+
+
+def _expected(facts: Facts) -> dict[str, str]:
+    """The interfaces that `ifconfig -a` has to show, and their hardware ports: all Thunderbolt ports, and what is both a port
+    of this Mac now and has a service that is switched on. (An adapter that was pulled out keeps its service, a bridge that was
+    destroyed stays a port: one command alone does not prove that there is such an interface.)"""
+    served = {service.device for service in facts.services or () if service.enabled}
+    thunderbolt = set(port_interfaces(facts).values())
+    return {
+        name: port
+        for name, port in (facts.hardware_ports or {}).items()
+        if name in thunderbolt or (name in served and re.match(r"^(en|bridge)\d+$", name))
+    }
+
+
+def _without_gid(device: rdma_parser.DeviceInfo, facts: Facts) -> str | None:
+    """The IPv4 address of an Active device's interface when none of its GIDs is mapped from one: each command says
+    something else, so a list of GIDs that broke off is not taken for a port without an address."""
+    if device.gid is not None or _STATES.get(device.state or "") is not RDMADeviceState.ACTIVE:
+        return None
+    name = device.name.removeprefix("rdma_")
+    addresses = (a.address for i in facts.interfaces or () if i.name == name and i.up for a in i.addresses)
+    return next((address for address in addresses if ":" not in address), None)
 
 
 def is_virtual(facts: Facts) -> bool:
@@ -387,12 +416,14 @@ def _rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[st
     if members:
         return Verdict(False, "BridgeMember", _unbridge({str(name): bridged[str(name)] for name in members}, facts))
     interface = active[0].interface or active[0].name
-    return Verdict(
-        False,
-        "NoIPv4Address",
-        f"{', '.join(device.name for device in active)}: Active without an IPv4-mapped GID: give the port an IPv4 address, "
-        f"such as `sudo ifconfig {interface} inet 10.0.0.1/30`",
-    )
+    lacks = f"{', '.join(device.name for device in active)}: Active without an IPv4-mapped GID"
+    info = {device.name: device for device in facts.rdma_info or ()}
+    address = _without_gid(info[active[0].name], facts) if active[0].name in info else None
+    if address is not None:
+        mend = f"run `ibv_devinfo -v` here; if it says the same, set it anew: `sudo ifconfig {interface} inet {address}`"
+        return Verdict(False, "NoIPv4Address", f"{lacks}, though `ifconfig -a` shows {address} on {interface}: {mend}")
+    mend = f"give the port an IPv4 address, such as `sudo ifconfig {interface} inet 10.0.0.1/30`"
+    return Verdict(False, "NoIPv4Address", f"{lacks}: {mend}")
 
 
 def _bridge_free(facts: Facts, bridged: Mapping[str, str]) -> Verdict:
@@ -402,14 +433,17 @@ def _bridge_free(facts: Facts, bridged: Mapping[str, str]) -> Verdict:
             return Verdict(None, "CommandFailed", f"{failure}; run it on this Mac to see why")
     if facts.interfaces is None or facts.hardware_ports is None:
         return Verdict(None, "NotObserved", "bridges have not been looked at yet")
-    for interface in facts.interfaces:
-        if interface.active is None and re.match(r"^bridge\d+$", interface.name):
-            return Verdict(None, "CommandFailed", f"`ifconfig -a` does not show all of {interface.name}: run it on this Mac")
     thunderbolt = set(port_interfaces(facts).values())
     members = {name: bridge for name, bridge in bridged.items() if name in thunderbolt}
-    if not members:
-        return Verdict(True, "NoMembers", "no Thunderbolt port is a member of a bridge")
-    return Verdict(False, "BridgeMember", _unbridge(members, facts))
+    if members:
+        return Verdict(False, "BridgeMember", _unbridge(members, facts))
+    # What is not wholly there may have members.
+    bridges = {i.name: i.active for i in facts.interfaces if re.match(r"^bridge\d+$", i.name)}
+    for name in sorted({name for name in _expected(facts) if name.startswith("bridge")} | set(bridges)):
+        if bridges.get(name) is None:
+            lacks = f"all of {name}" if name in bridges else name
+            return Verdict(None, "CommandFailed", f"`ifconfig -a` does not show {lacks}: run it on this Mac")
+    return Verdict(True, "NoMembers", "no Thunderbolt port is a member of a bridge")
 
 
 def _unbridge(members: Mapping[str, str], facts: Facts) -> str:
@@ -423,9 +457,13 @@ def _unbridge(members: Mapping[str, str], facts: Facts) -> str:
         + "`"
         for bridge, names in by_bridge.items()
     )
-    service = next((s for s in facts.services or () if s.enabled and s.device in by_bridge), None)
-    if service:
-        said += f", and `networksetup -setnetworkserviceenabled '{service.name}' off` so that it stays so"
+    services = [service for service in facts.services or () if service.device in by_bridge]
+    for service in services:
+        if service.enabled:
+            said += f", and `networksetup -setnetworkserviceenabled '{service.name}' off` so that it stays so"
+    if facts.services is not None and not services:
+        order = " ".join(network_parser.SERVICE_ORDER_COMMAND)
+        said += f" (`{order}` lists no service of {', '.join(sorted(by_bridge))} to switch off so that it stays so)"
     return said
 
 
@@ -494,11 +532,15 @@ def cables(
         if link.metadata.name in found or link.metadata.deletion_timestamp is not None:
             continue
         own = next((end for end in (link.spec.a, link.spec.b) if end.node == node), None)
-        seen = any(endpoint.node != node and endpoint.sees_peer for endpoint in link.status.endpoints)
         hidden = ports.get(own.port) if own else None
-        if seen and hidden is not None and hidden.connected and link_name(link.spec) == link.metadata.name:
+        if seen_by(node, link) and hidden is not None and hidden.connected and link_name(link.spec) == link.metadata.name:
             found[link.metadata.name] = Cable(link.spec, _endpoint(node, status, hidden, None, hidden.receptacle in flapping))
     return tuple(found[name] for name in sorted(found))
+
+
+def seen_by(node: str, link: ThunderboltLink) -> str | None:
+    """The Mac at the other end when it says that it sees ``node`` through that cable."""
+    return next((endpoint.node for endpoint in link.status.endpoints if endpoint.node != node and endpoint.sees_peer), None)
 
 
 def _endpoint(

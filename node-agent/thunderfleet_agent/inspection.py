@@ -251,8 +251,13 @@ def port_reasons(port: ThunderboltPort, status: NodeProfileStatus) -> list[str]:
     elif device.state is not RDMADeviceState.ACTIVE:
         found.append(f"{device.name} is {device.state.value}: the other end's RDMA must be on, over a Thunderbolt 5 cable")
     elif device.gid is None and not (interface and interface.bridge):
+        address = next((a.address for a in (interface.addresses if interface else ()) if ":" not in a.address), None)
         mend = f"`sudo ifconfig {port.interface} inet 10.0.0.1/30`, and 10.0.0.2/30 at the other end"
-        found.append(f"{device.name} has no IPv4-mapped GID, because {port.interface} has no IPv4 address: {mend}")
+        why = f"because {port.interface} has no IPv4 address"
+        if address is not None:
+            mend = f"see what `ibv_devinfo -v` says, else set it anew: `sudo ifconfig {port.interface} inet {address}`"
+            why = f"though {port.interface} has {address}"
+        found.append(f"{device.name} has no IPv4-mapped GID, {why}: {mend}")
     for peer in port.peers:
         slow = peer.speed_mbps or port.speed_mbps
         if slow and generation(slow) != "TB5":

@@ -146,6 +146,9 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: fro
             text = f"{node} does not report its end: is the cable in its port {_port(link, node)}, and its agent running?"
             return False, "EndMissing", f"{text} {_agent(node)}"
     statuses = {node: profiles[node].status if node in profiles else None for node in ends}
+    if not speed:
+        mend = "run `system_profiler SPThunderboltDataType` on both and see what it says of these ports"
+        return False, "SpeedUnknown", f"neither {' nor '.join(_ends(link))} says a speed of the cable that can be read: {mend}"
     if speed <= THUNDERBOLT4_MBPS:
         hubs = sorted({hub for end in ends.values() for hub in end.through})
         cause = f"take {', '.join(hubs)} out of the way, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
@@ -176,6 +179,11 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: fro
         device_ = next((d for d in (status.rdma.devices if status and status.rdma else ()) if d.name == end.rdma_device), None)
         if device_ is None or not device_.gid:
             mend = f"on {node} give {end.interface} an address, such as `sudo ifconfig {end.interface} inet 10.0.0.1/30`"
+            if end.address and ":" not in end.address:
+                again = (
+                    f"`sudo ifconfig {end.interface} inet {end.address}` sets it anew, if `ibv_devinfo -v` says so there too"
+                )
+                mend = f"{end.interface} has {end.address}: {again}"
             return False, "NoIPv4Address", f"{end.rdma_device} of {node} has no IPv4-mapped GID: {mend}"
     return True, "Usable", "both ends are ready for RDMA"
 

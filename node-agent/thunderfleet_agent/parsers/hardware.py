@@ -18,7 +18,7 @@ SYSCTL_COMMAND = ("sysctl", "iogpu.wired_limit_mb", *REQUIRED_VARIABLES)
 SW_VERS_COMMAND = ("sw_vers",)
 
 _UNITS = {"T": 2**40, "G": 2**30, "M": 2**20}
-_MEMORY = re.compile(r"^\s*(\d{1,6})\s*([TGM])[A-Za-z]{0,2}\s*$")
+_MEMORY = re.compile(r"^\s*(\d{1,6}(?:[.,]\d{1,2})?)\s*([TGM])[A-Za-z]{0,2}\s*$")
 _CORES = re.compile(r"^\s*(?:proc\s+)?(\d{1,4})\b")
 _LARGEST = 2**63 - 1
 
@@ -119,7 +119,7 @@ def whole_number(values: Mapping[str, str], name: str) -> int | None:
 
 def _memory(value: object) -> int | None:
     match = _MEMORY.match(value) if isinstance(value, str) else None
-    return int(match.group(1)) * _UNITS[match.group(2)] if match else None
+    return round(float(match.group(1).replace(",", ".")) * _UNITS[match.group(2)]) if match else None
 
 
 def _cores(value: object) -> int | None:

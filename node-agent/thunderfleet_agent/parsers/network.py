@@ -22,12 +22,12 @@ _STATUS = re.compile(r"^\s+status:\s*(\S+)")
 _INET = re.compile(r"^\s+inet6?\s+(\S+)(.*)$")
 _NETMASK = re.compile(r"\bnetmask\s+(\S+)")
 _PREFIX = re.compile(r"\bprefixlen\s+(\d{1,3})\b")
-# 1000baseT, 2500Base-T, 10Gbase-T
-_MEDIA = re.compile(r"\b(\d{1,5})(G?)base", re.IGNORECASE)
+# 1000baseT, 2500Base-T, 10Gbase-T, 2.5Gbase-T
+_MEDIA = re.compile(r"(?<![\d.])(\d{1,5}(?:\.\d)?)(G?)base", re.IGNORECASE)
 _SERVICE = re.compile(r"^\((\d+|\*)\)\s*(.+)$")
 _SERVICE_PORT = re.compile(r"^\(Hardware Port:\s*(.*?),\s*Device:\s*([^)]*)\)\s*$")
-# What `networksetup -listallhardwareports` ends with, whether there are VLANs or not.
-_PORTS_END = re.compile(r"^VLAN Configurations\s*$", re.MULTILINE)
+# What `networksetup -listallhardwareports` ends with, whether there are VLANs or not; the words may be another language's.
+_PORTS_END = re.compile(r"^(VLAN Configurations|={8,})\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ def parse_hardware_ports(text: str) -> Mapping[str, str]:
 
 
 def parse_service_order(text: str) -> tuple[Service, ...]:
-    """The services in order. Raises ParseError when the text is no such list, or breaks off in a line."""
+    """The services in order. Raises ParseError when the text is no such list, or breaks off in a line, Partial when it ends
+    behind a service's name. The list has no end of its own and no count: services that lack behind a whole one do not show
+    here (``derive`` asks for those of the bridges that it names)."""
     require_whole(" ".join(SERVICE_ORDER_COMMAND), text)
     services: list[Service] = []
     for line in text.splitlines():
@@ -110,11 +112,15 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
                 services.append(Service(name, service.group(1) != "*"))
     if not services and "network service" not in text:
         raise ParseError(" ".join(SERVICE_ORDER_COMMAND), f"lists no network service: {quote(text[:200]) or 'nothing'}")
+    if services and services[-1].hardware_port is None:
+        problem = f"ends behind the name of the service {services[-1].name}: there may be more than it lists"
+        raise Partial(" ".join(SERVICE_ORDER_COMMAND), problem, tuple(services[:-1]))
     return tuple(services)
 
 
 def parse_ifconfig(text: str) -> tuple[Interface, ...]:
-    """The interfaces in order, one of a name. Raises ParseError when the text shows none."""
+    """The interfaces in order, one of a name. Raises ParseError when the text shows none. It has no end of its own: whether all
+    hardware ports are there is for ``derive``, and that a tunnel lacks behind the last of them cannot be known."""
     found: dict[str, Interface] = {}
     current: Interface | None = None
     for line in text.splitlines():
@@ -151,7 +157,7 @@ def _with_line(interface: Interface, line: str) -> Interface:
 
 
 def _media_speed(media: re.Match[str]) -> int | None:
-    return int(media.group(1)) * (1000 if media.group(2) else 1) or None
+    return round(float(media.group(1)) * (1000 if media.group(2) else 1)) or None
 
 
 def _address(text: str, rest: str) -> InterfaceAddress | None:
@@ -162,8 +168,11 @@ def _address(text: str, rest: str) -> InterfaceAddress | None:
     except ValueError:
         return None
     length: int | None = None
+    written = text.partition("/")[2]
     if prefix := _PREFIX.search(rest):
         length = int(prefix.group(1))
+    elif written.isascii() and written.isdigit() and len(written) < 4:
+        length = int(written)
     elif mask := _NETMASK.search(rest):
         length = _mask_length(mask.group(1))
     if length is None or length > address.max_prefixlen:

@@ -18,7 +18,7 @@ NO_DEVICES = "No IB devices found"
 _HCA = re.compile(r"hca_id:\s*(\S{1,64})")
 _STATE = re.compile(r"\bstate:\s*(PORT_\w{1,32})")
 _GID = re.compile(r"GID\[\s*\d+\]:\s*(\S{1,64})")
-_DEVICE = re.compile(r"^\s*(\S{1,64})\s+([0-9a-fA-F]{16})\s*$")
+_DEVICE = re.compile(r"^\s*(\S{1,64})\s+((?:0x)?[0-9a-fA-F]{16}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})\s*$")
 _RULE = re.compile(r"^\s*-{6,}\s+-{16,}\s*$")
 # A device described as far as this is described whole; with -v there is more behind the first of them.
 _WHOLE = re.compile(r"\blink_layer:\s*\S|\bGID\[|\bactive_speed:")
@@ -37,9 +37,9 @@ class DeviceInfo:
 
 def parse_status(text: str) -> bool:
     """Whether RDMA is switched on. Raises ParseError for anything but ``enabled`` and ``disabled``."""
-    words = re.findall(r"[a-z]+", text.lower())
+    words = set(re.findall(r"[a-z]+", text.lower()))
     on, off = "enabled" in words, "disabled" in words
-    if on == off or "not" in words:
+    if on == off or not words.isdisjoint(("not", "no", "false")):
         raise ParseError(" ".join(STATUS_COMMAND), f"says neither enabled nor disabled: {quote(text[:200]) or 'nothing'}")
     return on
 
@@ -68,7 +68,8 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
     """The devices, one of a name; lines may be run together. Raises ParseError when the text neither describes one nor says
-    that there is none, or breaks off."""
+    that there is none, or breaks off. A list of GIDs has no end of its own (``gid_tbl_len`` is the room there is): one that
+    lacks at the end of the last device shows in ``derive``, where its interface has an address that is not among them."""
     if NO_DEVICES in text:
         return ()
     command = " ".join(DEVINFO_COMMAND)

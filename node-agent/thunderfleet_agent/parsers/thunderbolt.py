@@ -17,11 +17,12 @@ MAX_DEPTH = 32
 MAX_HUBS = 8
 MAX_PEERS = 8
 MAX_RECEPTACLE = 64
-# What prints "x1" or "x2" after the speed is older than Thunderbolt 5.
+# What prints "x1" or "x2" after a speed of one lane is older than Thunderbolt 5.
 OLD_SHAPE_LIMIT_MBPS = 40_000
 
 _FIGURE = r"(\d{1,4}(?:[.,]\d{1,3})?)"
-_SPEED = re.compile(rf"^\s*{_FIGURE}(?:\s*/\s*{_FIGURE})?\s*([GM])b(?:its?)?(?:/s|ps)(?:\s*x\s*(\d))?\s*$", re.IGNORECASE)
+_UNIT = r"([GM])b(?:its?)?(?:/s|ps)"
+_SPEED = re.compile(rf"^\s*{_FIGURE}(?:\s*{_UNIT})?(?:\s*/\s*{_FIGURE})?\s*{_UNIT}(?:\s*x\s*(\d))?\s*$", re.IGNORECASE)
 _RECEPTACLE = re.compile(r"^receptacle_(\w+)_tag$")
 _UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
 
@@ -82,7 +83,8 @@ def parse(text: str) -> Thunderbolt:
 
 
 def speed_mbps(value: object) -> int | None:
-    """A negotiated speed in Mbit/s: "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster way says which Thunderbolt it is).
+    """A negotiated speed in Mbit/s: "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster way says which Thunderbolt it is),
+    "20 Gb/s x2" (lanes) 40000.
 
     None for "Up to …", which is what an idle port could do, and for anything else."""
     if not isinstance(value, str) or value.strip().lower().startswith("up to"):
@@ -90,10 +92,11 @@ def speed_mbps(value: object) -> int | None:
     match = _SPEED.match(value)
     if not match:
         return None
-    figures = [float(figure.replace(",", ".")) for figure in match.group(1, 2) if figure]
-    speed = round(max(figures) * (1000 if match.group(3).upper() == "G" else 1))
-    if match.group(4):
-        return min(speed * int(match.group(4)), OLD_SHAPE_LIMIT_MBPS) or None
+    one, unit, other, last, lanes = match.groups()
+    ways = [(one, unit or last), *([(other, last)] if other else [])]
+    speed = max(round(float(figure.replace(",", ".")) * (1000 if of.upper() == "G" else 1)) for figure, of in ways)
+    if lanes and speed <= OLD_SHAPE_LIMIT_MBPS:
+        speed = min(speed * int(lanes), OLD_SHAPE_LIMIT_MBPS)
     return speed or None
 
 
@@ -142,6 +145,8 @@ def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
         speed = speed_mbps(tag.get("current_speed_key")) if connected else None
         peers: dict[str, Peer] = {}
         if index == 0:
+            # What is seen through a port is plugged into it, whatever its status is called.
+            connected = connected or any(isinstance(item, dict) and item for item in _children(bus))
             for peer in _peers(bus, speed, (), 0, problems):
                 if peer.domain_uuid.lower() != (uuid or "").lower():
                     peers.setdefault(peer.domain_uuid.lower(), peer)
@@ -149,7 +154,7 @@ def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
             receptacle=number,
             switch_uid=clean(bus.get("switch_uid_key"), 64),
             domain_uuid=uuid,
-            connected=connected or bool(peers),
+            connected=connected,
             speed_mbps=speed,
             peers=tuple(peers.values())[:MAX_PEERS],
         )
@@ -161,8 +166,7 @@ def _peers(
     """Depth first: what has a domain UUID is a computer, what has none is a hub, a display or a drive."""
     if depth > MAX_DEPTH:
         raise RecursionError
-    children = item.get("_items")
-    for child in children if isinstance(children, list) else []:
+    for child in _children(item):
         if not isinstance(child, dict):
             continue
         name = clean(child.get("_name"), 128) or clean(child.get("device_name_key"), 128)
@@ -174,6 +178,11 @@ def _peers(
             problems.append(f"{name or 'a computer'} is seen without a domain UUID that can be read")
         slower = speed if uuid else _slower(speed, _hub_speed(child))
         yield from _peers(child, slower, (*through, name or "unnamed hub"), depth + 1, problems)
+
+
+def _children(item: dict[str, Any]) -> list[Any]:
+    children = item.get("_items")
+    return children if isinstance(children, list) else [children]
 
 
 def _hub_speed(hub: dict[str, Any]) -> int | None:

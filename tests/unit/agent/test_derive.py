@@ -138,20 +138,34 @@ def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:
 
 def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
     """An answer that broke off between two lines looks whole by itself."""
-    without = tuple(i for i in observed(shapes).interfaces or () if i.name != "en3")
+
+    def shown(*less: str) -> tuple[network.Interface, ...]:
+        return tuple(i for i in observed(shapes).interfaces or () if i.name not in less)
+
+    without, cut = shown("en3"), network.Interface("en0", frozenset({"UP"}))
     half = (*without, network.Interface("en3", frozenset({"UP"})))
     for changes, says in (
         ({"interfaces": without}, "`ifconfig -a` does not show en3, which is Thunderbolt 2"),
         ({"interfaces": half}, "`ifconfig -a` does not show the status of en3"),
+        ({"interfaces": shown("en0")}, "`ifconfig -a` does not show en0, which is Ethernet"),
+        ({"interfaces": shown("bridge0")}, "`ifconfig -a` does not show bridge0, which is Thunderbolt Bridge"),
+        ({"interfaces": (*shown("en0"), cut)}, "`ifconfig -a` does not show the status of en0, which is Ethernet"),
         ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)}, "`ibv_devinfo -v` does not describe rdma_en3"),
+        (
+            {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"), rdma.DeviceInfo("rdma_en3", "PORT_DOWN"))},
+            "`ibv_devinfo -v` lists no GID of 10.0.1.1 for rdma_en2, though `ifconfig -a` shows it on en2",
+        ),
         ({"rdma_devices": ("rdma_en2",)}, "`ibv_devices` does not list rdma_en3, which `ibv_devinfo -v` describes"),
     ):
         complete = condition(profile(observed(shapes, **changes), NOW).status, "InventoryComplete")
         assert complete.status is ConditionStatus.FALSE and says in complete.message
-    bridge = network.Interface("bridge0", frozenset({"UP"}))
-    whole = tuple(i for i in observed(shapes).interfaces or () if i.name != "bridge0")
-    free = condition(profile(observed(shapes, interfaces=(*whole, bridge)), NOW).status, "BridgeFree")
-    assert free.status is ConditionStatus.UNKNOWN and "bridge0" in free.message
+    for bridge in ((), (network.Interface("bridge0", frozenset({"UP"})),)):
+        free = condition(profile(observed(shapes, interfaces=(*shown("bridge0"), *bridge)), NOW).status, "BridgeFree")
+        assert free.status is ConditionStatus.UNKNOWN and "bridge0" in free.message
+    # A bridge that was destroyed is still listed as a port; with its service off nothing says that it should be there.
+    off = tuple(replace(service, enabled=False) for service in observed(shapes).services or ())
+    status = profile(observed(shapes, services=off, interfaces=shown("bridge0")), NOW).status
+    assert {c.type for c in status.conditions if c.status is ConditionStatus.TRUE} >= {"InventoryComplete", "BridgeFree"}
 
 
 def test_a_virtual_machine_says_what_it_is(shapes: Any) -> None:
@@ -196,7 +210,18 @@ def test_nothing_observed_is_a_valid_profile() -> None:
             "`ibv_devices` exited",
         ),
         ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_DOWN"),)}, "False", "PortDown", "rdma_en2, rdma_en3"),
-        ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)}, "False", "NoIPv4Address", "sudo ifconfig en2 inet"),
+        (
+            {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)},
+            "False",
+            "NoIPv4Address",
+            "though `ifconfig -a` shows 10.0.1.1 on en2",
+        ),
+        (
+            {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),), "interfaces": ()},
+            "False",
+            "NoIPv4Address",
+            "sudo ifconfig en2 inet 10.0.0.1/30",
+        ),
     ],
 )
 def test_rdma_ready_says_why_not_and_what_mends_it(
@@ -218,6 +243,14 @@ def test_bridge_members_are_named_with_the_commands(shapes: Any) -> None:
     assert condition(status, "RDMAReady").reason == "BridgeMember"
     assert status.network is not None
     assert {i.name: i.bridge for i in status.network.interfaces if i.bridge} == {"en2": "bridge0", "en3": "bridge0"}
+
+
+def test_a_service_list_without_the_bridge_is_said_and_does_not_hide_its_members(shapes: Any) -> None:
+    few = network.parse_service_order(shapes.services.partition("(2)")[0])
+    status = profile(observed(shapes, services=few, interfaces=bridged(shapes, "en2")), NOW).status
+    message = condition(status, "BridgeFree").message
+    assert "deletem en2" in message and "`networksetup -listnetworkserviceorder` lists no service of bridge0" in message
+    assert condition(status, "InventoryComplete").status is ConditionStatus.TRUE
 
 
 def test_an_ethernet_port_in_a_bridge_is_nobodys_business(shapes: Any) -> None:

@@ -150,6 +150,9 @@ def test_drives_and_displays_are_no_peers(shapes: Any) -> None:
         ("20 Gb/s x2", 40_000),
         ("40 Gb/s x1", 40_000),
         ("40 Gb/s x2", 40_000),
+        ("80 Gb/s x1", 80_000),
+        ("40 Gb/s / 120 Gb/s", 120_000),
+        ("80 GBit/s", 80_000),
         ("2,5 Gb/s", 2_500),
         ("480 Mb/s", 480),
         ("Up to 120 Gb/s", None),
@@ -179,6 +182,16 @@ def test_no_thunderbolt_is_no_port_and_no_problem(sections: list[Any]) -> None:
     assert thunderbolt.parse(json.dumps({"SPThunderboltDataType": sections})) == thunderbolt.Thunderbolt()
 
 
+def test_what_is_seen_through_a_port_is_plugged_into_it_whatever_its_status_is_called(shapes: Any) -> None:
+    """And one item may stand without a list around it."""
+    dock = shapes.bus(1, domain=shapes.mine, items=[shapes.hub("dock")])
+    dock["receptacle_1_tag"]["receptacle_status_key"] = "receptacle_in_use"
+    mac = {**shapes.bus(2, domain=shapes.mine_too, speed="80 Gb/s"), "_items": shapes.peer(shapes.theirs)}
+    first, second = thunderbolt.parse(shapes.report(dock, mac)).ports
+    assert (first.connected, first.speed_mbps, first.peers) == (True, None, ())
+    assert [peer.domain_uuid for peer in second.peers] == [shapes.theirs]
+
+
 def test_what_cannot_be_used_costs_that_part_and_is_told(shapes: Any) -> None:
     lost = shapes.bus(2, domain=shapes.mine_too)
     del lost["receptacle_1_tag"]["receptacle_id_key"]
@@ -191,6 +204,8 @@ def test_hardware_and_system(shapes: Any) -> None:
     assert hardware.parse_hardware(shapes.hardware) == hardware.Hardware("Mac15,14", "Apple M3 Ultra", 28, 96 * 2**30)
     virtual = '{"SPHardwareDataType": [{"machine_model": "VirtualMac2,1", "number_processors": 2, "physical_memory": "4 GB"}]}'
     assert hardware.parse_hardware(virtual) == hardware.Hardware("VirtualMac2,1", None, 2, 4 * 2**30)
+    large = '{"SPHardwareDataType": [{"machine_model": "MacPro7,1", "physical_memory": "1.5 TB"}]}'
+    assert hardware.parse_hardware(large).memory_bytes == 3 * 2**39
     assert hardware.whole_number(hardware.parse_sysctl(shapes.sysctl), "hw.memsize") == 103079215104
     assert hardware.parse_sysctl(shapes.sysctl.replace(": ", " = ")) == hardware.parse_sysctl(shapes.sysctl)
     assert hardware.parse_sw_vers("ProductVersion: 26.3\nBuildVersion: 25D125\n") == hardware.System("26.3", "25D125")
@@ -216,6 +231,20 @@ def test_interfaces(shapes: Any) -> None:
     assert found["utun4"].up
 
 
+@pytest.mark.parametrize(
+    ("media", "mbps"),
+    [("1000baseT <full-duplex>", 1000), ("2500Base-T", 2500), ("2.5Gbase-T", 2500), ("10Gbase-T", 10_000), ("none", None)],
+)
+def test_media_say_the_speed(media: str, mbps: int | None) -> None:
+    (found,) = network.parse_ifconfig(f"en0: flags=8863<UP> mtu 1500\n\tmedia: autoselect ({media})\n\tstatus: active\n")
+    assert found.speed_mbps == mbps
+
+
+def test_an_address_may_bring_its_prefix_along() -> None:
+    (found,) = network.parse_ifconfig("en0: flags=8863<UP> mtu 1500\n\tinet 10.0.0.1/30 broadcast 10.0.0.3\n")
+    assert found.addresses == (network.InterfaceAddress("10.0.0.1", 30),)
+
+
 def test_bridge_members_however_the_line_after_them_is_laid_out() -> None:
     text = (
         "bridge0: flags=8863<UP,BROADCAST> mtu 1500\n...\n    member: en2 flags=3<LEARNING,DISCOVER>\n"
@@ -231,12 +260,13 @@ def test_rdma(shapes: Any) -> None:
     assert rdma.parse_status("RDMA is disabled.\n") is False
     assert rdma.parse_devices(shapes.devices) == ("rdma_en2", "rdma_en3")
     assert rdma.parse_devices(shapes.no_devices) == ()
+    assert rdma.parse_devices(shapes.no_devices + "    rdma_en5\t\tc03b:3b8f:e481:ac05\n") == ("rdma_en5",)
     assert rdma.parse_devinfo("No IB devices found\n") == ()
     assert rdma.parse_devinfo(shapes.devinfo_text) == (
         rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE", "::ffff:10.0.1.1"),
         rdma.DeviceInfo("rdma_en3", "PORT_DOWN", None),
     )
-    for text in ("", "segmentation fault", "enabled or disabled?"):
+    for text in ("", "segmentation fault", "enabled or disabled?", "RDMA enabled: no"):
         with pytest.raises(ParseError, match="rdma_ctl status"):
             rdma.parse_status(text)
 
@@ -284,6 +314,7 @@ def test_half_an_answer_is_never_taken_for_a_whole_one(name: str, shapes: Any) -
         ("sw_vers", "ProductVersion:\t26.3\n"),
         ("ports", "Device: en2\n\n"),
         ("ports", "Hardware Port: Thunderbolt 2\n"),
+        ("services", "(2) Thunderbolt Bridge\n"),
         ("devices", "node GUID\n"),
         ("devinfo", "hca_id:\trdma_en3\n"),
         ("devinfo", "state:\t\t\tPORT_DOWN (1)\n"),
@@ -308,6 +339,8 @@ def test_what_another_language_would_print_is_told_and_not_misread(shapes: Any) 
     assert caught.value.value == hardware.Hardware("Mac15,14", None, 28, None)
     with pytest.raises(Partial, match=r"hw\.memsize: 103\.079\.215\.104"):
         hardware.parse_sysctl(shapes.sysctl.replace("103079215104", "103.079.215.104"))
+    german = shapes.ports.replace("VLAN Configurations", "VLAN-Konfigurationen").replace("Wi-Fi", "WLAN")
+    assert network.parse_hardware_ports(german)["en1"] == "WLAN"
     with pytest.raises(ParseError, match="Port mat\u00e9riel"):
         network.parse_hardware_ports(shapes.ports.replace("Hardware Port", "Port mat\u00e9riel"))
     for text in ("activ\u00e9\n", "not enabled\n"):

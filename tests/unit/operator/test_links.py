@@ -58,6 +58,8 @@ def verdicts(made: Json) -> dict[str, tuple[str, str, str]]:
         (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "bridge0 deletem en2`"),
         (link(end("a", rdmaState="Down"), end("b")), {}, "PortDown", "`ibv_devinfo -v` on a"),
         (link(end("a"), end("b", rdmaDevice="rdma_en9")), {}, "NoIPv4Address", "`sudo ifconfig en2 inet"),
+        (link(end("a"), end("b", rdmaDevice="rdma_en9", address="10.0.0.2")), {}, "NoIPv4Address", "inet 10.0.0.2` sets it"),
+        (link(end("a", speedMbps=None), end("b", speedMbps=None)), {}, "SpeedUnknown", "system_profiler"),
         (link(end("a"), end("b")), {}, "Usable", "both ends"),
     ],
 )  # fmt: skip
