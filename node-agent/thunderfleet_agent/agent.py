@@ -25,7 +25,7 @@ from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_agent import identity
 from thunderfleet_agent.collect import Collector
 from thunderfleet_agent.damp import Damper
-from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, find_peer, profile, wanted_uuids
+from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, find_peer, profile, seen_by, wanted_uuids
 from thunderfleet_agent.explore import Explorer
 from thunderfleet_agent.facts import Facts
 from thunderfleet_agent.host import Host
@@ -106,6 +106,7 @@ class Loop:
         self._read_once = asyncio.Event()
         self._turned = time.monotonic()
         self._peers: dict[str, PeerPort] = {}
+        self._last_words: frozenset[str] = frozenset()
         self._looked: float | None = None
         self._look_after = FIRST_LOOK_SECONDS
         self._wanted: frozenset[str] = frozenset()
@@ -282,7 +283,8 @@ class Loop:
             self._looked = time.monotonic()
             # Peers that come up together find each other within seconds; a quiet fleet is asked once a minute.
             self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
-        ends = cables(self._settings.node, found.status, self._peers, self._publisher.links, self._damper.flapping)
+        links = [link for link in self._publisher.links if link.metadata.name not in self._last_words]
+        ends = cables(self._settings.node, found.status, self._peers, links, self._damper.flapping)
         written = await self._publisher.cables(ends, prober.ledger.measurements if prober else lambda link: ())
         if self.listen is not None:
             await self.listen(listen_addresses(found.status))
@@ -308,6 +310,14 @@ class Loop:
                 if self._explorer is not None:
                     self._explorer.neighbours(one for one in profiles if one.metadata.name == peer.node)
         self._peers = peers
+        # A cable that this Mac does not see is believed of a Mac that still speaks: one that was renamed has left the link of
+        # its old name behind.
+        seen = {cable.name for cable in cables(self._settings.node, found.status, peers)}
+        told = {link.metadata.name: seen_by(self._settings.node, link) for link in self._publisher.links}
+        silent = {
+            name: await self._publisher.is_ready(node) is False for name, node in told.items() if node and name not in seen
+        }
+        self._last_words = frozenset(name for name, is_silent in silent.items() if is_silent)
 
 
 def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:

@@ -139,9 +139,11 @@ class Publisher:
         """Another Mac's profile. Raises ApiError."""
         return _read(NodeProfile, await self.kube.get_or_none(f"{PROFILES}/{node}"))
 
-    async def is_ready(self, node: str) -> bool:
-        """Whether that Mac's kubelet renews its Node. Raises ApiError."""
-        found = await self.kube.get_or_none(f"/api/v1/nodes/{node}") or {}
+    async def is_ready(self, node: str) -> bool | None:
+        """Whether that Mac's kubelet renews its Node; None when there is no such Node. Raises ApiError."""
+        found = await self.kube.get_or_none(f"/api/v1/nodes/{node}")
+        if found is None:
+            return None
         conditions = (found.get("status") or {}).get("conditions") or []
         return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 

@@ -230,6 +230,31 @@ async def test_a_renamed_mac_is_found_under_its_new_name_while_the_old_node_is_s
     assert LINK not in kube.objects
 
 
+async def test_a_renamed_macs_old_link_is_left_when_its_old_node_falls_silent(
+    machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
+) -> None:
+    """What studio-2 said last (that it sees us) stands in the old link for ever: no end of ours stays beside it."""
+    neighbour(kube, shapes)
+    node = {"metadata": {"name": "studio-2"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    kube.objects["/api/v1/nodes/studio-2"] = node
+    async with running(kube, monkeypatch):
+        await until(lambda: endpoints(kube) == ["studio-1"])
+        theirs = {"node": "studio-2", "port": 3, "seesPeer": True}
+        kube._apply(f"{LINK}/status", "studio-2", {"status": {"endpoints": [theirs]}})
+        # Hidden by a display, the cable is there as long as the other end says so.
+        machine.tree(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[shapes.hub("Studio Display")])))
+        await until(lambda: [end.get("seesPeer") for end in kube.objects[LINK]["status"]["endpoints"]] == [False, True])
+        # Renamed: the old Node is not Ready any more, the new one is.
+        machine.tree(shapes.tree)
+        renamed = json.loads(json.dumps(kube.objects[f"{PROFILES}/studio-2"]))
+        renamed["metadata"]["name"] = "studio-9"
+        kube.objects[f"{PROFILES}/studio-9"] = renamed
+        kube.objects["/api/v1/nodes/studio-9"] = json.loads(json.dumps(node))
+        node["status"] = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
+        await until(lambda: f"{LINKS}/studio-1.tb1--studio-9.tb3" in kube.objects)
+        await until(lambda: endpoints(kube) == ["studio-2"])
+
+
 async def test_what_happens_while_the_api_server_is_away_is_not_lost(
     machine: Any, kube: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
