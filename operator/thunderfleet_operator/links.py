@@ -1,6 +1,6 @@
 """One round for one cable: its two ends summarised, and what a Node that is gone has left taken out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from thunderfleet_crds.common import API_VERSION, THUNDERBOLTLINK_KIND
@@ -32,7 +32,7 @@ class Links:
         if len(gone) == 2:
             await self._actor.delete(LINKS, None, name, link.metadata.uid)
             return None
-        for node in gone:
+        for node in (*gone, *self._renamed(link)):
             patch = linkstatus.removal(link, node)
             if patch:
                 await self._actor.patch_status(LINKS, name, patch)
@@ -60,3 +60,21 @@ class Links:
             if news := linkstatus.change(link, made):
                 await self._actor.tell(link, Occurrence(news[0], news[1], warning=news[2]))
         return left
+
+    def _renamed(self, link: ThunderboltLink) -> Iterator[str]:
+        """Ends whose Node is not Ready while another Ready Node has their very port: the Mac goes by another name now, and what
+        it said under the old one is of no cable."""
+        for end in link.status.endpoints:
+            machine, told = self._cache[NODES].items.get(end.node), self._cache[NODEPROFILES].items.get(end.node)
+            if machine is None or told is None or snapshot.is_ready(machine):
+                continue
+            switch = linkstatus.switch_of(self._parsed.get(NodeProfile, told), end.port)
+            if switch is None:
+                continue
+            for name, other in self._cache[NODEPROFILES].items.items():
+                node = self._cache[NODES].items.get(name)
+                if name != end.node and node is not None and snapshot.is_ready(node):
+                    profile = self._parsed.get(NodeProfile, other)
+                    if linkstatus.switch_of(profile, end.port) == switch:
+                        yield end.node
+                        break

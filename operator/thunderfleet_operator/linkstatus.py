@@ -253,6 +253,12 @@ def gone_ends(link: ThunderboltLink, nodes: frozenset[str]) -> tuple[str, ...]:
     return tuple(node for node in _ends(link) if node not in nodes)
 
 
+def switch_of(profile: NodeProfile | None, port: int) -> str | None:
+    """The UID of the switch behind a port, which stays with the hardware whatever the Mac is called."""
+    ports = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
+    return next((one.switch_uid for one in ports if one.receptacle == port), None)
+
+
 def removal(link: ThunderboltLink, node: str) -> list[Json]:
     """A JSON patch that takes the entry of ``node`` out, and nothing if somebody was faster."""
     for position, end in enumerate(link.status.endpoints):

@@ -466,6 +466,34 @@ async def test_links_are_summarised_and_cleared(world: Any) -> None:
     assert name not in world.cache[LINKS].items
 
 
+async def test_what_a_renamed_mac_said_under_its_old_name_goes_from_the_link(world: Any) -> None:
+    """The old Node is there until somebody deletes it; its port's switch is known to be of a Mac that is Ready."""
+    name = "studio-1.tb1--studio-2.tb1"
+
+    def port(node: str, switch: str) -> None:
+        told = {"ports": [{"receptacle": 1, "switchUID": switch}]}
+        world.change(NODEPROFILES, node, lambda item: item["status"].update({"thunderbolt": told}))
+
+    def ends() -> list[str]:
+        return [end["node"] for end in world.cache[LINKS].items[name]["status"]["endpoints"]]
+
+    for node, switch in (("studio-1", "0x01"), ("studio-2", "0x02")):
+        port(node, switch)
+    world.mac("renamed", "10.0.0.9", 64 * GIB, ready=False)
+    port("renamed", "0x02")
+
+    def ready(node: str, status: str) -> None:
+        world.change(NODES, node, lambda item: item["status"]["conditions"][0].update({"status": status}))
+
+    for node, status in (("studio-2", "Unknown"), ("renamed", "False")):
+        ready(node, status)
+        await world.links.round(name)
+        assert ends() == ["studio-1", "studio-2"], "a Mac that is off keeps its words"
+    ready("renamed", "True")
+    await world.links.round(name)
+    assert ends() == ["studio-1"]
+
+
 async def test_the_plan_is_what_the_runner_reads(world: Any) -> None:
     world.deploy(parallelism="Tensor", bootstrap={"attempts": 3}, benchmark={"every": "1h30m"})
     await world.round()
