@@ -18,7 +18,6 @@ from thunderfleet_crds.common import (
     Int64,
     Name,
     ObjectMeta,
-    Quantity,
     Reason,
     Time,
     Token,
@@ -125,7 +124,7 @@ class ThunderboltLinkStatus(ApiModel):
     speed: Word | None = Field(default=None, description="Negotiated speed for people, such as 80G (a column).")
     generation: Word | None = Field(default=None, description="TB5 above 40 Gb/s, else TB4 (a column).")
     rdma: Reason | None = Field(default=None, description="The reason of the condition RDMAUsable (a column).")
-    gbps: Quantity | None = Field(default=None, description="Measured throughput of the worse way in Gbit/s (a column).")
+    gbps: Word | None = Field(default=None, description="Measured throughput in Gbit/s from a to b / from b to a (a column).")
     rtt: Word | None = Field(default=None, description="Measured round trip for people, such as 36us (a column).")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),

@@ -53,12 +53,23 @@ def _speaking(link: ThunderboltLink, ready: frozenset[str]) -> dict[str, Endpoin
 
 
 def _best(link: ThunderboltLink) -> tuple[MeasurementTransport, int] | None:
-    """The worse way of the transport that carries most, in Mbit/s."""
+    """The transport that carries most by its worse way, and that way's Mbit/s."""
     rates: dict[MeasurementTransport, int] = {}
     for one in link.status.measurements:
         if one.throughput_mbps:
             rates[one.transport] = min(one.throughput_mbps, rates.get(one.transport, one.throughput_mbps))
     return max(rates.items(), key=lambda rate: rate[1], default=None)
+
+
+def _each_way(link: ThunderboltLink, transport: MeasurementTransport) -> str:
+    """Gbit/s from a to b and from b to a, for people: ``38.4/9.1``. A way that has no rate is a dash."""
+    rates = {one.from_: one.throughput_mbps for one in link.status.measurements if one.transport is transport}
+    # Two digits that mean something, so that a slow way is not shown as none.
+    said = [
+        quantity(rate / 1000, 1 if rate >= 1000 else 2 if rate >= 100 else 3) if rate else "-"
+        for rate in map(rates.get, _ends(link))
+    ]
+    return "/".join(said)
 
 
 def _degraded(link: ThunderboltLink, speed: int) -> str | None:
@@ -206,7 +217,7 @@ def summary(
         status |= {"speed": f"{speed // 1000}G", "generation": generation(speed)}
     best = _best(link)
     if best is not None:
-        status["gbps"] = quantity(best[1] / 1000)
+        status["gbps"] = _each_way(link, best[0])
     trips: dict[MeasurementTransport, int] = {}
     for one in link.status.measurements:
         if one.rtt_microseconds:

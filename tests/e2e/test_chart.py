@@ -341,7 +341,7 @@ async def test_the_summary_is_the_operators(agents: Agents, link: Json) -> None:
             write(agents[A], path, link_body(conditions=[condition("RDMAUsable", "Usable")]), manager=manager),
             "conditions of a link",
         )
-    for column, value in {"speed": "80G", "generation": "TB4", "rdma": "Usable", "gbps": "70", "rtt": "9us"}.items():
+    for column, value in {"speed": "80G", "generation": "TB4", "rdma": "Usable", "gbps": "70.0/41.0", "rtt": "9us"}.items():
         await refused(write(agents[A], path, link_body(**{column: value})), "summary of a link")
 
 
