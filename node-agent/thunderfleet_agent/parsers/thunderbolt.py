@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,7 @@ def parse(text: str) -> Thunderbolt:
     """Reads the report. A machine without Thunderbolt has no ports. Raises ParseError when there is no report at all."""
     ports: dict[int, Port] = {}
     problems: list[str] = []
-    sections = report(NAME, text, "SPThunderboltDataType")
-    for section in sections:
+    for section in _buses(report(NAME, text, "SPThunderboltDataType")):
         if not section.get("_name") and not _receptacles(section):
             # A virtual machine's `{"Thunderbolt": "no_hardware"}`.
             continue
@@ -80,6 +79,18 @@ def parse(text: str) -> Thunderbolt:
             else:
                 ports[port.receptacle] = port
     return Thunderbolt(tuple(ports[number] for number in sorted(ports)), tuple(problems))
+
+
+def _buses(sections: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The buses, also where a section without receptacles of its own lists them as its items."""
+    for section in sections:
+        inner = [item for item in _children(section) if isinstance(item, dict) and _is_bus(item)]
+        yield from inner if inner and not _receptacles(section) else (section,)
+
+
+def _is_bus(item: dict[str, Any]) -> bool:
+    """Only a Mac's own ports are numbered; those of docks are not."""
+    return any(_number(tag.get("receptacle_id_key")) is not None for tag in _receptacles(item).values())
 
 
 def speed_mbps(value: object) -> int | None:
@@ -182,12 +193,12 @@ def _peers(
 
 def _children(item: dict[str, Any]) -> list[Any]:
     children = item.get("_items")
-    return children if isinstance(children, list) else [children]
+    return children if isinstance(children, list) else [children] if children else []
 
 
 def _hub_speed(hub: dict[str, Any]) -> int | None:
-    """The slower of a hub's uplink and its fastest downlink in use. Which downlink leads to the peer is not said; that last hop
-    is the other Mac's own port, which its own profile tells."""
+    """The slower of a hub's uplink and its fastest downlink in use. Which downlink leads to the peer is not said, so they count
+    only where every one of them is told; that last hop is the other Mac's own port, which its own profile tells."""
     tags = _receptacles(hub)
     up = [speed_mbps(tag.get("current_speed_key")) for key, tag in tags.items() if key.startswith("upstream")]
     down = [
@@ -195,8 +206,9 @@ def _hub_speed(hub: dict[str, Any]) -> int | None:
         for key, tag in tags.items()
         if not key.startswith("upstream") and _connected(tag)
     ]
-    fastest = max((speed for speed in down if speed), default=None)
-    return _slower(next(iter(up), None), fastest)
+    told = [speed for speed in down if speed]
+    whole = len(told) == len(down) >= len(_children(hub))
+    return _slower(next(iter(up), None), max(told) if told and whole else None)
 
 
 def _slower(one: int | None, other: int | None) -> int | None:

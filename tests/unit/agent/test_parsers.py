@@ -127,6 +127,22 @@ def test_a_slow_hub_slows_the_way_to_the_peer_and_not_the_port(shapes: Any) -> N
     assert port.peers[0].speed_mbps == 40_000
 
 
+def test_a_slow_drive_beside_the_peer_does_not_slow_the_way_to_it(shapes: Any) -> None:
+    """The downlink to the peer is not among those that the dock tells of, or its speed cannot be read."""
+    dock = shapes.hub("dock", shapes.peer(shapes.theirs), shapes.hub("drive", up="10 Gb/s"), down="10 Gb/s")
+    unread = shapes.hub("dock", shapes.peer(shapes.theirs), down="10 Gb/s")
+    unread["receptacle_3_tag"] |= {"current_speed_key": "schnell", "receptacle_status_key": "receptacle_connected"}
+    for item in (dock, unread):
+        (port,) = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[item]))).ports
+        assert [peer.speed_mbps for peer in port.peers] == [80_000]
+
+
+def test_buses_one_level_deeper_are_the_same_buses(shapes: Any) -> None:
+    whole = json.loads(shapes.tree)["SPThunderboltDataType"]
+    wrapped = shapes.report({"_name": "thunderbolt", "_items": whole})
+    assert thunderbolt.parse(wrapped) == thunderbolt.parse(shapes.tree)
+
+
 def test_several_peers_on_one_bus(shapes: Any) -> None:
     other = "59C97EA5-69DF-4209-82D8-4B84C2A41FDF"
     items = [shapes.hub("dock", shapes.peer(shapes.theirs), shapes.peer(other))]
