@@ -30,6 +30,7 @@ MOST = 2
 POLL_SECONDS = 0.1
 SHORT_SECONDS = 2
 # The audit log is watched for so long, quiet and flapping; a flapping cable changes so often.
+QUIET_SECONDS = 120.0
 WATCH_SECONDS = 30.0
 FLAP_SECONDS = 2.5
 HOUR_LIMIT_SECONDS = 300
@@ -68,14 +69,36 @@ def pulled(line: Line, repeats: int, say: Callable[[str], None], seconds: int) -
     ]
 
 
-def _asked(line: Line, seconds: float, during: Callable[[], None]) -> tuple[float, float]:
-    """Requests and writes a minute and Mac that the agents made meanwhile."""
-    log, offset = line.cluster.logs / "audit.log", 0
-    offset = audit.read_from(log, offset)[1]
+def _everybody_is_reached(line: Line) -> bool:
+    """Whether every Mac says that it reaches every other one, and its neighbours over each cable: a plug that was just put back
+    is news until then."""
+    profiles = json.loads(line.cluster.kubectl("get", "np", "-o", "json").stdout)["items"]
+    links = json.loads(line.cluster.kubectl("get", "tbl", "-o", "json").stdout)["items"]
+    agents = {p["metadata"]["name"]: p["status"]["agent"]["address"] for p in profiles}
+    wanted = {(name, other, agents[other]) for name in agents for other in agents if name != other}
+    for link in links:
+        ends = link["status"]["endpoints"]
+        wanted |= {(one["node"], other["node"], other["address"]) for one in ends for other in ends if one is not other}
+    found = {
+        (p["metadata"]["name"], fact["node"], fact["address"])
+        for p in profiles
+        for fact in p["status"].get("reachability", [])
+        if fact["state"] == "Reachable"
+    }
+    return wanted <= found
+
+
+def _asked(line: Line, say: Callable[[str], None], during: Callable[[], None]) -> tuple[float, float]:
+    """Requests and writes a minute and Mac that the agents made meanwhile. The writes of all programs are told."""
+    log = line.cluster.logs / "audit.log"
+    offset = audit.read_from(log, 0)[1]
     began = time.monotonic()
     during()
     took = time.monotonic() - began
-    events = [event for event in audit.read_from(log, offset)[0] if event.get("user", {}).get("username") == AGENT]
+    everybody = audit.read_from(log, offset)[0]
+    for what, count in sorted(audit.writes(everybody).items()):
+        say(f"  {count} x {what}")
+    events = [event for event in everybody if event.get("user", {}).get("username") == AGENT]
     requests = Counter(event.get("stage") for event in events)["ResponseComplete"]
     per = 60 / took / MACS
     return requests * per, sum(audit.writes(events).values()) * per
@@ -91,11 +114,12 @@ def asked(line: Line, say: Callable[[str], None]) -> list[Figure]:
                 line.cluster.cable(action, CABLE)
                 time.sleep(FLAP_SECONDS)
 
-    quiet = _asked(line, WATCH_SECONDS, partial(time.sleep, WATCH_SECONDS))
-    flapping = _asked(line, WATCH_SECONDS, flap)
+    line.wait(partial(_everybody_is_reached, line), "every agent reaches every other over LAN and cables", 1.0)
+    quiet = _asked(line, say, partial(time.sleep, QUIET_SECONDS))
+    flapping = _asked(line, say, flap)
     say(f"a minute and Mac: quiet {quiet[0]:.1f} requests, flapping {flapping[0]:.1f}")
-    over = f"a minute and Mac, from the audit log over {WATCH_SECONDS:.0f} s"
-    often = f"a cable pulled and plugged every {2 * FLAP_SECONDS:g} s, seen every {SHORT_SECONDS} s; {over}"
+    over = f"a minute and Mac, from the audit log over {QUIET_SECONDS:.0f} s"
+    often = f"over {WATCH_SECONDS:.0f} s a cable pulled and plugged every {2 * FLAP_SECONDS:g} s, seen every {SHORT_SECONDS} s"
     return [
         Figure("agent-requests-quiet", "/min", (quiet[0],), note=over),
         Figure("agent-writes-quiet", "/min", (quiet[1],), bound=Bound("<=", 0.0), note=over),
