@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -466,6 +467,33 @@ def test_a_warm_up_ends_when_the_rate_is_steady_or_at_its_limit() -> None:
     found = best(uneven, clock, 5.0, best_of=2)
     assert not found.steady and found.rate == pytest.approx(2.0)
     assert is_steady([1, 9, *[10] * 9, 9.9]) and not is_steady([10] * 9) and not is_steady([*[10] * 9, 9])
+
+
+@pytest.mark.parametrize(
+    ("noise", "bursts", "least", "most"),
+    [(0.002, 0.0, 0, 2), (0.05, 0.0, 10, 10.2), (0.002, 0.3, 0, 10.2)],
+    ids=["calm", "noisy", "shared"],
+)
+def test_under_noise_a_run_ends_in_time_and_two_of_them_agree(noise: float, bursts: float, least: float, most: float) -> None:
+    """What else a machine does can only slow a run down: a little each, or some of them twofold."""
+
+    def one(seed: int) -> tuple[float, float]:
+        chance, now = random.Random(seed), 0.0
+
+        def work() -> float:
+            nonlocal now
+            slower = 1 + noise * abs(chance.gauss(0, 1)) + (chance.random() < bursts)
+            now += 0.04 * slower
+            return 1.0
+
+        found = best(work, lambda: now, 5.0, until=10.0)
+        assert found.steady or now >= 10
+        return found.rate, now
+
+    runs = [one(seed) for seed in range(20)]
+    assert max(rate for rate, _ in runs) / min(rate for rate, _ in runs) - 1 <= 0.05
+    # Steady, it is over long before its limit; else it uses the time that there is, and no more.
+    assert all(least <= seconds < most for _, seconds in runs)
 
 
 def test_results_hold_their_key() -> None:

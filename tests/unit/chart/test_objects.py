@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_agent import cli as agent_cli
+from thunderfleet_agent.measure.settings import Settings, parse
 from thunderfleet_crds.common import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.app import KEY_SECRET
@@ -111,6 +112,20 @@ def test_the_programs_take_the_command_lines(render: Render, values: tuple[str, 
     assert told.model_folder == [Path("/Users/Shared/models")]
     container = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]["containers"][0]
     assert [port["containerPort"] for port in container["ports"]] == [told.listen_port, told.metrics_port]
+    assert parse(told.measure) == Settings()
+
+
+def test_what_is_measured_is_the_chart_s_to_say(render: Render) -> None:
+    said = {
+        **{"enabled": "false", "spreadSeconds": 5, "bytesPerMinute": 2**21, "gpu.enabled": "false", "memory.everySeconds": 60},
+        **{"sockets.bytes": 2**20, "sockets.cableBytes": 2**36, "sockets.streams": 2, "rdma.transport": "Ring"},
+    }
+    values = [word for name, value in said.items() for word in ("--set", f"agent.measure.{name}={value}")]
+    _, *words = command_line(find(render(*values), "DaemonSet", "thunderfleet-agent"))
+    found = parse(agent_cli._parser().parse_args(words).measure)
+    assert (found.enabled, found.spread_seconds, found.bytes_per_minute) == (False, 5, 2**21)
+    assert (found.gpu.enabled, found.memory.every_seconds, found.rdma.transport) == (False, 60, "Ring")
+    assert (found.sockets.bytes, found.sockets.cable_bytes, found.sockets.streams) == (2**20, 2**36, 2)
 
 
 def test_pods_use_the_host_network_and_declare_their_ports(render: Render) -> None:
