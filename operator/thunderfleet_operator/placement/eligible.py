@@ -27,7 +27,7 @@ def untolerated(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> T
 def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
     """The request's model on this Mac's disk: at most one folder by path, maybe several by repository."""
     if request.path is not None:
-        return tuple(model for model in mac.models if model.path == request.path)
+        return tuple([model for model in mac.models if model.path == request.path])
     return tuple(
         model
         for model in mac.models
@@ -40,8 +40,9 @@ def _model_lack(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
     if not found:
         return f"does not have {request.model} on its disk: put it into a model folder there, as on the other Macs"
-    if any(model.complete and model.sized for model in found):
-        return None
+    for model in found:
+        if model.complete and model.sized:
+            return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
         return f"has {broken.path} incomplete: {broken.problem or 'files are missing'}"
@@ -58,10 +59,10 @@ def lack(mac: Mac, request: Request) -> str | None:
         return f"is cordoned (kubectl uncordon {mac.name})"
     if mac.quarantine:
         return f"is quarantined until it is rebooted: {mac.quarantine}"
-    missing = sorted(f"{key}={value}" for key, value in request.selector.items() if mac.labels.get(key) != value)
+    missing = [f"{key}={value}" for key, value in request.selector.items() if mac.labels.get(key) != value]
     if missing:
-        return f"does not have the label {missing[0]} that nodes.selector asks for"
-    taint = untolerated(mac.taints, request.tolerations)
+        return f"does not have the label {min(missing)} that nodes.selector asks for"
+    taint = untolerated(mac.taints, request.tolerations) if mac.taints else None
     if taint is not None:
         value = f"={taint.value}" if taint.value else ""
         return f"has the taint {taint.key}{value}:{taint.effect}, which nodes.tolerations does not tolerate"

@@ -57,7 +57,8 @@ class Fitting:
     """Macs that cannot be rank 0, whoever can dial them."""
     unreached: list[tuple[str, ...]] = field(default_factory=list)
     """Sets that had room, but no rank 0 that everybody can dial."""
-    _heads: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    _heads: dict[tuple[str, ...], dict[str, dict[str, str]]] = field(default_factory=dict)
+    """By Macs, in the order of positions: who can be rank 0, and where the others dial it."""
     _tried: set[tuple[str, ...]] = field(default_factory=set)
     """Sets of which every order has been looked at."""
 
@@ -66,14 +67,17 @@ class Fitting:
         if len(members) == 1:
             return list(members)
         at = {area.macs[i].name: i for i in sorted(members)}
-        key = tuple(at)
-        if key not in self._heads:
-            self._heads[key] = [
-                leader.name for leader in leaders(self.fleet, [area.macs[i] for i in at.values()], self.transport)
-            ]
-            if not self._heads[key]:
-                self.unreached.append(tuple(sorted(at)))
-        return [at[name] for name in self._heads[key] if name not in self.no_heads]
+        return [at[name] for name in self._leaders(area, tuple(at.values())) if name not in self.no_heads]
+
+    def _leaders(self, area: Area, places: tuple[int, ...]) -> dict[str, dict[str, str]]:
+        macs = members_of(area, places)
+        key = tuple([mac.name for mac in macs])
+        found = self._heads.get(key)
+        if found is None:
+            self._heads[key] = found = leaders(self.fleet, macs, self.transport)
+            if not found:
+                self.unreached.append(tuple(sorted(key)))
+        return found
 
     def stands(self, area: Area, order: tuple[int, ...]) -> Found | None:
         """These Macs in this very order, if they take the group so."""
@@ -124,7 +128,9 @@ class Fitting:
         """``shared``: Macs and cables."""
         hops = hops_over(area, self.transport, order)
         key = area.key(order, shared, min((hop.speed_mbps for hop in hops), default=0))
-        return Found(key, area.tie(order), area, order, hops)
+        places = tuple(sorted(order))
+        dialled = self._leaders(area, places)[area.macs[order[0]].name] if len(order) > 1 else {}
+        return Found(key, area.tie(places), area, order, places, hops, dialled)
 
     def _best_order(self, area: Area, members: tuple[int, ...], shared: int) -> tuple[int, tuple[int, ...]] | None:
         """Of all orders of these Macs the best in which every rank has room, with what it shares.

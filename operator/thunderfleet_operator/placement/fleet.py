@@ -63,9 +63,6 @@ class ModelFacts:
     prefill_bytes_per_token: int = 0
     """What each token of context adds to it."""
 
-    def tensor_size(self, world_size: int) -> TensorFacts | None:
-        return next((size for size in self.tensor if size.world_size == world_size), None)
-
 
 class Kind(IntEnum):
     """What an interface is; the numbers only tell kinds apart."""
@@ -206,11 +203,13 @@ class Fleet:
     def __init__(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = ()) -> None:
         self.macs: Mapping[str, Mac] = {mac.name: mac for mac in macs}
         self.cables: Mapping[str, Cable] = {cable.name: cable for cable in cables}
-        links: dict[str, tuple[Cable, ...]] = {}
+        links: dict[str, list[Cable]] = {}
         for cable in self.cables.values():
-            for node in {cable.a.node, cable.b.node}:
-                links[node] = (*links.get(node, ()), cable)
-        self._links: Mapping[str, tuple[Cable, ...]] = links
+            one, other = cable.a.node, cable.b.node
+            links.setdefault(one, []).append(cable)
+            if other != one:
+                links.setdefault(other, []).append(cable)
+        self._links: Mapping[str, tuple[Cable, ...]] = {node: tuple(cables) for node, cables in links.items()}
 
     def links(self, node: str) -> tuple[Cable, ...]:
         """The cables that end at a Mac, in no order."""
@@ -228,8 +227,8 @@ class Fleet:
             island = [start]
             for node in island:
                 for cable in self._links.get(node, ()):
-                    peer = cable.other(node)
-                    if cable.connected and peer not in seen and peer in self.macs:
+                    peer = cable.b.node if cable.a.node == node else cable.a.node
+                    if peer not in seen and cable.connected and peer in self.macs:
                         seen.add(peer)
                         island.append(peer)
             found.append(tuple(island))
@@ -237,11 +236,11 @@ class Fleet:
 
     @cached_property
     def _dialled_by(self) -> Mapping[str, tuple[str, ...]]:
-        found: dict[str, tuple[str, ...]] = {}
+        found: dict[str, list[str]] = {}
         for mac in self.macs.values():
             for node in dict.fromkeys(mac.dials.nodes) if mac.dials is not None else ():
-                found[node] = (*found.get(node, ()), mac.name)
-        return found
+                found.setdefault(node, []).append(mac.name)
+        return {node: tuple(names) for node, names in found.items()}
 
     def dialled_by(self, node: str) -> tuple[str, ...]:
         """Who has reached a Mac, at any address."""

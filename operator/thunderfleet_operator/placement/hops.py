@@ -7,7 +7,7 @@ ring's port can run code there; they may open the connection from either end, so
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from thunderfleet_operator.placement.amounts import gbits
 from thunderfleet_operator.placement.fleet import AddressKind, Cable, Fleet, Kind, Mac
@@ -26,8 +26,7 @@ RELAY_COST = "a plain Python relay: 36 → 302 µs, 6.0 → 4.1 Gbit/s"
 UNKNOWN = AddressKind(Kind.OTHER, private=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(NamedTuple):
     """One way from a Mac to another."""
 
     speed_mbps: int
@@ -51,14 +50,6 @@ Hops = Mapping[str, Hop]
 def address_rank(kind: AddressKind, order: tuple[Kind, ...]) -> tuple[int, bool]:
     """Less is better: the interface first, then private addresses before all others."""
     return order.index(kind.kind), not kind.private
-
-
-def best_address(options: Iterable[tuple[str, AddressKind]], order: tuple[Kind, ...]) -> str | None:
-    """Of addresses that have been reached."""
-    known = list(options)
-    if len(known) < 2:
-        return known[0][0] if known else None
-    return min((address_rank(kind, order), address) for address, kind in known)[1]
 
 
 def rdma_measured(cable: Cable) -> int:
@@ -93,28 +84,24 @@ def ring_lack(cable: Cable) -> str | None:
     return None
 
 
-def best_cable(cables: Iterable[Cable], lack: Callable[[Cable], str | None], measured: Callable[[Cable], int]) -> Cable | None:
-    """The one cable that a pair uses in both directions: one that nobody else uses, the fastest (as measured, else as
-    negotiated), by name."""
-    usable = [cable for cable in cables if lack(cable) is None]
-    if len(usable) < 2:
-        return usable[0] if usable else None
-    return min(usable, key=lambda cable: (cable.in_use, -(measured(cable) or cable.speed_mbps), cable.name))
-
-
 def _by_cable(fleet: Fleet, node: str, lack: Callable[[Cable], str | None], measured: Callable[[Cable], int]) -> dict[str, Hop]:
-    by_peer: dict[str, list[Cable]] = {}
-    for cable in fleet.links(node):
-        peer = cable.other(node)
-        if peer != node:
-            by_peer.setdefault(peer, []).append(cable)
+    """By the one cable that a pair uses in both directions: one that nobody else uses, the fastest (as measured, else as
+    negotiated), by name."""
     found: dict[str, Hop] = {}
-    for peer, cables in by_peer.items():
-        best = best_cable(cables, lack, measured)
-        if best is not None:
-            speed = measured(best)
-            found[peer] = Hop(speed or best.speed_mbps, int(best.in_use), best, best.end(peer).address, measured=speed > 0)
+    for cable in fleet.links(node):
+        near, far = (cable.a, cable.b) if cable.a.node == node else (cable.b, cable.a)
+        peer = far.node
+        if peer == near.node or lack(cable) is not None:
+            continue
+        speed = measured(cable)
+        hop = Hop(speed or cable.speed_mbps, int(cable.in_use), cable, far.address, False, False, speed > 0)
+        if peer not in found or _cable_order(hop) < _cable_order(found[peer]):
+            found[peer] = hop
     return found
+
+
+def _cable_order(hop: Hop) -> tuple[int, int, str]:
+    return hop.shared, -hop.speed_mbps, hop.cable.name if hop.cable is not None else ""
 
 
 def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
@@ -124,8 +111,6 @@ def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
 
 _Way = tuple[tuple[int, bool], int, str, bool]
 """Over a LAN, less is better: what the address is, its speed (negative), the address, whether the speed was measured."""
-Ways = dict[tuple[str, str, int], tuple[_Way, Hop] | None]
-"""By Mac, address and measured speed: the same for everybody who has dialled it; None for a cable's address."""
 
 
 def _way(peer: Mac, address: str, measured: int) -> _Way | None:
@@ -142,26 +127,39 @@ def _lan(peer: Mac | None, address: str, measured: int, bare: bool) -> tuple[_Wa
     return way, Hop(-way[1] if bare else min(-way[1], RELAY_MBPS), 0, None, address, not bare, False, way[3])
 
 
+class Ways(dict[tuple[str, str, int], tuple[_Way, Hop] | None]):
+    """By Mac, address and measured speed, as they are asked for: the same for everybody who has dialled it; None for a cable's
+    address."""
+
+    def __init__(self, fleet: Fleet, bare: bool) -> None:
+        super().__init__()
+        self._macs = fleet.macs
+        self._bare = bare
+
+    def __missing__(self, entry: tuple[str, str, int]) -> tuple[_Way, Hop] | None:
+        node, address, measured = entry
+        self[entry] = made = _lan(self._macs.get(node), address, measured, self._bare)
+        return made
+
+
 def ring_hops(fleet: Fleet, node: str, lan: bool, bare: bool = False, known: Ways | None = None) -> dict[str, Hop]:
     """``lan``: also what was dialled over other interfaces, from either end; relayed, or where this end can dial, ``bare``.
-    ``known``: ways of this fleet that were found before; added to."""
+    ``known``: ways of this fleet that were found before, as ``bare`` as these."""
     found = _by_cable(fleet, node, ring_lack, ring_measured)
     if not lan:
         return found
-    mac, macs, ways = fleet.macs[node], fleet.macs, {} if known is None else known
+    mac, macs, ways = fleet.macs[node], fleet.macs, Ways(fleet, bare) if known is None else known
     best: dict[str, tuple[_Way, Hop]] = {}
+    cabled = {*found, node}
     for entry in mac.dials.ways if mac.dials is not None else ():
         peer = entry[0]
-        if peer in found or peer == node:
-            continue
-        if entry not in ways:
-            ways[entry] = _lan(macs.get(peer), entry[1], entry[2], bare)
-        made = ways[entry]
-        if made is not None and (peer not in best or made[0] < best[peer][0]):
-            best[peer] = made
-    for peer, (_, hop) in best.items():
-        found[peer] = hop
-    for peer in fleet.dialled_by(node):
+        if peer not in cabled:
+            made, past = ways[entry], best.get(peer)
+            if made is not None and (past is None or made[0] < past[0]):
+                best[peer] = made
+    found.update([(peer, hop) for peer, (_, hop) in best.items()])
+    # Whoever has dialled everybody needs no ways back.
+    for peer in fleet.dialled_by(node) if len(best) + 1 < len(macs) else ():
         if peer not in found and peer != node and (back := lan_hop(macs[peer], mac)) is not None:
             speed = min(back.speed_mbps, RELAY_MBPS)
             found[peer] = Hop(speed, 0, None, back.address, relay=True, backwards=True, measured=back.measured)
@@ -179,7 +177,7 @@ def lan_hop(mac: Mac, peer: Mac) -> Hop | None:
 def hops_of(fleet: Fleet, transport: Transport, lan: bool, bare: bool) -> Callable[[str], dict[str, Hop]]:
     """The hops of a transport, Mac by Mac. What is a hop from one end is one from the other."""
     if transport is Transport.RING:
-        known: Ways = {}
+        known = Ways(fleet, bare)
         return lambda node: ring_hops(fleet, node, lan, bare, known)
     return lambda node: rdma_hops(fleet, node)
 

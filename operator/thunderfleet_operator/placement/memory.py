@@ -112,16 +112,18 @@ class Needs:
         caches = [kv_bytes(layer, memory) for layer in model.kv[:layers]] + [0] * max(0, layers - len(model.kv))
         self._costs = list(map(add, model.layer_bytes, caches))
         self._sums = [0, *accumulate(self._costs)]
+        self._smallest, self._largest = min(self._costs, default=0), max(self._costs, default=0)
         self._fixed = model.shared_bytes + prefill_bytes(model, memory)
         """Of a rank of a pipeline, beside its layers."""
         self._percent = 100 + memory.headroom_percent
+        self._sizes = {entry.world_size: entry for entry in reversed(model.tensor)}
         self._tensor: dict[int, tuple[int, ...]] = {}
         self._bounds: dict[tuple[Split, int], Bounds | str] = {}
 
     def tensor(self, size: int) -> tuple[int, ...]:
         """Bytes by rank, of one Mac or of tensor parallelism; empty when mlx-lm cannot split the model so."""
         if size not in self._tensor:
-            entry = self.model.tensor_size(size)
+            entry = self._sizes.get(size)
             weights = entry.bytes_per_rank if entry is not None and not entry.refusal else ()
             cache = sum(kv_bytes(layer, self.memory, size) for layer in self.model.kv) if weights else 0
             more = cache + prefill_bytes(self.model, self.memory)
@@ -146,8 +148,8 @@ class Needs:
             return f"mlx-lm cannot make a pipeline of it: {model.pipeline_refusal or 'its layers are not known'}"
         if len(costs) < size:
             return f"the model has {len(costs)} layers, fewer than {size} ranks"
-        total, small = self._sums[-1], min(costs)
-        even = 0 < small == max(costs)
+        total, small = self._sums[-1], self._smallest
+        even = 0 < small == self._largest
         unit = small if even else 1
         # Headroom is rounded up rank by rank, so the sum of any division is no less than this.
         together = (total + size * self._fixed) * self._percent // 100
@@ -158,7 +160,7 @@ class Needs:
     def _tensor_bounds(self, size: int) -> Bounds | str:
         needs = self.tensor(size)
         if not needs:
-            entry = self.model.tensor_size(size)
+            entry = self._sizes.get(size)
             why = entry.refusal if entry is not None and entry.refusal else "its dry run did not try that size"
             return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is not known: {why}"
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))

@@ -6,7 +6,7 @@ it is the search's work (``search``), whether and how a set takes it that of ``f
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from thunderfleet_operator.placement.eligible import lack, wanted_model
 from thunderfleet_operator.placement.fitting import RDMA, Fitting, members_of
@@ -14,7 +14,6 @@ from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
 from thunderfleet_operator.placement.hops import MESH_RANKS, RELAY_COST, RELAY_MBPS, hops_of, rdma_lack
 from thunderfleet_operator.placement.memory import Bounds, Division, Needs
 from thunderfleet_operator.placement.nearmiss import explain
-from thunderfleet_operator.placement.ranks import publishes, reach
 from thunderfleet_operator.placement.request import Placement, RankPlacement, Relay, Request, RunnerUp, Unplaceable
 from thunderfleet_operator.placement.score import LAN_RING, RANKING, Score
 from thunderfleet_operator.placement.search import Area, Found, Shortlist, Stage, Work
@@ -100,7 +99,7 @@ def areas(fleet: Fleet, universe: Universe, transport: Transport, lan: bool, req
     if lan and all(mac.dials is None for mac in macs.values()):
         return []
     hops = hops_of(fleet, transport, lan, bare)
-    joined = (tuple(macs),) if lan else fleet.islands
+    joined = (tuple(macs),) if lan else [island for island in fleet.islands if len(island) > 1]
     found = []
     for island in joined:
         able = (macs[name] for name in island if name in macs and name not in left_out)
@@ -169,8 +168,9 @@ class Search:
     def candidates(self, count: int) -> Iterator[Candidate]:
         """The best of all, then what comes after it, up to ``count`` a stage."""
         for transport, lan in stages(self.request):
+            splits = allowed_splits(transport, self.request)
             for size in self.sizes(transport, lan):
-                for preference, split in enumerate(allowed_splits(transport, self.request)):
+                for preference, split in enumerate(splits):
                     yield from sorted(self._stage(transport, lan, size, split, preference, count), key=_candidate_order)
 
     def _stage(
@@ -180,12 +180,13 @@ class Search:
             need = universe.needs.bounds(split, size)
             if isinstance(need, str):
                 continue
+            able = [area for area in self.areas(position, transport, lan) if area.may_hold(size, need)]
+            if not able:
+                continue
             given = max(1, self.work.left // STAGE_SHARE)
             work = Work(given if self.work.left > 0 else 0)
             fitting = self._fitting(universe, transport, split, size, need, count, work)
-            for area in self.areas(position, transport, lan):
-                if not area.may_hold(size, need):
-                    continue
+            for area in able:
                 stage = Stage(area, size, need, fitting.shortlist, work, fitting.evaluate)
                 if transport is Transport.NONE:
                     stage.singles()
@@ -248,19 +249,18 @@ class Search:
                 return self._fitting(universe, transport, split, size, need, 1, self.work).stands(area, order)
         return None
 
-    def placement(self, candidate: Candidate, why: str) -> Placement:
+    def placement(self, candidate: Candidate, kept: bool, runners_up: tuple[RunnerUp, ...]) -> Placement:
         """With ranks, addresses and devices."""
         found, transport = candidate.found, candidate.transport
         area, order = found.area, found.order
         macs = members_of(area, order)
         size = len(macs)
-        facts = publishes(macs)
         divided = candidate.universe.needs.divide(candidate.split, [mac.free_bytes for mac in macs])
         if divided is None:
             raise AssertionError(f"the search took {[mac.name for mac in macs]} for Macs with room")
         ranks = []
+        devices = self._devices(candidate) if transport in RDMA else [()] * size
         for rank, mac in enumerate(macs):
-            way = reach(self.fleet, mac, macs[0], facts, transport) if rank else None
             hop = area.hops(order[rank - 1])[order[rank]] if transport is Transport.RING else None
             ranks.append(
                 RankPlacement(
@@ -271,11 +271,12 @@ class Search:
                     layers=divided.layers[rank] if divided.layers else None,
                     ring_address=hop.address if hop is not None and not hop.relay else None,
                     relay=Relay(hop.address or "", hop.backwards) if hop is not None and hop.relay else None,
-                    devices=tuple(self._device(candidate, rank, other) for other in range(size)) if transport in RDMA else (),
-                    coordinator=way.address if way is not None else None,
+                    devices=devices[rank],
+                    coordinator=found.dialled[mac.name] if rank else None,
                 )
             )
         speed = f"slowest hop {candidate.score.speed}" if size > 1 else ""
+        why = "kept where it was" if kept else _because(candidate)
         reason = "; ".join(part for part in (why, _kind(candidate, self.request), _layers(divided), speed) if part)
         return Placement(
             model_path=candidate.universe.model.path,
@@ -286,18 +287,23 @@ class Search:
             speeds=tuple((hop.speed_mbps, hop.measured) for hop in found.hops),
             reason=reason,
             score=candidate.score,
+            runners_up=runners_up,
+            kept=kept,
             proven=not self.work.cut,
         )
 
-    def _device(self, candidate: Candidate, rank: int, other: int) -> str | None:
-        """The device of ``rank`` that faces ``other``."""
-        area, order = candidate.found.area, candidate.found.order
+    def _devices(self, candidate: Candidate) -> list[tuple[str | None, ...]]:
+        """By rank, the device of each rank that faces each."""
+        order = candidate.found.order
         size = len(order)
-        neighbours = (rank - other) % size in (1, size - 1)
-        if rank == other or (candidate.transport is Transport.JACCL_RING and not neighbours):
-            return None
-        cable = area.hops(order[rank])[order[other]].cable
-        return cable.end(area.macs[order[rank]].name).device if cable is not None else None
+        found: list[list[str | None]] = [[None] * size for _ in order]
+        rank_of = {mac.name: rank for rank, mac in enumerate(members_of(candidate.found.area, order))}
+        for hop in candidate.found.hops:
+            if hop.cable is not None:
+                a, b = hop.cable.a, hop.cable.b
+                one, other = rank_of[a.node], rank_of[b.node]
+                found[one][other], found[other][one] = a.device, b.device
+        return [tuple(row) for row in found]
 
 
 def _candidate_order(candidate: Candidate) -> tuple[object, ...]:
@@ -374,7 +380,6 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, work_limit: int
             break
     if winner is None:
         return explain(search)
-    placement = search.placement(winner, "kept where it was" if kept is not None else _because(winner))
     told = tuple(
         RunnerUp(
             tuple(area_macs.name for area_macs in members_of(loser.found.area, loser.found.order)),
@@ -384,7 +389,7 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, work_limit: int
         )
         for loser in losers
     )
-    return replace(placement, kept=kept is not None, runners_up=told)
+    return search.placement(winner, kept is not None, told)
 
 
 def _because(winner: Candidate) -> str:

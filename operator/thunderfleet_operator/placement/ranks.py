@@ -6,92 +6,63 @@ there are no such facts to go by, and a Mac is taken to be reachable at its Node
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
-from thunderfleet_operator.placement.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank, best_address
+from thunderfleet_operator.placement.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank
 from thunderfleet_operator.placement.words import Transport
 
 CABLE = AddressKind(Kind.THUNDERBOLT)
+Options = Mapping[str, tuple[int, bool]]
+"""What addresses are, the less the better."""
+Way = tuple[tuple[int, bool], str, bool]
+"""How one Mac is to dial another: what the address is, the address, and whether that Mac has reached it there itself."""
 
 
-class Reached(NamedTuple):
-    """How one Mac reaches another: the address, and whether it has seen that itself."""
-
-    address: str
-    itself: bool
-    rank: tuple[int, bool]
-
-
-def _order(transport: Transport) -> tuple[Kind, ...]:
-    return RING_ORDER if transport is Transport.RING else SIDE_ORDER
-
-
-def _options(fleet: Fleet, one: Mac, others: Mapping[str, Mac]) -> dict[str, dict[str, AddressKind]]:
+def _options(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind, ...]) -> Mapping[str, Options]:
     """Addresses at which ``one`` reaches each of the others: those at the other end of a cable, and those dialled."""
-    found: dict[str, dict[str, AddressKind]] = {name: {} for name in others}
-    for cable in fleet.links(one.name):
-        if (peer := cable.other(one.name)) in others and cable.connected:
-            here, there = cable.end(one.name).address, cable.end(peer).address
-            if here and there:
-                found[peer][there] = CABLE
+    found: dict[str, dict[str, tuple[int, bool]]] = {name: {} for name in others}
+    name, by_cable = one.name, address_rank(CABLE, order)
+    for cable in fleet.links(name):
+        here, there = (cable.a, cable.b) if cable.a.node == name else (cable.b, cable.a)
+        if there.node in found and cable.connected and here.address and there.address:
+            found[there.node][there.address] = by_cable
     if one.dials is not None:
         for node, address in zip(one.dials.nodes, one.dials.addresses, strict=True):
-            if node in others:
-                found[node][address] = others[node].kinds.get(address, UNKNOWN)
+            if node in found:
+                found[node][address] = address_rank(others[node].kinds.get(address, UNKNOWN), order)
     return found
 
 
-def _reach(
-    fleet: Fleet, other: Mac, options: Mapping[str, AddressKind], facts: bool, order: tuple[Kind, ...]
-) -> Reached | None:
-    """How ``other`` is to be dialled by a Mac that reaches it at ``options``."""
-    if len(options) == 1 and facts:
-        ((only, kind),) = options.items()
-        return Reached(only, True, address_rank(kind, order))
+def _reach(fleet: Fleet, other: Mac, options: Options, facts: bool, order: tuple[Kind, ...]) -> Way | None:
+    """How ``other`` is to be dialled by a Mac that reaches it at ``options``; None when nobody has reached it. ``facts``:
+    whether any agent concerned publishes what it has dialled."""
+    if facts and len(options) == 1:
+        ((only, rank),) = options.items()
+        return rank, only, True
     itself = bool(options)
-    if not options and facts:
-        options = {address: other.kinds.get(address, UNKNOWN) for address in fleet.reached(other.name)}
     if not facts and other.address:
         # No facts at all: the Node's address, which the kubelet was reached at.
-        return Reached(other.address, itself, address_rank(other.kinds.get(other.address, UNKNOWN), order))
-    address = best_address(options.items(), order)
-    return Reached(address, itself, address_rank(options[address], order)) if address is not None else None
+        return address_rank(other.kinds.get(other.address, UNKNOWN), order), other.address, itself
+    if not itself and facts:
+        options = {at: address_rank(other.kinds.get(at, UNKNOWN), order) for at in fleet.reached(other.name)}
+    best = min([(rank, address) for address, rank in options.items()], default=None)
+    return (*best, itself) if best is not None else None
 
 
-def reach(fleet: Fleet, one: Mac, other: Mac, facts: bool, transport: Transport) -> Reached | None:
-    """How ``one`` is to dial ``other``; None when nobody has reached it. ``facts``: whether any agent concerned publishes
-    what it has dialled."""
-    return _reach(fleet, other, _options(fleet, one, {other.name: other})[other.name], facts, _order(transport))
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """A possible rank 0: ``coordinators`` by the name of each other Mac."""
-
-    name: str
-    coordinators: dict[str, str]
-
-
-def publishes(macs: Sequence[Mac]) -> bool:
-    return any(mac.dials is not None for mac in macs)
-
-
-def leaders(fleet: Fleet, macs: Sequence[Mac], transport: Transport) -> list[Leader]:
-    """Those of these Macs that can be rank 0, the best first; empty when nobody can be reached by all others yet."""
-    facts = publishes(macs)
-    order = _order(transport)
+def leaders(fleet: Fleet, macs: Sequence[Mac], transport: Transport) -> dict[str, dict[str, str]]:
+    """Those of these Macs that can be rank 0, the best first: by name, at which address each other one is to dial it. Empty
+    when nobody can be reached by all others yet."""
+    facts = any([mac.dials is not None for mac in macs])
+    order = RING_ORDER if transport is Transport.RING else SIDE_ORDER
     known_as = {mac.name: mac for mac in macs}
-    options = {mac.name: _options(fleet, mac, known_as) for mac in macs}
-    ranked: list[tuple[tuple[object, ...], Leader]] = []
+    options = [(mac.name, _options(fleet, mac, known_as, order)) for mac in macs]
+    ranked = []
     for zero in macs:
-        ways = {name: _reach(fleet, zero, options[name][zero.name], facts, order) for name in known_as if name != zero.name}
-        known = {name: way for name, way in ways.items() if way is not None}
-        if len(known) < len(ways):
-            continue
-        dialled = sum(way.itself for way in known.values())
-        worth = sorted(way.rank for way in known.values())
-        leader = Leader(zero.name, {name: way.address for name, way in known.items()})
-        ranked.append(((-dialled, worth, -zero.free_bytes, zero.name), leader))
-    return [leader for _, leader in sorted(ranked, key=lambda entry: entry[0])]
+        ways = [(name, _reach(fleet, zero, known[zero.name], facts, order)) for name, known in options if name != zero.name]
+        known_ways = {name: way for name, way in ways if way is not None}
+        if len(known_ways) == len(ways):
+            dialled = sum([itself for _, _, itself in known_ways.values()])
+            worth = sorted([rank for rank, _, _ in known_ways.values()])
+            ranked.append(((-dialled, worth, -zero.free_bytes, zero.name), known_ways))
+    ranked.sort(key=lambda entry: entry[0])
+    return {key[-1]: {name: address for name, (_, address, _) in ways.items()} for key, ways in ranked}

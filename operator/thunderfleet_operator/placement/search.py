@@ -8,8 +8,8 @@ programming). Steps are counted: a graph made to be hard ends at the limit, with
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from thunderfleet_operator.placement.amounts import coarse, steady
@@ -76,9 +76,8 @@ class Area:
         found = self._hops[i]
         if found is None:
             index = self._index
-            raw = [(index[peer], hop) for peer, hop in self._hops_of(self.macs[i].name).items() if peer in index]
-            raw.sort(key=lambda entry: entry[0])
-            self._hops[i] = found = dict(raw)
+            known = {index[peer]: hop for peer, hop in self._hops_of(self.macs[i].name).items() if peer in index}
+            self._hops[i] = found = {j: known[j] for j in sorted(known)}
         return found
 
     def to(self, i: int) -> Iterable[int]:
@@ -117,8 +116,12 @@ class Found:
     tie: Tie
     area: Area
     order: tuple[int, ...]
+    places: tuple[int, ...]
+    """The same, by position: within one area these are ordered as ties are."""
     hops: tuple[Hop, ...] = ()
     """Between its Macs: of a ring from each to the next, of a mesh one a pair."""
+    dialled: Mapping[str, str] = field(default_factory=dict)
+    """By name of each other Mac: where it dials rank 0."""
 
 
 class Shortlist:
@@ -128,12 +131,15 @@ class Shortlist:
         self.size = size
         self.entries: list[Found] = []
 
-    def admits(self, key: Key, tie: Callable[[], Tie]) -> bool:
-        """Whether something that is at best so good may still get on. ``tie`` is asked for only when it decides."""
+    def admits(self, key: Key, area: Area, places: Callable[[], tuple[int, ...]]) -> bool:
+        """Whether something that is at best so good may still get on. ``places``: the first Macs that it could be, in the order
+        of positions; asked for only when they decide."""
         if len(self.entries) < self.size:
             return True
         last = self.entries[-1]
-        return key < last.key or (key == last.key and tie() < last.tie)
+        if key != last.key:
+            return key < last.key
+        return places() < last.places if area is last.area else area.tie(places()) < last.tie
 
     def add(self, found: Found) -> None:
         """Each set of Macs stands there once, at its best."""
@@ -182,50 +188,62 @@ class Stage:
             return root if self.rooms[root] >= self.need.wanted else len(self.area)
         return max(root + self.size - 1, bisect_left(self._windows, self.need.wanted - self.rooms[root]))
 
-    def _bound(self, root: int, pace: int) -> Key:
-        """No set whose least Mac this is, with hops of this pace, is better."""
+    def _bound(self, root: int, highest: int) -> Key:
+        """No set with this least Mac, and a greatest at this position or beyond, is better: with the fleet's fastest hops."""
         area, free = self.area, self.area.free
-        room = max(area.span(root, root + self.size), self.need.together)
-        return (area.used[root], -pace, -area.bands[root], free[self._highest(root)] - free[root], room)
+        room = area.span(root, root + self.size)
+        together = self.need.together
+        return (
+            area.used[root],
+            -area.top_pace,
+            -area.bands[root],
+            free[highest] - free[root],
+            room if room > together else together,
+        )
 
-    def _admits(self, root: int, pace: int) -> bool:
-        return self.shortlist.admits(self._bound(root, pace), lambda: self.area.tie(range(root, root + self.size)))
+    def _admits(self, root: int, bound: Key, pace: int) -> bool:
+        """Whether a set whose least Mac this is may get on the shortlist with hops no faster than ``pace``."""
+        key = (bound[0], -pace, *bound[2:])
+        return self.shortlist.admits(key, self.area, lambda: tuple(range(root, root + self.size)))
 
-    def _roots(self, each: int) -> Iterable[int]:
-        """Where sets can begin, the most promising first. ``each``: hops that every Mac of a set needs."""
-        area = self.area
-        first = bisect_left(area.free, self.need.least)
-        able = (i for i in range(first, len(area) - self.size + 1) if self._highest(i) < len(area))
-        for root in sorted(able, key=lambda i: (self._bound(i, 0), i)):
+    def _roots(self, each: int) -> Iterator[tuple[int, Key]]:
+        """Where sets can begin, the most promising first, with their bounds. ``each``: hops that every Mac of a set needs."""
+        area, count = self.area, len(self.area)
+        bounds = []
+        for root in range(bisect_left(area.free, self.need.least), count - self.size + 1):
+            highest = self._highest(root)
+            if highest < count:
+                bounds.append((self._bound(root, highest), root))
+        for bound, root in sorted(bounds):
             if not self.work.step():
                 return
-            if not each:
-                if self._admits(root, 0):
-                    yield root
-                continue
-            # The fleet's fastest hop is known at once; what this Mac has is worked out when that does not settle it.
-            if self._admits(root, area.top_pace):
+            # The fleet's fastest hop is known at once. With it the bounds come in order: what is after this is no better.
+            if not self._admits(root, bound, area.top_pace):
+                return
+            if each:
+                # What this Mac has is worked out when that does not settle it.
                 pace = area.pace(root, each)
-                if pace >= 0 and self._admits(root, pace):
-                    yield root
+                if pace < 0 or not self._admits(root, bound, pace):
+                    continue
+            yield root, bound
 
     def singles(self) -> None:
         """Macs alone."""
-        for root in self._roots(0):
+        for root, _ in self._roots(0):
             self.evaluate(self.area, (root,), self.area.used[root])
 
     def cliques(self) -> None:
         """Sets in which every two are joined, each once, in the order of positions."""
-        for root in self._roots(self.size - 1):
+        for root, _ in self._roots(self.size - 1):
             near = [i for i in self.area.hops(root) if i > root]
-            self._grow((root,), near, self.area.used[root], self.area.top_pace, None)
+            self._begin(root, near, self.area.top_pace, None)
 
     def rings(self) -> None:
         """Rings in which every one has a hop to the next, and the last to the first; of the rings over the same Macs the best
         (others where they are equally good are left out)."""
         area = self.area
         # A ring leaves a Mac by one hop and comes back by another; where ways differ, only the first is among its own.
-        for root in self._roots(1 if self.size == 2 or area.directed else 2):
+        for root, bound in self._roots(1 if self.size == 2 or area.directed else 2):
             back = self._distances(root)
             if len(back) < self.size:
                 continue
@@ -233,16 +251,31 @@ class Stage:
             if not self._dense((root, *members)):
                 self._walk(root, members, back)
                 continue
-            paces = {steady(hop.speed_mbps) for i in back for j, hop in area.hops(i).items() if j in back}
-            for pace in sorted(paces, reverse=True):
-                if self._admits(root, pace):
-                    self._grow((root,), members, area.used[root], pace, pace)
+            speeds = {hop.speed_mbps for i in back for j, hop in area.hops(i).items() if j in back}
+            for pace in sorted(set(map(steady, speeds)), reverse=True):
+                if not self._admits(root, bound, pace):
+                    break
+                self._begin(root, members, pace, pace)
 
     # --- sets ---
 
-    def _grow(self, chosen: tuple[int, ...], candidates: Sequence[int], shared: int, pace: int, ring: int | None) -> None:
-        """Adds what is missing from ``candidates``, which are in order. ``ring``: the set is to have a ring of hops at this
-        pace or better; None: every two of it are to be joined."""
+    def _begin(self, root: int, candidates: Sequence[int], pace: int, ring: int | None) -> None:
+        area = self.area
+        self._grow((root,), candidates, area.used[root], pace, area.bands[root], area.free[root], self.rooms[root], ring)
+
+    def _grow(
+        self,
+        chosen: tuple[int, ...],
+        candidates: Sequence[int],
+        shared: int,
+        pace: int,
+        band: int,
+        total: int,
+        room: int,
+        ring: int | None,
+    ) -> None:
+        """Adds what is missing from ``candidates``, which are in order and come after all ``chosen``. ``ring``: the set is to
+        have a ring of hops at this pace or better; None: every two of it are to be joined."""
         area, free, rooms, need, work = self.area, self.area.free, self.rooms, self.need, self.work
         left = self.size - len(chosen)
         if not left:
@@ -251,42 +284,56 @@ class Stage:
             elif found := self._ring_over(chosen, ring):
                 self.evaluate(area, found[0], shared + found[1])
             return
-        lower = free[chosen[0]]
-        room, total = sum(rooms[i] for i in chosen), sum(free[i] for i in chosen)
-        band = min(area.bands[i] for i in chosen)
-        sums = [0, *accumulate(free[i] for i in candidates)]
-        windows = _windows([rooms[i] for i in candidates], left - 1)
+        lower, last = free[chosen[0]], len(candidates) - 1
+        sums = [0, *accumulate([free[i] for i in candidates])]
+        windows = _windows([rooms[i] for i in candidates], left - 1) if left > 1 else []
+        onward = [area.hops(member) for member in chosen] if ring is None else []
         for position in range(len(candidates) - left + 1):
             if not work.step():
                 return
             new = candidates[position]
             lacking = need.wanted - room - rooms[new]
-            top = max(position + left - 1, bisect_left(windows, lacking)) if left > 1 else position
-            if top >= len(candidates) or (left == 1 and lacking > 0):
+            if left > 1:
+                top = max(position + left - 1, bisect_left(windows, lacking))
+                if top > last:
+                    continue
+            elif lacking > 0:
                 continue
-            joined, slowest_pace = shared + area.used[new], pace
-            if ring is None:
-                for member in chosen:
-                    hop = area.hops(member)[new]
-                    joined += hop.shared
-                    slowest_pace = min(slowest_pace, steady(hop.speed_mbps))
-            most = max(need.together, total + sums[position + left] - sums[position])
-            key = (joined, -slowest_pace, -min(band, area.bands[new]), free[candidates[top]] - lower, most)
-            following = candidates[position : position + left]
-            if self.shortlist.admits(key, lambda following=following: area.tie((*chosen, *following))):  # type: ignore[misc]
+            else:
+                top = position
+            joined, slowest, narrow = shared + area.used[new], pace, area.bands[new]
+            if narrow > band:
+                narrow = band
+            if onward:
+                hops = [known[new] for known in onward]
+                joined += sum([hop.shared for hop in hops])
+                slowest = min(pace, steady(min([hop.speed_mbps for hop in hops])))
+            most = total + sums[position + left] - sums[position]
+            if most < need.together:
+                most = need.together
+            key = (joined, -slowest, -narrow, free[candidates[top]] - lower, most)
+            places = lambda at=position: (*chosen, *candidates[at : at + left])  # noqa: E731
+            if not self.shortlist.admits(key, area, places):
+                # What this one brings apart, all that come after it are no better.
+                best = (shared, -pace, -band, free[candidates[position + left - 1]] - lower, most)
+                if key == best or not self.shortlist.admits(best, area, places):
+                    break
+            else:
                 rest = candidates[position + 1 :]
                 if ring is None:
                     near = area.hops(new)
                     rest = [i for i in rest if i in near]
-                self._grow((*chosen, new), rest, joined, slowest_pace, ring)
+                self._grow((*chosen, new), rest, joined, slowest, narrow, total + free[new], room + rooms[new], ring)
 
     def _dense(self, members: Sequence[int]) -> bool:
         """Whether of these Macs, on the whole, each has hops to half the others."""
         count = len(members)
         if count > DENSE:
             return False
-        within = set(members)
-        return 2 * sum(len(within & self.area.hops(i).keys()) for i in members) >= count * (count - 1)
+        within, hops = set(members), map(self.area.hops, members)
+        # Where that is everybody, hops lead to nobody else.
+        near = map(len, hops) if count == len(self.area) else (len(within & found.keys()) for found in hops)
+        return 2 * sum(near) >= count * (count - 1)
 
     def _ring_over(self, members: tuple[int, ...], pace: int) -> tuple[tuple[int, ...], int] | None:
         """A ring over all of these with no hop below ``pace``, and how many of its cables are shared: as few as can be."""
@@ -363,7 +410,7 @@ class Stage:
                 if position not in path:
                     found.append(position)
                 position += 1
-            return (*path, *found)
+            return tuple(sorted((*path, *found)))
 
         def extend(
             path: tuple[int, ...], mask: int, shared: int, pace: int, band: int, total: int, room: int, high: int
@@ -392,7 +439,7 @@ class Stage:
                 most = max(self.need.together, total + free[new] + area.span(root + 1, root + left))
                 key = (joined, -slower, -narrow, top - lowest, most)
                 longer = (*path, new)
-                if self.shortlist.admits(key, lambda longer=longer: area.tie(smallest(longer))):  # type: ignore[misc]
+                if self.shortlist.admits(key, area, lambda longer=longer: smallest(longer)):  # type: ignore[misc]
                     visited[state] = (joined, -slower)
                     extend(longer, state[0], joined, slower, narrow, total + free[new], room + rooms[new], top)
 
