@@ -19,12 +19,13 @@ from thunderfleet_runner.member import Member
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = (0.2, 2.0)
-"""Bounds of the wait between two tries to join; the wait is drawn anew each time, so that ranks do not come in step."""
+RETRY_SECONDS = (0.1, 0.6)
+"""Bounds of the wait between two tries to join; the wait is drawn anew each time, so that ranks do not come in step. A group
+whose rank 0 is the last one up waits as long as the longest of them."""
 
 
 class Follower:
-    """``hello`` is asked anew for each try: the model may have appeared meanwhile."""
+    """``hello`` is asked anew whenever rank 0 has answered it: the model may be another by then."""
 
     def __init__(
         self,
@@ -71,13 +72,17 @@ class Follower:
     async def run(self) -> None:
         """Joins, again and again, until cancelled."""
         wait, said = RETRY_SECONDS[0], ""
+        hello: peers.Hello | None = None
         while True:
             try:
-                hello = await asyncio.to_thread(self._hello)
+                if hello is None:
+                    hello = await asyncio.to_thread(self._hello)
                 why = await join_group(self.plan, self._tls, hello, self._serve)
-                wait = RETRY_SECONDS[0]
-            except (ConnectionError, JoinRefused) as error:
+                wait, hello = RETRY_SECONDS[0], None
+            except ConnectionError as error:
                 why = str(error)
+            except JoinRefused as error:
+                why, hello = str(error), None
             if why != said:
                 log.warning("not in the group: %s", why)
                 said = why

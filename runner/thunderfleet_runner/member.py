@@ -1,7 +1,8 @@
 """One rank's place in the group, on its own Mac: carries out the leader's orders and reports what becomes of them.
 
 It is the same on every rank; only the way to the leader differs (a call on rank 0, a websocket elsewhere). It holds at most
-one rank process, and says Ended only when that is reaped.
+one process: a rank, or one that waits for the next attempt (it has imported MLX by then). It says Ended only when the rank is
+reaped. What waits belongs to no attempt, has no port and no model, and knows nothing of the group.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from thunderfleet_crds.plan import Backend, Plan
 from thunderfleet_runner import faults, jaccl, peers, preflight, protocol, stranded
 from thunderfleet_runner.faults import Fault, Stage
 from thunderfleet_runner.ports import NoFreePort, PortBlock
-from thunderfleet_runner.rankprocess import RankProcess, rank_command
+from thunderfleet_runner.rankprocess import RankProcess, rank_command, resident_bytes
 from thunderfleet_runner.relay import NOT_YET, Relays, not_taken
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,25 @@ SILENT_TICKS = 6
 itself held up, time has passed for both."""
 SILENT_TICKS_LOADING = 60
 """While loading, libraries hold the interpreter for seconds at a time."""
+WARM_SECONDS = 20.0
+"""How long a process may take to be started and to import MLX, before another one is tried."""
 _EVERY_ATTEMPT = 1 << 62
 
 
 @dataclass(frozen=True)
 class _Settle:
     done: "asyncio.Future[None]"
+
+
+class _Started:
+    """A process that was started to be a rank. ``attempt`` is None while it waits for one."""
+
+    def __init__(self) -> None:
+        self.attempt: int | None = None
+        self.up = asyncio.Event()
+        """It waits for its attempt, or has gone."""
+        self.gone = False
+        self.process: RankProcess | None = None
 
 
 def _port_taken(error: NoFreePort) -> Fault:
@@ -53,7 +67,7 @@ class Member:
         state_folder: Path,
         report: Callable[[peers.Report], None],
         on_rank: Callable[[protocol.FromRank], None],
-        command: Callable[[str, int, int, int], list[str]] = rank_command,
+        command: Callable[[str, int, int], list[str]] = rank_command,
         jaccl_environment: bool = False,
         wired: stranded.Reader | None = None,
         tls: ssl.SSLContext | None = None,
@@ -74,6 +88,7 @@ class Member:
         """What keeps this supervisor itself from serving: every attempt fails with it."""
         self._block = PortBlock(self.entry.ring_ports)
         self._process: RankProcess | None = None
+        self._spare: _Started | None = None
         self._attempt = 0
         self._stage = Stage.PREFLIGHT
         self._ending = False
@@ -145,6 +160,7 @@ class Member:
         """Carries out orders until cancelled; then the rank is ended and reaped."""
         watch = asyncio.create_task(self._watch(), name="rank-watch")
         try:
+            await self._prepare()
             while True:
                 await self._carry_out(await self._orders.get())
         finally:
@@ -157,7 +173,11 @@ class Member:
                     left.done.set_result(None)
 
     async def end(self) -> None:
-        """Ends and reaps the rank, if there is one."""
+        """Ends and reaps the rank, or what waits to be one, if there is any."""
+        await self._dismiss()
+        await self._end_rank()
+
+    async def _end_rank(self) -> None:
         process, self._ending = self._process, True
         if process is not None:
             await asyncio.shield(process.end())
@@ -166,7 +186,7 @@ class Member:
             await relays.close()
 
     async def settle(self) -> None:
-        """The leader is gone: what it still wanted is void, and when this returns no rank process is left.
+        """The leader is gone: what it still wanted is void, and when this returns no process of an attempt is left.
 
         It goes through the queue like an order, so that a launch that is under way is ended too.
         """
@@ -186,13 +206,14 @@ class Member:
         match order:
             case _Settle(done=done):
                 try:
-                    await self.end()
+                    await self._end_rank()
                     # The next leader counts its attempts anew.
                     self._attempt, self._end_asked = 0, 0
                 finally:
                     # Also when this member is cancelled meanwhile: who waits must not wait for ever.
                     if not done.done():
                         done.set_result(None)
+                await self._prepare()
             case peers.Preflight(attempt=attempt):
                 await self._preflight(attempt)
             case peers.Launch(attempt=attempt):
@@ -207,13 +228,14 @@ class Member:
             case peers.StopRank(attempt=attempt):
                 await self._stop(attempt)
             case peers.End(attempt=attempt):
-                await self.end()
+                await self._end_rank()
                 self._report(peers.Ended(attempt=attempt))
+                await self._prepare()
             case _:
                 pass
 
     async def _preflight(self, attempt: int) -> None:
-        await self.end()
+        await self._end_rank()
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.PREFLIGHT, False, False
         if self.blocked is not None:
             self._blame(self.blocked)
@@ -221,8 +243,10 @@ class Member:
         if (kept := await self._memory_kept()) is not None:
             self._blame(kept)
             return
+        await self._prepare()
         try:
-            passed = await asyncio.to_thread(preflight.check, self.plan, self.entry)
+            passed = await asyncio.to_thread(self._check)
+            await self._until_warm()
             port = self._take_port()
         except preflight.PreflightFailed as error:
             self._blame(error.fault)
@@ -232,6 +256,10 @@ class Member:
             self._blame(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
             self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
+
+    def _check(self) -> preflight.Passed:
+        pid = self._waiting_pid
+        return preflight.check(self.plan, self.entry, held=resident_bytes(pid) if pid is not None else 0)
 
     async def _look(self, attempt: int) -> None:
         """JACCL tells of a cable that was pulled in a running group never, and its ranks go on beating."""
@@ -268,7 +296,7 @@ class Member:
 
     async def _launch(self, launch: peers.Launch) -> None:
         attempt, hosts = launch.attempt, launch.hosts
-        await self.end()
+        await self._end_rank()
         self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.INIT, False, False
         self._heartbeat, self._beating, self._silent_ticks = None, False, 0
         if self._wired is not None:
@@ -281,22 +309,74 @@ class Member:
             elif self.plan.backend is Backend.JACCL:
                 devices = jaccl.write_devices(self.plan, self._folder, attempt)
                 told = jaccl.environment(self.plan, self.rank, devices, launch.coordinator)
-            process = await RankProcess.start(
-                self._command(self.plan.group, self.plan.epoch, self.rank, attempt),
-                told=told,
-                pid_file=self.pid_file,
-                on_message=lambda message: self._said(attempt, message),
-                on_exit=lambda code: self._exited(attempt, code),
-            )
+            await self._prepare()
+            started, self._spare = self._spare, None
+            if started is None:
+                started = await self._spawn()
         except NoFreePort as error:
             self._blame(_port_taken(error))
             return
         except OSError as error:
             self._blame(Fault(FaultClass.BUG, "RankNotStarted", f"the rank's process cannot be started: {error}"))
             return
-        self._process = process
-        process.send(self._start(attempt, hostfile, jaccl_environment=launch.coordinator != ""))
-        log.info("attempt %d: started rank %d as process %d", attempt, self.rank, process.pid)
+        assert started.process is not None
+        started.attempt, self._process = attempt, started.process
+        self._process.send(self._start(attempt, hostfile, told, jaccl_environment=launch.coordinator != ""))
+        log.info("attempt %d: rank %d is process %d", attempt, self.rank, self._process.pid)
+
+    # --- the process that waits ---
+
+    @property
+    def _waiting_pid(self) -> int | None:
+        spare = self._spare
+        return spare.process.pid if spare is not None and spare.process is not None and not spare.gone else None
+
+    async def _spawn(self) -> _Started:
+        """A process that waits for its ``Start``. Raises OSError when it cannot be started."""
+        started = _Started()
+
+        def said(message: protocol.FromRank) -> None:
+            if isinstance(message, protocol.Waiting):
+                started.up.set()
+            elif started.attempt is not None:
+                self._said(started.attempt, message)
+
+        def exited(code: int) -> None:
+            started.gone = True
+            started.up.set()
+            if started.attempt is not None:
+                self._exited(started.attempt, code)
+
+        command = self._command(self.plan.group, self.plan.epoch, self.rank)
+        started.process = await RankProcess.start(command, pid_file=self.pid_file, on_message=said, on_exit=exited)
+        return started
+
+    async def _prepare(self) -> None:
+        """Sees to a process that waits. One that cannot be started is no matter yet: the launch tries again, and says so."""
+        if self._closed or self._process is not None or self._waiting_pid is not None:
+            return
+        self._spare = None
+        try:
+            self._spare = await self._spawn()
+        except OSError as error:
+            log.warning("no process could be started ahead: %s", error)
+
+    async def _until_warm(self) -> None:
+        """Peers that begin together form at once. One that does not come to wait, or has gone, is left to the launch."""
+        spare = self._spare
+        if spare is None:
+            return
+        try:
+            async with asyncio.timeout(WARM_SECONDS):
+                await spare.up.wait()
+        except TimeoutError:
+            log.warning("a process did not import MLX within %g s; another one is started", WARM_SECONDS)
+            await self._dismiss()
+
+    async def _dismiss(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.process is not None and not spare.gone:
+            await asyncio.shield(spare.process.leave())
 
     async def _with_relays(self, attempt: int, hosts: Sequence[str]) -> list[str]:
         """The hosts as this rank is to see them: a hop that is relayed begins at a port of this supervisor.
@@ -320,7 +400,7 @@ class Member:
             return not_taken(NOT_YET, "no ranks are being started here")
         return await self._relays.answer(request)
 
-    def _start(self, attempt: int, hostfile: Path | None, *, jaccl_environment: bool) -> protocol.Start:
+    def _start(self, attempt: int, hostfile: Path | None, told: dict[str, str], *, jaccl_environment: bool) -> protocol.Start:
         plan = self.plan
         return protocol.Start(
             attempt=attempt,
@@ -336,6 +416,7 @@ class Member:
             memory=plan.memory,
             hostfile=str(hostfile) if hostfile else None,
             jaccl_environment=jaccl_environment,
+            environment={protocol.ATTEMPT_VARIABLE: str(attempt), **told},
         )
 
     def _write_hostfile(self, attempt: int, hosts: Sequence[str]) -> Path:

@@ -49,13 +49,16 @@ class Passed:
     weight_bytes: int
 
 
-def check(plan: Plan, entry: RankPlan) -> Passed:
-    """All checks for one rank. Raises PreflightFailed at the first that fails."""
+def check(plan: Plan, entry: RankPlan, held: int = 0) -> Passed:
+    """All checks for one rank. ``held``: bytes of its reservation that its own process has already.
+
+    Raises PreflightFailed at the first that fails."""
     check_addresses(plan, entry)
     if plan.backend is Backend.JACCL:
         check_rdma(plan, entry)
     passed = check_model(plan, entry)
-    check_memory(entry, free_memory_bytes())
+    free = free_memory_bytes()
+    check_memory(entry, None if free is None else free + held)
     return passed
 
 

@@ -4,7 +4,8 @@ The two run different worlds (asyncio without MLX here, MLX and threads there), 
 free of both: plain values and a frame. A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, an object
 whose ``type`` names the message. Either end closing the socket ends the rank.
 
-Order of a rank's life: ``Start`` -> ``Formed`` -> ``Progress``... -> ``Loaded``; when all ranks have loaded, the supervisors
+Order of a rank's life: ``Waiting``, until there is an attempt; ``Start`` -> ``Formed`` -> ``Progress``... -> ``Loaded``; when
+all ranks have loaded, the supervisors
 send ``Check`` and every rank answers ``Ready``. From then on a rank is idle, blocked on the socket and not in a collective,
 until ``Turn`` comes. In a turn all ranks run mlx-lm's loop together (rank 0 shares its requests in the group); rank 0
 ends the turn in the group when nothing is left to do, and every rank says ``Idle``. A request that reached rank 0 too late
@@ -29,6 +30,8 @@ PARENT_VARIABLE = "THUNDERFLEET_SUPERVISOR_PID"
 
 A rank leaves SIGTERM to the kernel's default: MLX's init keeps Python's own handlers from running.
 """
+ATTEMPT_VARIABLE = "THUNDERFLEET_RANK_ATTEMPT"
+"""Environment variable with the attempt's number, from ``Start`` on: for what runs beside MLX, such as a recorded JACCL."""
 HEARTBEAT_SECONDS = 1.0
 """How often a rank's heartbeat thread speaks, from ``Formed`` to its end."""
 FRAME_LIMIT = 64 * 1024 * 1024
@@ -86,7 +89,7 @@ class Request(_Message):
 
 
 class Start(_Message):
-    """First message. MLX's variables are already in the rank's environment when ``backend`` is ring or jaccl."""
+    """First message, unless it is ``Stop``. It may come long after ``Waiting``."""
 
     type: Literal["start"] = "start"
     attempt: int
@@ -107,6 +110,9 @@ class Start(_Message):
     hostfile: str | None = None
     jaccl_environment: bool = False
     """JACCL: let MLX do its own exchange, with what it finds in the environment; otherwise ``Gather`` does it."""
+    environment: dict[str, str] = {}
+    """What the rank adds to its environment before MLX's init, which looks there. Nothing of MLX's for one Mac alone: with
+    it, MLX would look for a group."""
 
 
 class Check(_Message):
@@ -153,7 +159,7 @@ class Measure(_Message):
 
 
 class Stop(_Message):
-    """End the turn if one runs, free the model, pass the group's barrier, exit 0."""
+    """End the turn if one runs, free the model, pass the group's barrier, exit 0. Instead of ``Start``: exit 0."""
 
     type: Literal["stop"] = "stop"
 
@@ -169,6 +175,12 @@ class Gathered(_Message):
 ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Measure | Stop | Gathered, Field(discriminator="type")]
 
 # --- rank -> supervisor ---------------------------------------------------------------------------------------------
+
+
+class Waiting(_Message):
+    """MLX is imported and this process belongs to no attempt yet: what it does from ``Start`` on, it does at once."""
+
+    type: Literal["waiting"] = "waiting"
 
 
 class Formed(_Message):
@@ -316,7 +328,8 @@ class Log(_Message):
 
 
 FromRank = Annotated[
-    Formed
+    Waiting
+    | Formed
     | Gather
     | Progress
     | Loaded

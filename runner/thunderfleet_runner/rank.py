@@ -1,16 +1,21 @@
 """One rank of a group: the process that has MLX in it. Started by its supervisor, one for each attempt, and ended with it.
 
+It is started before its attempt, imports MLX and waits: importing takes longer than forming, and a ring's first dial that
+nobody answers yet costs a second. What else it needs it imports when the group has formed: a group waits for its slowest rank.
+
 MLX's init, collectives and evaluations hold their thread, some the interpreter, without a time limit; so nothing here decides
 when to give up. The supervisor does, from outside. Three threads: main (all of MLX), a reader (the supervisor's messages; ends
 the process when the supervisor is gone), and the heartbeat.
 """
 
 import base64
+import importlib
 import logging
 import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
     from thunderfleet_runner.generation import Engine
 
 log = logging.getLogger("thunderfleet.rank")
+
+DIAL_AFTER_SECONDS = 0.1
+"""By how much the ring's last rank begins later than its peers. It is the one that dials before it listens; a peer that does
+not listen yet would cost it MLX's own pause of a second and, each time again, twice that."""
 
 _ENVIRONMENT = {
     # Weights are on the Mac's disk; a rank talks to its peers and to nobody else.
@@ -142,9 +151,14 @@ class Rank:
 
     def run(self) -> None:
         """The whole life, as the protocol tells it. Raises what went wrong; ``stage`` says where."""
+        importlib.import_module("mlx.core")
+        self.send(protocol.Waiting())
         start = self._first.get()
+        if isinstance(start, protocol.Stop):
+            return
         if not isinstance(start, protocol.Start):
             raise ValueError(f"the first message was {start.type}, it must be start")
+        os.environ.update(start.environment)
         self.stage = "init"
         group = form(start, self.exchange)
         self.send(formed(group))
@@ -221,6 +235,8 @@ def form(start: protocol.Start, exchange: Gathers) -> Any:
     if start.backend is Backend.JACCL and not start.jaccl_environment:
         group = mx.distributed.init(strict=True, backend="jaccl", all_gather_factory=exchange)
     else:
+        if start.backend is Backend.RING and start.rank == start.size - 1:
+            time.sleep(DIAL_AFTER_SECONDS)
         group = mx.distributed.init(strict=True, backend=start.backend.value)
     if (group.rank(), group.size()) != (start.rank, start.size):
         raise NotFormed(f"rank {start.rank} of {start.size} was planned, MLX says rank {group.rank()} of {group.size()}")

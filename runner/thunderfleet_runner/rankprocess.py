@@ -1,7 +1,8 @@
 """The rank's process, as its supervisor holds it: started, heard, ended, reaped.
 
-One process an attempt, in a process group of its own, so that nothing it started outlives it. Its end is known by the kernel
-and by its socket, whichever comes first; the end of what it wrote to stderr is kept, since that is often all it said.
+One process an attempt, in a process group of its own, so that nothing it started outlives it. It may be started before there
+is an attempt: then it imports MLX and waits for ``Start``. Its end is known by the kernel and by its socket, whichever comes
+first; the end of what it wrote to stderr is kept, since that is often all it said.
 """
 
 import asyncio
@@ -24,25 +25,26 @@ RANK_MODULE = "thunderfleet_runner.rank"
 TAIL_LINES = 40
 TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
+LEAVE_SECONDS = 1.0
+"""How long one that waits for an attempt has to leave by itself."""
 _PASSED_ON = ("MLX_", "JACCL_", "THUNDERFLEET_RANK")
 
 
-def rank_command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
+def rank_command(group: str, epoch: int, rank: int) -> list[str]:
     """The rank's command line. What follows the module is read by nobody but people with ``ps`` and ``end_orphan``."""
-    told = ["--group", group, "--epoch", str(epoch), "--rank", str(rank), "--attempt", str(attempt)]
+    told = ["--group", group, "--epoch", str(epoch), "--rank", str(rank)]
     # -P: the folder that the pod happens to work in is not searched for modules.
     return [sys.executable, "-P", "-m", RANK_MODULE, *told]
 
 
-def rank_environment(base: Mapping[str, str], fd: int, told: Mapping[str, str]) -> dict[str, str]:
-    """The supervisor's environment without anything that MLX or a rank would take for its own, plus what this rank is told.
-
-    ``told`` are MLX's own variables. One Mac alone gets none: with one, MLX would look for a group.
+def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
+    """The supervisor's environment without anything that MLX or a rank would take for its own, plus what a rank needs to be
+    heard. MLX's own variables come with ``Start``.
     """
     clean = {name: value for name, value in base.items() if not name.startswith(_PASSED_ON)}
     clean |= {protocol.FD_VARIABLE: str(fd), protocol.PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     clean |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**clean, **told}
+    return clean
 
 
 class RankProcess:
@@ -65,12 +67,11 @@ class RankProcess:
         cls,
         command: Sequence[str],
         *,
-        told: Mapping[str, str],
         pid_file: Path,
         on_message: Callable[[protocol.FromRank], None],
         on_exit: Callable[[int], None],
     ) -> "RankProcess":
-        """Starts ``command`` with MLX's variables ``told`` and begins to listen. Raises OSError when it cannot be started."""
+        """Starts ``command`` and begins to listen. Raises OSError when it cannot be started."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -79,7 +80,7 @@ class RankProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env=rank_environment(os.environ, theirs.fileno(), told),
+                env=rank_environment(os.environ, theirs.fileno()),
                 process_group=0,
             )
         except BaseException:
@@ -117,6 +118,14 @@ class RankProcess:
         """To the whole process group; nothing happens when it has gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+    async def leave(self) -> None:
+        """Ends one that waits for an attempt: asked first. Returns when it is reaped."""
+        self.send(protocol.Stop())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._gone.wait()
+        await self.end()
 
     async def end(self) -> None:
         """SIGTERM, then SIGKILL; returns when it is reaped."""
@@ -192,6 +201,16 @@ class RankProcess:
         on_exit(code)
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds; 0 when the system does not say. May take a moment."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+    said = _ps(pid, "rss=").strip()
+    return int(said) * 1024 if said.isdigit() else 0
+
+
 def _remember(pid_file: Path, pid: int) -> None:
     pid_file.write_text(f"{pid}\n")
 
@@ -221,12 +240,14 @@ def _command_line(pid: int) -> str:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             return ""
+    return _ps(pid, "command=")
+
+
+def _ps(pid: int, column: str) -> str:
     import subprocess
 
     try:
-        done = subprocess.run(
-            ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, timeout=5, check=False
-        )
+        done = subprocess.run(["/bin/ps", "-o", column, "-p", str(pid)], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

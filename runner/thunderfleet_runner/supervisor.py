@@ -44,7 +44,7 @@ class Settings:
     keys_folder: Path
     state_folder: Path
     api_keys: frozenset[str] = frozenset()
-    command: Callable[[str, int, int, int], list[str]] = rank_command
+    command: Callable[[str, int, int], list[str]] = rank_command
     limits: attempts.Limits | None = None
     gateway: bool = True
     benchmark: bool = True
@@ -147,38 +147,11 @@ class Supervisor:
         orphan = await asyncio.to_thread(end_orphan, self.member.pid_file, self.plan.group)
         if orphan is not None:
             log.warning("ended process %d, a rank that an earlier supervisor left behind", orphan)
-        leader = self.role if isinstance(self.role, Leader) else None
-        server = await self._lasting(
-            "control",
-            lambda: _once_free(
-                lambda: control.serve_control(
-                    self.plan,
-                    self.rank,
-                    self._server_tls,
-                    state=lambda: self.state,
-                    join=leader.join if leader is not None else _nobody,
-                    drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
-                    changes=self._changes,
-                    relay=self.member.relay,
-                )
-            ),
-        )
-        gateway: web.AppRunner | None = None
+        # Its process imports MLX while the ports are opened and the peers are met.
+        self._start(self.member.run(), "member")
+        listening: list[web.AppRunner | None] = []
         try:
-            gateway = await self._lasting("gateway", self._serve_gateway) if settings.gateway else None
-            self._metrics.observe(self.state)
-            self._start(self.member.run(), "member")
-            self._start(self.role.run(), "role")
-            if leader is not None:
-                self._start(canary.run(self.service), "canary")
-                leader.feed(attempts.Joined(0))
-            ending = asyncio.create_task(self._ending.wait(), name="ending")
-            await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            ending.cancel()
-            for task in self._tasks:
-                if task.done():
-                    await task
-            await self._leave()
+            await self._serve(listening)
         finally:
             if self._benchmark is not None:
                 self._tasks.append(self._benchmark)
@@ -186,10 +159,38 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.member.end()
-            if gateway is not None:
-                await gateway.cleanup()
-            if server is not None:
-                await server.cleanup()
+            for runner in reversed(listening):
+                if runner is not None:
+                    await runner.cleanup()
+
+    async def _serve(self, listening: list[web.AppRunner | None]) -> None:
+        """Adds to ``listening`` what must be cleaned up."""
+        leader = self.role if isinstance(self.role, Leader) else None
+        control_port = lambda: control.serve_control(  # noqa: E731
+            self.plan,
+            self.rank,
+            self._server_tls,
+            state=lambda: self.state,
+            join=leader.join if leader is not None else _nobody,
+            drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+            changes=self._changes,
+            relay=self.member.relay,
+        )
+        listening.append(await self._lasting("control", lambda: _once_free(control_port)))
+        if self.settings.gateway:
+            listening.append(await self._lasting("gateway", self._serve_gateway))
+        self._metrics.observe(self.state)
+        self._start(self.role.run(), "role")
+        if leader is not None:
+            self._start(canary.run(self.service), "canary")
+            leader.feed(attempts.Joined(0))
+        ending = asyncio.create_task(self._ending.wait(), name="ending")
+        await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        for task in self._tasks:
+            if task.done():
+                await task
+        await self._leave()
 
     async def _lasting(self, what: str, listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner | None:
         """What listens on a lasting port; None when another program keeps it, which is then every attempt's failure.

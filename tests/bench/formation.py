@@ -38,12 +38,12 @@ WAIT_SECONDS = 180.0
 SOCKETS = Path(__file__).with_name("rank_of_sockets.py")
 
 Say = Callable[[str], None]
-Command = Callable[[str, int, int, int], list[str]]
+Command = Callable[[str, int, int], list[str]]
 
 
-def sockets_command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
+def sockets_command(group: str, epoch: int, rank: int) -> list[str]:
     """As ``rank_command``, of the rank without MLX. Isolated, without site-packages: Python itself starts in a moment."""
-    told = ["thunderfleet_runner.rank", "--group", group, "--rank", str(rank), "--attempt", str(attempt)]
+    told = ["thunderfleet_runner.rank", "--group", group, "--rank", str(rank)]
     return [sys.executable, "-I", "-S", str(SOCKETS), *told]
 
 

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import time
+from typing import Any
 
 
 def main() -> None:
@@ -18,12 +19,16 @@ def main() -> None:
         body = json.dumps(message).encode()
         end.sendall(struct.pack(">I", len(body)) + body)
 
-    def hear() -> dict[str, object]:
+    def hear() -> dict[str, Any]:
         (length,) = struct.unpack(">I", end.recv(4, socket.MSG_WAITALL))
-        found: dict[str, object] = json.loads(end.recv(length, socket.MSG_WAITALL))
+        found: dict[str, Any] = json.loads(end.recv(length, socket.MSG_WAITALL))
         return found
 
-    hear()
+    say(type="waiting")
+    start = hear()
+    if start["type"] == "stop":
+        return
+    os.environ.update(start["environment"])
     rank = int(os.environ["MLX_RANK"])
     with open(os.environ["MLX_HOSTFILE"], encoding="utf-8") as file:
         hosts = [(host.rpartition(":")[0], int(host.rpartition(":")[2])) for (host,) in json.load(file)]

@@ -135,8 +135,8 @@ class Group:
             node=f"studio-{rank}",
             keys_folder=self.keys,
             state_folder=self.folder / f"state-{rank}",
-            command=lambda group, epoch, rank, attempt: [
-                *(sys.executable, str(STAND_IN), "thunderfleet_runner.rank", "--group", group, "--attempt", str(attempt))
+            command=lambda group, epoch, rank: [
+                *(sys.executable, str(STAND_IN), "thunderfleet_runner.rank", "--group", group, "--rank", str(rank))
             ],
             limits=attempts.Limits(self.plan.bootstrap.attempts, 20.0, backoff_seconds=0.05),
             gateway=False,

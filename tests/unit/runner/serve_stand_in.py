@@ -21,8 +21,8 @@ asyncio.run(
             node=node,
             keys_folder=Path(keys),
             state_folder=Path(state),
-            command=lambda group, epoch, rank, attempt: [
-                *(sys.executable, stand_in, "thunderfleet_runner.rank", "--group", group, "--attempt", str(attempt))
+            command=lambda group, epoch, rank: [
+                *(sys.executable, stand_in, "thunderfleet_runner.rank", "--group", group, "--rank", str(rank))
             ],
             gateway=False,
             benchmark=False,

@@ -22,7 +22,11 @@ FAULTS = Path(os.environ["THUNDERFLEET_TEST_FOLDER"])
 
 def main() -> None:
     channel = protocol.Channel.inherited(os.environ)
+    channel.send(protocol.Waiting())
     start = channel.receive()
+    if isinstance(start, protocol.Stop):
+        return
+    os.environ.update(start.environment)
     assert isinstance(start, protocol.Start)
 
     def told(name: str) -> Path:

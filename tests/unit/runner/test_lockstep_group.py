@@ -55,8 +55,8 @@ CHECKED = 8
 async def test_no_wrong_token_leaves_a_group_that_parts(
     served: Callable[..., Any], tiny: Path, yardstick: list[int], liar: int
 ) -> None:
-    def command(group: str, epoch: int, rank: int, attempt: int) -> list[str]:
-        told = [RANK_MODULE, "--group", group, "--attempt", str(attempt)]
+    def command(group: str, epoch: int, rank: int) -> list[str]:
+        told = [RANK_MODULE, "--group", group, "--rank", str(rank)]
         program = LIAR if rank == liar else "import sys\nfrom thunderfleet_runner import rank\nsys.exit(rank.main())"
         return [sys.executable, "-P", "-c", program.replace("AT", str(AT)), *told]
 

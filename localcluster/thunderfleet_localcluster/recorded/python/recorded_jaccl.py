@@ -7,8 +7,8 @@ Mac has and what is at the other end of each cable. ``control.json``, when someb
 
     {"points": [{"at": "rtr", "errno": 96, "device": "rdma_en2", "attempts": [1, 2], "delaySeconds": 0.5, "hang": false}]}
 
-``at`` is one of POINTS; with ``"fail": false`` it is slow only; without ``device`` any, without ``attempts`` (the runner's,
-from the command line) always.
+``at`` is one of POINTS; with ``"fail": false`` it is slow only; without ``device`` any, without ``attempts`` (the runner's
+numbers) always.
 """
 
 import atexit
@@ -60,11 +60,9 @@ Gather = Callable[[bytes, int], bytes]
 
 
 def attempt() -> int | None:
-    """The attempt that this rank belongs to, as its command line says; None elsewhere."""
-    words = sys.orig_argv
-    with contextlib.suppress(ValueError, IndexError):
-        return int(words[words.index("--attempt") + 1])
-    return None
+    """The attempt that this rank belongs to, as its supervisor has told it; None elsewhere."""
+    told = os.environ.get("THUNDERFLEET_RANK_ATTEMPT", "")
+    return int(told) if told.isdigit() else None
 
 
 def fail_at(point: str, device: str = "", count: int = 0) -> None:

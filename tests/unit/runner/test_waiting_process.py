@@ -1,0 +1,108 @@
+"""The process that waits for an attempt: taken when there is one, replaced when it has died, asked to leave at the end."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_crds.group import GroupPhase
+from thunderfleet_runner import preflight
+from thunderfleet_runner.rankprocess import RankProcess, rank_command, resident_bytes
+
+MakeGroup = Callable[..., Any]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _waiting(supervisor: Any) -> int | None:
+    """The process that waits, once it has imported what it can."""
+    spare = supervisor.member._spare
+    return spare.process.pid if spare is not None and spare.up.is_set() and not spare.gone else None
+
+
+async def test_the_process_that_waited_becomes_the_rank_and_its_memory_is_its_own(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group(2)
+    reserved = group.plan.ranks[0].memory_bytes
+    # Less than the reservation, by no more than what the processes themselves hold.
+    monkeypatch.setattr(preflight, "free_memory_bytes", lambda: reserved - (1 << 16))
+    leader = group.start(0)
+    await group.until(lambda: _waiting(leader), "a process waits")
+    assert leader.state.phase is GroupPhase.WAITING
+    assert not leader.member.running, "what waits is no rank"
+    waiting = _waiting(leader)
+    group.start(1)
+    await group.until_ready()
+    assert leader.state.attempt == 1
+    assert leader.member.pid == waiting
+    assert _waiting(leader) is None, "one process a rank"
+
+
+async def test_one_that_dies_costs_no_attempt(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    await group.until(lambda: _waiting(leader), "a process waits")
+    os.kill(_waiting(leader), signal.SIGKILL)
+    await group.until(lambda: _waiting(leader) is None, "its end is noticed")
+    group.start(1)
+    await group.until_ready()
+    assert leader.state.attempt == 1
+    assert leader.state.failure is None
+
+
+async def test_every_attempt_has_a_process_of_its_own_and_none_is_left(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    leader, other = group.start(0), group.start(1)
+    await group.until_ready()
+    first = leader.member.pid
+    os.kill(other.member.pid, signal.SIGKILL)
+    await group.until(lambda: leader.state.attempt == 2 and leader.state.phase is GroupPhase.READY, "the next attempt")
+    second = leader.member.pid
+    assert second != first
+    assert not _alive(first)
+    await group.end()
+    assert not _alive(second)
+    assert _waiting(leader) is None
+
+
+async def test_a_supervisor_that_never_had_a_group_asks_it_to_leave(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    leader = group.start(0)
+    await group.until(lambda: _waiting(leader), "a process waits")
+    process = leader.member._spare.process
+    await group.end()
+    assert process._process.returncode == 0
+    assert not leader.member.pid_file.exists()
+
+
+async def test_a_real_rank_that_waits_knows_no_model_and_is_small(tmp_path: Path) -> None:
+    up = asyncio.Event()
+    codes: list[int] = []
+    process = await RankProcess.start(
+        rank_command("default/tiny/0", 3, 0),
+        pid_file=tmp_path / "rank.pid",
+        on_message=lambda _: up.set(),
+        on_exit=codes.append,
+    )
+    try:
+        await asyncio.wait_for(up.wait(), 120)
+        held = await asyncio.to_thread(resident_bytes, process.pid)
+        if sys.platform == "linux":
+            maps = await asyncio.to_thread(Path(f"/proc/{process.pid}/maps").read_text)
+            assert "libmlx" in maps
+            assert "tokenizers" not in maps
+        assert 0 < held < 128 << 20
+    finally:
+        await process.leave()
+    assert codes == [0]
