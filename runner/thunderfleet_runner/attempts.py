@@ -178,9 +178,11 @@ class Serve:
 
 @dataclass(frozen=True)
 class Unserve:
-    """Whatever runs ends as Unavailable."""
+    """Whatever runs ends as Unavailable. It may come again, with more that is known."""
 
     why: str
+    settled: bool = True
+    """False: ``why`` is what one rank saw of another that went first, and whose own word may come in a moment."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,8 @@ class Machine:
     tokens: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cause: Cause | None = None
     """Of the last failure."""
+    cut: str = ""
+    """How requests that the failure has cut are told of it, but for its cause; empty when there were none."""
     draining: bool = False
     for_good: bool = False
     timer: int = 0
@@ -398,7 +402,7 @@ class Machine:
 
     def _failed(self, cause: Cause) -> tuple["Machine", list[Action]]:
         if self.stage is Stage.ENDING and self.cause is not None and not self.draining:
-            return replace(self, cause=self.cause.heard(cause)), []
+            return self._heard(cause)
         if self.stage is Stage.CHECKING:
             state = replace(self, cause=cause, used=True, spent=self.spent + 1)
             return state._end()
@@ -407,6 +411,17 @@ class Machine:
         if self.stage in RUNNING:
             return replace(self, cause=cause)._end()
         return self, []
+
+    def _heard(self, cause: Cause) -> tuple["Machine", list[Action]]:
+        """Another word of the failure that ends the ranks already."""
+        assert self.cause is not None
+        state = replace(self, cause=self.cause.heard(cause))
+        known = self.cause.fault.echo and not cause.fault.echo
+        return state, state._tell() if known else []
+
+    def _tell(self) -> list[Action]:
+        """What the requests are told that the failure has cut, when its cause is as well known as it will be."""
+        return [Unserve(f"{self.cut}: {self.cause.line}")] if self.cut and self.cause is not None else []
 
     def _left(self, rank: int, why: str) -> tuple["Machine", list[Action]]:
         if rank not in self.present:
@@ -417,7 +432,13 @@ class Machine:
             state, timer = state._enter(Stage.WAITING, None)
             return state, timer
         if state.stage is Stage.ENDING:
-            return state._ended(rank)
+            heard: list[Action] = []
+            if state.cause is not None and state.cause.fault.echo and not state.draining:
+                # Somebody saw a peer go: this one, its supervisor and all.
+                lost = Cause(rank, state.attempt, state.cause.stage, faults.supervisor_lost(why))
+                state, heard = state._heard(lost)
+            state, actions = state._ended(rank)
+            return state, [*heard, *actions]
         if state.stage is Stage.STOPPING:
             return state._ended(rank)
         if state.stage is Stage.STOPPED:
@@ -429,14 +450,16 @@ class Machine:
     def _end(self) -> tuple["Machine", list[Action]]:
         """Ends all ranks everywhere. Requests end first: they must not be answered by half a group."""
         first = self.cause.line if self.cause is not None else "the group was stopped"
+        unsure = self.stage is Stage.READY and self.cause is not None and self.cause.fault.echo
+        cut = "the group failed and forms anew" if self.stage is Stage.READY else ""
         unserve = {
-            Stage.READY: f"the group failed and forms anew: {first}",
+            Stage.READY: f"{cut}: {first}",
             Stage.DRAINING: f"the group failed while its deployment was being stopped or moved: {first}",
             Stage.STOPPING: GRACE_IS_OVER,
         }.get(self.stage)
         state, timer = self._enter(Stage.ENDING, self.limits.end_seconds)
-        state = replace(state, done=frozenset(range(self.size)) - state.present)
-        actions: list[Action] = [Unserve(unserve)] if unserve is not None else []
+        state = replace(state, done=frozenset(range(self.size)) - state.present, cut=cut)
+        actions: list[Action] = [Unserve(unserve, settled=not unsure)] if unserve is not None else []
         actions += [EndRanks(state.attempt), *timer]
         if len(state.done) < state.size:
             return state, actions
@@ -451,9 +474,10 @@ class Machine:
 
     def _all_ended(self) -> tuple["Machine", list[Action]]:
         if self.draining:
-            state, timer = self._enter(Stage.STOPPED, None)
-            return state, [Unserve("the group has stopped"), *timer, ReleaseAll()]
-        return self._after_failure()
+            state, timer = replace(self, cut="")._enter(Stage.STOPPED, None)
+            return state, [*self._tell(), Unserve("the group has stopped"), *timer, ReleaseAll()]
+        state, actions = self._after_failure()
+        return replace(state, cut=""), [*self._tell(), *actions]
 
     def _after_failure(self) -> tuple["Machine", list[Action]]:
         """Budget and class decide between another attempt, a slow one, and none."""

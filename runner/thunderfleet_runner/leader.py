@@ -344,8 +344,8 @@ class Leader:
                 history.save(self._history_file, self.plan, past)
                 self._service().attach(_Link(self, attempt), self._vocabulary)
                 self._on_ready()
-            case attempts.Unserve(why=why):
-                self._service().detach(why)
+            case attempts.Unserve(why=why, settled=settled):
+                self._service().detach(why, settled=settled)
             case attempts.Admit(admit=admit):
                 self._service().draining = not admit
             case attempts.StopRanks(attempt=attempt):

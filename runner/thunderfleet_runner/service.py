@@ -28,6 +28,11 @@ PREPARE_SECONDS = 30.0
 """How long a rank may take to render and count one prompt."""
 
 
+FIRST_CAUSE_SECONDS = 1.0
+"""How long requests that a failure has cut wait for its first cause to be known: ranks that see a peer go are often heard
+before the one that has gone."""
+
+
 class Unavailable(Exception):
     """The group does not serve now; answer 503 with Retry-After. ``retry_after`` is in seconds."""
 
@@ -83,6 +88,8 @@ class Service:
         self._state = state
         self._link: RankLink | None = None
         self._away = "the group is not formed yet"
+        self._untold: asyncio.TimerHandle | None = None
+        """Set while what a failure has cut is not told yet."""
         self._turn = 0
         self._turn_open = False
         self._streams: dict[str, asyncio.Queue[protocol.Token | protocol.Done | Exception]] = {}
@@ -225,31 +232,46 @@ class Service:
 
     def attach(self, link: RankLink, vocabulary: Vocabulary) -> None:
         """The group is Ready: rank 0 is reached through ``link``."""
+        self._tell()
         self._link = link
         self._measured = None
         self.vocabulary = vocabulary
         self._turn = 0
         self._close()
 
-    def detach(self, why: str) -> None:
-        """The group is not Ready any more: everything that runs ends with Unavailable."""
+    def detach(self, why: str, *, settled: bool = True) -> None:
+        """The group is not Ready any more: everything that runs ends with Unavailable, and ``why``.
+
+        Not ``settled``: it is told by the next ``detach``, which may know better, at the latest in FIRST_CAUSE_SECONDS.
+        """
         self._link = None
         self._away = why
-        for stream in self._streams.values():
-            stream.put_nowait(Unavailable(why))
         ends, self._ends = self._ends, {}
         for ended in ends.values():
             ended(None)
+        if settled:
+            self._tell()
+        elif self._untold is None:
+            self._untold = asyncio.get_running_loop().call_later(FIRST_CAUSE_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        if self._untold is not None:
+            self._untold.cancel()
+            self._untold = None
+        for stream in self._streams.values():
+            stream.put_nowait(Unavailable(self._away))
         waiting: list[asyncio.Future[Any]] = [*self._counts.values()]
         if self._measured is not None:
             waiting.append(self._measured)
             self._measured = None
         for future in waiting:
             if not future.done():
-                future.set_exception(Unavailable(why))
+                future.set_exception(Unavailable(self._away))
 
     def deliver(self, message: protocol.FromRank) -> None:
-        """A message of rank 0's process that concerns requests; others are ignored."""
+        """A message of rank 0's process that concerns requests; others are ignored, and all that come after a failure."""
+        if self._link is None:
+            return
         match message:
             case protocol.Token(id=name):
                 if name in self._streams:

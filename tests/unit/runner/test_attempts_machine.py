@@ -231,6 +231,26 @@ def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) ->
     assert Unserve(attempts.GRACE_IS_OVER) in actions
 
 
+def test_requests_that_a_failure_cuts_are_told_its_first_cause() -> None:
+    ready = formed()
+    echo = Fault(FaultClass.RETRY, "PeerLost", "lost a peer", echo=True)
+    ending, actions = run(ready, Failed(0, 1, echo, faults.Stage.SERVE))
+    assert Unserve("the group failed and forms anew: rank 0: lost a peer", settled=False) in actions
+    # Its own word, its supervisor's end, or nothing more.
+    _, actions = run(ending, Failed(1, 1, RETRY, faults.Stage.SERVE))
+    assert actions == [Unserve("the group failed and forms anew: rank 1: killed")]
+    gone, actions = run(ending, Left(1, "closed"))
+    assert gone.cause is not None and gone.cause.rank == 1
+    assert [action.why for action in actions if isinstance(action, Unserve)] == [
+        f"the group failed and forms anew: {gone.cause.line}"
+    ]
+    _, actions = run(ending, Ended(0, 1), Ended(1, 1))
+    assert Unserve("the group failed and forms anew: rank 0: lost a peer") in actions
+    # An own word is enough.
+    _, actions = run(ready, Failed(1, 1, RETRY, faults.Stage.SERVE))
+    assert Unserve("the group failed and forms anew: rank 1: killed") in actions
+
+
 def test_backoff_grows_and_is_bounded() -> None:
     waits = [Machine(2, Limits(9, 60), failures=count).backoff for count in range(1, 40)]
     assert waits == sorted(waits)

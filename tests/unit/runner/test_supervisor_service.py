@@ -9,7 +9,7 @@ import pytest
 from thunderfleet_crds.group import BenchmarkReport, GroupPhase, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_runner import benchmark, canary, protocol
-from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable, Vocabulary
+from thunderfleet_runner.service import FIRST_CAUSE_SECONDS, GenerationFailed, Refused, Service, Unavailable, Vocabulary
 
 
 class Link:
@@ -111,6 +111,37 @@ async def test_the_groups_failure_ends_everything_as_unavailable(service: Servic
     assert not service.ready
     with pytest.raises(Unavailable, match="rank 1: it was killed"):
         await service.prepare(request("c"))
+
+
+async def test_what_is_cut_is_told_the_first_cause_when_that_is_known_soon(service: Service, link: Link) -> None:
+    running, counting = begin(service, "a"), asyncio.create_task(service.prepare(request("b")))
+    await settle()
+    service.detach("rank 0: it lost a peer", settled=False)
+    service.deliver(done("a"))
+    await settle()
+    assert not service.ready and service.running == 0
+    assert not running.done() and not counting.done()
+    service.detach("rank 1: it was killed")
+    for task in (running, counting):
+        with pytest.raises(Unavailable, match="rank 1: it was killed"):
+            await task
+
+
+async def test_what_is_cut_does_not_wait_long_for_a_first_cause(service: Service, link: Link) -> None:
+    assert FIRST_CAUSE_SECONDS <= 1.0
+    running = begin(service, "a")
+    await settle()
+    service.detach("rank 0: it lost a peer", settled=False)
+    with pytest.raises(Unavailable, match="rank 0: it lost a peer"):
+        await asyncio.wait_for(running, 60)
+    # Nor into the next group.
+    service.attach(link, Vocabulary(64, True))
+    running = begin(service, "b")
+    await settle()
+    service.detach("rank 0: it lost a peer again", settled=False)
+    service.attach(Link(), Vocabulary(64, True))
+    with pytest.raises(Unavailable, match="again"):
+        await running
 
 
 async def test_one_requests_failure_is_its_own(service: Service) -> None:
