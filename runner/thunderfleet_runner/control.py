@@ -19,6 +19,7 @@ from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, 
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 
 from thunderfleet_runner import peers
+from thunderfleet_runner.doors import Doors
 from thunderfleet_runner.relay import RELAY_PATH
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ JOIN_PATH = "/v1/join"
 HANDSHAKE_SECONDS = 5.0
 TICK_SECONDS = 0.5
 SILENT_TICKS = round(peers.CUT_OFF_SECONDS / TICK_SECONDS)
+CONNECTIONS = 64
+"""At the control port: peers, their relays, the operator, and strangers until TLS has refused them."""
 _MESSAGE_LIMIT = 1 << 20
 
 
@@ -236,7 +239,8 @@ async def serve_control(
         ending = True
         changes.tell()
 
-    app = web.Application()
+    doors = Doors(CONNECTIONS)
+    app = web.Application(middlewares=[doors.mark])
     app.on_shutdown.append(end_waits)
     app.add_routes([web.get(STATE_PATH, get_state), web.post(DRAIN_PATH, post_drain), web.get(JOIN_PATH, get_join)])
     app.router.add_get(RELAY_PATH, relay)
@@ -245,7 +249,7 @@ async def serve_control(
     entry = plan.ranks[rank]
     for address in plan.control_addresses(rank):
         try:
-            await web.TCPSite(runner, address, entry.control_port, ssl_context=tls).start()
+            await doors.listen(runner, address, entry.control_port, tls)
         except OSError as error:
             if address == entry.address or error.errno == errno.EADDRINUSE:
                 await runner.cleanup()

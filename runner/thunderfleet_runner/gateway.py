@@ -21,6 +21,7 @@ from prometheus_client.exposition import choose_encoder
 
 from thunderfleet_runner import openai, protocol
 from thunderfleet_runner.admission import Admission, Full, Place
+from thunderfleet_runner.doors import Doors
 from thunderfleet_runner.openai import ApiError, Endpoint
 from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
 
@@ -41,6 +42,8 @@ QUEUE_PER_PLACE = 4
 SMALLEST_QUEUE = 16
 SPARE_REQUESTS = 16
 """Requests that may be read and counted beside those that run or wait; more are turned away before their body is read."""
+SPARE_CONNECTIONS = 128
+"""Connections beside those of requests that may be there: kept for later, of probes, and of who is told to come again."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Event = protocol.Token | protocol.Done
@@ -98,10 +101,12 @@ class Gateway:
         )
         self._metrics = _Metrics(service, lambda: self._admission)
         self._inside = 0
+        self.doors = Doors(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
+        """Where its clients come in."""
         self._created = int(time.time())
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._middleware])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.doors.mark, self._middleware])
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)

@@ -18,7 +18,7 @@ from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
 
-from thunderfleet_runner import attempts, canary, control, faults, jaccl, peers, preflight, stranded
+from thunderfleet_runner import attempts, canary, control, doors, faults, jaccl, peers, preflight, stranded
 from thunderfleet_runner.follower import Follower
 from thunderfleet_runner.leader import Leader
 from thunderfleet_runner.member import Member
@@ -231,8 +231,9 @@ class Supervisor:
         from thunderfleet_runner import gateway
 
         entry = self.plan.ranks[self.rank]
+        served = gateway.Gateway(self.service, self.settings.api_keys)
         runner = web.AppRunner(
-            gateway.create_app(self.service, self.settings.api_keys),
+            served.app(),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=2.0,
@@ -240,7 +241,7 @@ class Supervisor:
         )
         await runner.setup()
         try:
-            await _once_free(lambda: web.TCPSite(runner, entry.address, entry.gateway_port).start())
+            await _once_free(lambda: served.doors.listen(runner, entry.address, entry.gateway_port))
         except OSError:
             await runner.cleanup()
             raise
@@ -314,6 +315,7 @@ def api_keys(folder: Path) -> frozenset[str]:
 
 async def serve(settings: Settings) -> None:
     """Runs a supervisor until SIGTERM or SIGINT, and what that asks for."""
+    doors.allow_descriptors()
     supervisor = Supervisor(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
