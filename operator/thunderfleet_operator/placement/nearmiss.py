@@ -5,15 +5,16 @@ each cable that is missing or cannot be used. The cheapest set is the near miss,
 memory is short even then, the bytes that are missing are told.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Protocol
 
 from thunderfleet_operator.placement.amounts import gib
+from thunderfleet_operator.placement.eligible import wanted_model
 from thunderfleet_operator.placement.fitting import RDMA, Fitting
 from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.hops import Hop, rdma_hops, rdma_lack, ring_hops, ring_lack
+from thunderfleet_operator.placement.hops import MESH_RANKS, Hop, rdma_hops, rdma_lack, ring_hops, ring_lack
 from thunderfleet_operator.placement.memory import Bounds, Needs
 from thunderfleet_operator.placement.request import Lack, NearMiss, Request, Unplaceable
 from thunderfleet_operator.placement.score import LABELS
@@ -27,6 +28,8 @@ LISTED = 6
 """Macs named in a message."""
 SWITCH_ON, LOOK, PLUG, BUY = 1, 2, 3, 50
 """What it costs an owner to mend: a setting, an address, a cable, memory."""
+MENDED = 8
+"""Macs that cannot take part, but could if they were mended, among which a near miss is looked for."""
 
 
 class Holders(Protocol):
@@ -34,6 +37,8 @@ class Holders(Protocol):
 
     @property
     def needs(self) -> Needs: ...
+    @property
+    def mlx(self) -> tuple[str, str]: ...
     @property
     def macs(self) -> Mapping[str, Mac]: ...
 
@@ -57,7 +62,7 @@ class Searched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What two Macs lack to be joined."""
+    """What two Macs lack to be joined, or one Mac to take part."""
 
     cost: int
     text: str
@@ -101,8 +106,117 @@ def gap(fleet: Fleet, one: str, other: str, transport: Transport) -> Gap | None:
     return Gap(PLUG, f"{pair}: the cable is unplugged" if cables else f"{pair}: no Thunderbolt cable")
 
 
-def _pool(fleet: Fleet, members: Sequence[Mac]) -> list[Mac]:
-    """A few Macs that a near miss is likely among."""
+def _effort(mac: Mac, request: Request) -> int:
+    """What it costs to mend a Mac that may not take a rank."""
+    if mac.name in request.avoid:
+        return PLUG
+    if not mac.ready or mac.quarantine or not mac.address or not mac.profiled:
+        return LOOK
+    return SWITCH_ON if any(model.complete and model.sized for model in wanted_model(mac, request)) else PLUG
+
+
+def _mendable(search: Searched, universe: Holders | None, transport: Transport) -> dict[str, Gap]:
+    """Macs that cannot take part over this transport beside those of ``universe``, the least first, and what each lacks: the
+    end of a sentence that begins with its name."""
+    request, found = search.request, dict[str, Gap]()
+    backend = "jaccl" if transport in RDMA else "ring"
+    for name, mac in search.fleet.macs.items():
+        if name in search.lacks:
+            found[name] = Gap(_effort(mac, request), search.lacks[name])
+        elif universe is not None and name not in universe.macs:
+            mlx, mlx_lm = universe.mlx
+            if (mac.mlx_version or "", mac.mlx_lm_version or "") != universe.mlx:
+                theirs = f"MLX {mac.mlx_version or '?'} with mlx-lm {mac.mlx_lm_version or '?'}"
+                found[name] = Gap(PLUG, f"has {theirs}, the others MLX {mlx or '?'} with mlx-lm {mlx_lm or '?'}")
+            else:
+                found[name] = Gap(PLUG, f"has other files of {request.model} than the others")
+        elif transport is not Transport.NONE and backend not in mac.backends:
+            found[name] = Gap(PLUG, f"runs an MLX without {backend}")
+    macs = search.fleet.macs
+    return dict(sorted(found.items(), key=lambda entry: (entry[1].cost, -macs[entry[0]].free_bytes, entry[0])))
+
+
+def _needs(search: Searched, universe: Holders | None) -> Needs | None:
+    """Of the model; where no Mac may take a rank, as any of them knows it."""
+    if universe is not None:
+        return universe.needs
+    known = (model for _, mac in sorted(search.fleet.macs.items()) for model in wanted_model(mac, search.request))
+    facts = next((model for model in known if model.complete and model.sized), None)
+    return Needs(facts, search.request.memory) if facts is not None else None
+
+
+def _alone_mended(search: Searched, universe: Holders | None) -> Miss | None:
+    """A Mac that would hold the whole model if it could take a rank."""
+    needs, macs = _needs(search, universe), search.fleet.macs
+    need = needs.bounds(Split.NONE, 1) if needs is not None else None
+    for name, lacking in _mendable(search, universe, Transport.NONE).items():
+        if isinstance(need, Bounds) and macs[name].free_bytes < need.together:
+            continue
+        near = NearMiss((name,), Transport.NONE, Split.NONE, f"{LABELS[Transport.NONE]}: {name} {lacking.text}")
+        return Miss(lacking.cost, 0, near, "NoRoom")
+    return None
+
+
+def _mended(search: Searched, universe: Holders | None, transport: Transport, able: Sequence[Mac]) -> Miss | None:
+    """What a group over this transport would lack if more Macs than the ``able`` ones took part; None when mending Macs
+    makes no difference."""
+    fleet, request, label = search.fleet, search.request, LABELS[transport]
+    least, most = max(2, request.min_nodes), request.max_nodes or len(fleet.macs)
+    if least > (request.max_nodes or least):
+        return None
+    if transport is Transport.JACCL:
+        most = min(most, MESH_RANKS)
+        if least > MESH_RANKS:
+            text = f"{label}: has {MESH_RANKS} Macs at most, nodes.min asks for {least}"
+            return Miss(BUY + 3, 0, NearMiss((), transport, Split.NONE, text), "TransportUnavailable")
+    others = _mendable(search, universe, transport)
+    names_able = {mac.name for mac in able}
+    taken = [name for name in others if name not in names_able][: max(MENDED, least - len(able))]
+    members = [*able, *(fleet.macs[name] for name in taken)]
+    ranked = sorted(members, key=lambda mac: (-mac.free_bytes, mac.name))
+    missing = least - len(members)
+    if missing > 0:
+        there = f"there {'is' if len(members) == 1 else 'are'} {len(members)}"
+        lacking = [f"takes {least} Macs, {there}: join {missing} more to the cluster (thunderfleet-kubelet join)"]
+        lacking += _together(Lack(name, others[name].text) for name in taken)
+        text = f"{label}: {_some(lacking)}"
+        return Miss(BUY * missing, 0, NearMiss(tuple(sorted(m.name for m in members)), transport, Split.NONE, text), "NoRoom")
+    needs = _needs(search, universe)
+    short: list[Miss] = []
+    for size in range(least, min(most, len(members)) + 1) if needs is not None and taken else ():
+        for split in search.splits(transport):
+            need = needs.bounds(split, size) if needs is not None else ""
+            if isinstance(need, str) or needs is None:
+                continue
+            if sum(mac.free_bytes for mac in ranked[:size]) < need.together or ranked[size - 1].free_bytes < need.least:
+                what = f"the {size} with most, could all take part, have"
+                short.append(_memory(ranked, need, transport, split, size, what))
+                continue
+            loose = _loosened(fleet, members, needs, transport, split, size, need, others)
+            if loose is None:
+                continue
+            nodes, gaps = loose
+            lacking = _together(Lack(name, others[name].text) for name in nodes if name in others)
+            text = f"{label} of {names(nodes)}: {_some([*lacking, *(entry.text for entry in gaps)])}"
+            cost = sum(entry.cost for entry in gaps) + sum(others[name].cost for name in nodes if name in others)
+            return Miss(cost, 0, NearMiss(nodes, transport, split, text), "NoRoom")
+    if len(able) >= least:
+        return None
+    if short:
+        return min(short, key=lambda miss: miss.order)
+    wanted = taken[: least - len(able)]
+    nodes = tuple(sorted([*names_able, *wanted])[:16])
+    text = f"{label} of {names(nodes)}: {_some(_together(Lack(name, others[name].text) for name in wanted))}"
+    return Miss(sum(others[name].cost for name in wanted), 0, NearMiss(nodes, transport, Split.NONE, text), "NoRoom")
+
+
+def _some(texts: Sequence[str]) -> str:
+    """As many as people read."""
+    return "; ".join(texts[:4]) + (f"; and {len(texts) - 4} more" if len(texts) > 4 else "")
+
+
+def _pool(fleet: Fleet, members: Sequence[Mac], lacking: Container[str]) -> list[Mac]:
+    """A few Macs that a near miss is likely among. Those ``lacking`` something count as in use."""
     ranked = sorted(members, key=lambda mac: (-mac.free_bytes, mac.name))
     pool = {mac.name: mac for mac in ranked[: POOL // 2]}
     by_name = {mac.name: mac for mac in members}
@@ -115,21 +229,21 @@ def _pool(fleet: Fleet, members: Sequence[Mac]) -> list[Mac]:
         if len(pool) >= POOL:
             break
         pool[mac.name] = mac
-    return [replace(mac, in_use=False, dials=None) for mac in pool.values()]
+    return [replace(mac, in_use=mac.name in lacking, dials=None) for mac in pool.values()]
 
 
 def _loosened(
     fleet: Fleet,
-    request: Request,
     members: Sequence[Mac],
     needs: Needs,
     transport: Transport,
     split: Split,
     size: int,
     need: Bounds,
+    lacking: Container[str] = (),
 ) -> tuple[tuple[str, ...], list[Gap]] | None:
-    """The cheapest set that would do, and what it lacks."""
-    pool = _pool(fleet, members)
+    """The cheapest set that would do, and what its hops lack; as few of those that are ``lacking`` themselves as can be."""
+    pool = _pool(fleet, members, lacking)
     gaps: dict[tuple[str, str], Gap | None] = {}
 
     def hops(node: str) -> dict[str, Hop]:
@@ -139,8 +253,8 @@ def _loosened(
                 key = (node, mac.name)
                 if key not in gaps:
                     gaps[key] = gap(fleet, *key, transport)
-                lacking = gaps[key]
-                found[mac.name] = Hop(0, lacking.cost if lacking else 0)
+                missing = gaps[key]
+                found[mac.name] = Hop(0, missing.cost if missing else 0)
         return found
 
     area = Area(pool, hops, 0)
@@ -205,8 +319,9 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
     unable = sorted(mac.name for mac in everybody if backend not in mac.backends)
     wanted = list(search.near_sizes(transport))
     if len(able) < max(2, request.min_nodes):
+        mended = _mended(search, universe, transport, able)
         if not unable or not wanted:
-            return []
+            return [mended] if mended is not None else []
         what = "RDMA" if transport in RDMA else LABELS[transport]
         text = f"{what}: the MLX of {names(unable)} lacks {backend}"
         return [Miss(BUY + 2, 0, NearMiss(tuple(unable[:16]), transport, Split.NONE, text), "TransportUnavailable")]
@@ -232,15 +347,14 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
             if total < need.together or ranked[size - 1].free_bytes < need.least:
                 misses.append(_memory(ranked, need, transport, split, size, f"the {size} with most have"))
                 continue
-            loose = _loosened(fleet, request, able, universe.needs, transport, split, size, need)
+            loose = _loosened(fleet, able, universe.needs, transport, split, size, need)
             if loose is None:
                 misses.append(_memory(ranked, need, transport, split, size, "no division fits Macs with together"))
                 continue
             nodes, gaps = loose
             if gaps:
-                lacking = "; ".join(entry.text for entry in gaps[:4]) + (f"; and {len(gaps) - 4} more" if len(gaps) > 4 else "")
                 cost = sum(entry.cost for entry in gaps)
-                text = f"{LABELS[transport]} of {names(nodes)}: {lacking}"
+                text = f"{LABELS[transport]} of {names(nodes)}: {_some([entry.text for entry in gaps])}"
                 misses.append(Miss(cost, 0, NearMiss(nodes, transport, split, text), "NotConnected"))
             # Without facts of dials, cables alone join.
             apart = transport in RDMA or all(mac.dials is None for mac in able)
@@ -251,6 +365,10 @@ def _transport(search: Searched, universe: Holders, transport: Transport) -> lis
                     break
         if len(misses) > 12:
             break
+    if all(miss.cost >= BUY for miss in misses):
+        # Perhaps nothing has to be bought.
+        mended = _mended(search, universe, transport, able)
+        misses += [mended] if mended is not None else []
     return sorted([*misses, *refused.values()], key=lambda miss: miss.order)
 
 
@@ -276,12 +394,14 @@ def explain(search: Searched) -> Unplaceable:
         by_transport.append([Miss(0, 0, near, "NotYetObserved")])
     for transport in search.transports():
         found: list[Miss] = []
-        for universe in search.universes:
+        for universe in search.universes or (None,):
             if transport is not Transport.NONE:
-                found += _transport(search, universe, transport)
+                mended = _mended(search, None, transport, ()) if universe is None else None
+                found += [mended] if mended else _transport(search, universe, transport) if universe is not None else []
             elif request.min_nodes == 1:
-                alone = _alone(list(universe.macs.values()), universe.needs.bounds(Split.NONE, 1))
-                found += [alone] if alone else []
+                whole = universe.needs.bounds(Split.NONE, 1) if universe is not None else ""
+                alone = _alone(list(universe.macs.values()), whole) if universe is not None else None
+                found += [miss for miss in (alone, _alone_mended(search, universe)) if miss is not None]
         if found:
             by_transport.append(sorted(found, key=lambda miss: miss.order))
     return _tell(search, by_transport)
@@ -329,6 +449,24 @@ def _together(lacks: Iterable[Lack]) -> list[str]:
     return [f"{'each of ' if len(nodes) > 1 else ''}{names(nodes)} {message}" for message, nodes in who.items()]
 
 
+def _tells(text: str, entry: Lack) -> bool:
+    """Whether this text says what this Mac lacks, of it alone or of several together."""
+    before, found, _ = text.partition(f" {entry.message}")
+    who = before.rsplit("; ", 1)[-1].rsplit(": ", 1)[-1]
+    return bool(found) and entry.node in who.removeprefix("each of ").split(", ")
+
+
+def _by_transports(best: Sequence[Miss]) -> list[str]:
+    """Their messages; what several transports lack is said once."""
+    labels: dict[str, list[str]] = {}
+    for miss in best:
+        label = LABELS[miss.near.transport]
+        message = miss.near.message
+        text = message.removeprefix(label)
+        labels.setdefault(text, []).extend([label] if text != message else [])
+    return [", ".join(which) + text for text, which in labels.items()]
+
+
 def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceable:
     request = search.request
     best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
@@ -341,11 +479,12 @@ def _tell(search: Searched, by_transport: Sequence[Sequence[Miss]]) -> Unplaceab
     ]
     ordered = tuple(sorted(lacks, key=lambda entry: entry.node))
     wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
-    parts = [miss.near.message for miss in best]
+    parts = _by_transports(best)
     ineligible = [entry for entry in ordered if entry.node in search.lacks]
     if len(ordered) <= LISTED:
         ineligible = list(ordered)
-    together = _together(entry for entry in ineligible if f"{entry.node} {entry.message}" not in parts)
+    told_already = "; ".join(parts)
+    together = _together(entry for entry in ineligible if not _tells(told_already, entry))
     parts += together[:LISTED]
     if len(together) > LISTED:
         parts.append(f"and more Macs with {len(together) - LISTED} other lacks")

@@ -527,3 +527,54 @@ def test_what_was_found_before_the_limit_stands() -> None:
     found = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=WantedTransport.RING), work_limit=200))
     whole = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=WantedTransport.RING)))
     assert found.score is not None and whole.score is not None and whole.score <= found.score
+
+
+WAYS = (Transport.JACCL, Transport.JACCL_RING, Transport.RING)
+
+
+def _misses(found: Placement | Unplaceable) -> dict[Transport, str]:
+    """The best near miss of each transport."""
+    return {miss.transport: miss.message for miss in reversed(refused(found).near_misses)}
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ({"schedulable": False}, "c is cordoned (kubectl uncordon c)"),
+        ({"models": ()}, "c does not have /models/a on its disk"),
+        ({"ready": False}, "c is not Ready"),
+        ({"mlx_version": "0.31.0"}, "c has MLX 0.31.0 with mlx-lm ?, the others MLX ? with mlx-lm ?"),
+        (None, "takes 3 Macs, there are 2: join 1 more to the cluster (thunderfleet-kubelet join)"),
+    ],
+)
+def test_too_few_macs_are_told_with_what_would_make_them_enough(what: dict[str, object] | None, told: str) -> None:
+    facts = model((2,) * 4, tensor={1: (8,), 3: (3, 3, 3)})
+    macs = [mac(name, 6, facts, backends=BOTH) for name in "abc"]
+    fleet = Fleet([*macs[:2], *([] if what is None else [replace(macs[2], **what)])], mesh("abc"))  # type: ignore[arg-type]
+    found = plan(fleet, Request(path=PATH, memory=NO_KV, min_nodes=3))
+    misses = _misses(found)
+    assert refused(found).reason == "NotEnoughMacs"
+    assert all(told in misses[transport] for transport in WAYS), misses
+    assert refused(found).message.count(told) == 1, "what all transports lack is said once"
+
+
+def test_a_mac_that_would_do_is_told_of_with_its_own_lack_and_that_of_its_cables() -> None:
+    macs = [mac("a", 6, SPLITS, backends=BOTH), mac("b", 6, SPLITS, backends=BOTH, schedulable=False)]
+    macs.append(replace(mac("c", 6, SPLITS, backends=BOTH), models=()))
+    misses = _misses(plan(Fleet(macs, (cable("a", "b", rdma="it is Down"),)), Request(path=PATH, memory=NO_KV)))
+    assert misses[Transport.JACCL] == "JACCL mesh of a, b: b is cordoned (kubectl uncordon b); a ↔ b: it is Down"
+    assert misses[Transport.RING] == "TCP ring of a, b: b is cordoned (kubectl uncordon b)"
+    # Alone, no Mac is big enough, whoever is uncordoned; a big one would be.
+    assert "the whole model needs" in misses[Transport.NONE]
+    big = mac("d", 60, SPLITS, schedulable=False)
+    assert _misses(plan(Fleet([*macs, big]), Request(path=PATH, memory=NO_KV)))[Transport.NONE] == (
+        "one Mac: d is cordoned (kubectl uncordon d)"
+    )
+
+
+def test_no_mac_that_may_take_a_rank_is_a_near_miss_of_every_transport() -> None:
+    macs = [mac(name, 6, SPLITS, backends=BOTH, schedulable=False) for name in "ab"]
+    misses = _misses(plan(Fleet(macs, mesh("ab")), Request(path=PATH, memory=NO_KV, min_nodes=2)))
+    assert all("a is cordoned" in misses[transport] and "b is cordoned" in misses[transport] for transport in WAYS)
+    many = Request(path=PATH, memory=NO_KV, min_nodes=9, transport=WantedTransport.JACCL)
+    assert "has 8 Macs at most, nodes.min asks for 9" in refused(plan(Fleet(macs), many)).message
