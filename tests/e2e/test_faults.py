@@ -1,11 +1,12 @@
 """What breaks, and what must hold then: each fault on the real control plane, with real processes killed."""
 
+import re
 import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -263,6 +264,68 @@ def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> N
     line.until("the Mac is back", line.ready_machines)
     held.until_ready()
     assert held.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+# --- what a kill leaves behind ---
+
+# Memory is read as on a real Mac (elsewhere a kill strands none), and what is not back is known soon.
+MEASURED = """#!/bin/sh
+exec {python} -P -c 'import sys
+from thunderfleet_runner import stranded
+stranded.reader, stranded.BACK_SECONDS = (lambda: stranded.wired_bytes), 3.0
+from thunderfleet_runner.cli import main
+sys.exit(main())' "$@"
+"""
+
+
+@pytest.fixture
+def measured(line: Any) -> Iterator[Callable[[str, int], None]]:
+    """Runners that begin now measure their Mac's wired memory; ``measured(mac, pages)`` adds so many pages to it."""
+    folders = {mac: line.cluster.folder.root / "machines" / mac for mac in line.macs}
+    before = {mac: (folder / "recorded/vm_stat").read_text() for mac, folder in folders.items()}
+    program = MEASURED.format(python=line.cluster.image_folder / "bin/python3")
+    for folder in folders.values():
+        (folder / "bin/thunderfleet-runner").write_text(program)
+        (folder / "bin/thunderfleet-runner").chmod(0o755)
+
+    def wire(mac: str, pages: int) -> None:
+        wired = re.sub(r"(?<=Pages wired down:)( +)(\d+)", lambda found: f"{found[1]}{int(found[2]) + pages}", before[mac])
+        assert wired != before[mac]
+        (folders[mac] / "recorded/vm_stat").write_text(wired)
+
+    yield wire
+    for mac, folder in folders.items():
+        (folder / "bin/thunderfleet-runner").unlink()
+        (folder / "recorded/vm_stat").write_text(before[mac])
+
+
+def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
+    line: Any, deploy: Deploy, alone: Alone, measured: Callable[[str, int], None]
+) -> None:
+    served = deploy("stranded").until_ready()
+    before = served.group()
+    lost = next(rank["node"] for rank in before["ranks"] if rank["node"] != "studio-1")
+
+    def quarantined() -> Json:
+        conditions = line.json("get", "np", lost).get("status", {}).get("conditions", [])
+        return next((found for found in conditions if found["type"] == "Quarantined"), {})
+
+    # 40 GiB of 16 KiB each.
+    measured(lost, 40 << 16)
+    kill(line, lost, f"{RANK}.*{served.name}")
+    served.until("it serves on another pair", lambda: served.group().get("epoch") != before["epoch"] and served.is_ready())
+    assert {rank["node"] for rank in served.ranks()} == {"studio-1", *({"studio-2", "mini-1"} - {lost})}
+    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    failure = served.group()["lastFailure"]
+    assert (failure["class"], failure["reason"], failure["node"]) == ("Reboot", "MemoryStranded", lost)
+    told = quarantined()
+    assert (told["status"], told["reason"]) == ("True", "MemoryStranded"), told
+    assert "40.0 GiB" in told["message"] and f"reboot of {lost}" in told["message"], told["message"]
+    line.cluster.machines[lost].off()
+    line.cluster.machines[lost].on()
+    line.until("the Mac is well again", lambda: quarantined().get("status") == "False", told=lambda: str(quarantined()))
+    line.until("the Mac is back", line.ready_machines)
+    assert served.is_ready() or served.until_ready()
 
 
 # --- strangers ---
