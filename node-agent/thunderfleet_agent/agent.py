@@ -36,6 +36,7 @@ from thunderfleet_agent.measure.view import view
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.publish import PROFILES, Publisher
 from thunderfleet_agent.reach import listen_addresses
+from thunderfleet_agent.recall import Recall
 from thunderfleet_agent.server import Server
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class Loop:
         self._prober = prober
         self._loaded = False
         self._damper = Damper()
+        self._recall = Recall()
+        self._recalled = False
         self._found: Profile | None = None
         self._ends: tuple[Cable, ...] = ()
         self._explore = asyncio.Event()
@@ -253,10 +256,13 @@ class Loop:
     async def publish(self) -> None:
         """One round: profile, then cables. Raises ApiError."""
         self._damper.see(self._collector.facts, time.monotonic())
-        facts = self._damper.held(self._collector.facts)
         looking = self._looked is None or time.monotonic() >= self._due()
         if looking:
             await self._publisher.look()
+        if not self._recalled:
+            self._recall.begin(self._publisher.earlier)
+            self._recalled = True
+        facts = self._recall.beside(self._damper.held(self._collector.facts))
         reachability: tuple[Reachability, ...] = ()
         if self._explorer is not None:
             self._explorer.begin(self._publisher.reachability)

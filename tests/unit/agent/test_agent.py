@@ -314,6 +314,48 @@ async def test_a_model_is_published_first_and_its_sizes_when_they_are_known(
         await until(lambda: model().get("sizedBy") == "MLX")
 
 
+async def test_a_restart_takes_nothing_away_that_takes_long_to_find_out(
+    machine: Any, kube: Any, make_model: Any, tmp_path: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is started again finds models and runtime slowly: what it said before stands until then, and no longer."""
+    model = make_model(tmp_path / "models" / "org" / "tiny")
+    size = json.dumps({"sizedBy": "MLX", "layers": 4, "sizes": [{"worldSize": 1, "tensorBytesPerRank": [32]}]})
+    (tmp_path / "size.json").write_text(size)
+    (tmp_path / "go").touch()
+    waits = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    asked = f"case $1 in size) exec cat {tmp_path}/size.json;; esac; exec cat {machine.folder}/thunderfleet-runner.txt"
+    machine.script("thunderfleet-runner", f"{waits}; {asked}")
+
+    def said() -> tuple[Any, Any]:
+        status = kube.objects.get(PROFILE, {}).get("status", {})
+        return status.get("runtime"), [(one["path"], one.get("layers")) for one in status.get("models") or []]
+
+    async with running(kube, monkeypatch, model_folders=(tmp_path / "models",)):
+        await until(lambda: said()[0] and said()[1] == [(str(model), 4)])
+    before = said()
+    (tmp_path / "go").unlink()
+    async with running(kube, monkeypatch, model_folders=(tmp_path / "models",)) as loop:
+        await until(lambda: loop._found is not None and loop._collector.facts.models)
+        look = loop._publisher.look
+        looks = 0
+
+        async def counted() -> None:
+            nonlocal looks
+            looks += 1
+            await look()
+
+        monkeypatch.setattr(loop._publisher, "look", counted)
+        await until(lambda: looks >= 3)
+        assert said() == before
+        (tmp_path / "size.json").write_text(size.replace('"layers": 4', '"layers": 5'))
+        (tmp_path / "go").touch()
+        await until(lambda: said() == (before[0], [(str(model), 5)]))
+        # Known by itself now: another folder's facts are not those of before.
+        (tmp_path / "go").unlink()
+        (model / "config.json").write_text('{"model_type": "llama", "other": true}')
+        await until(lambda: said()[1] == [(str(model), None)])
+
+
 # TLS, metrics, health
 
 
