@@ -130,6 +130,7 @@ class Server:
         finally:
             self._talks -= 1
             await ws.close()
+            talk.hang_up(transport.get_extra_info("socket"))
         return ws
 
     async def _healthz(self, request: web.Request) -> web.Response:

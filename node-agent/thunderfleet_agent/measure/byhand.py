@@ -31,6 +31,7 @@ from thunderfleet_agent.measure.view import View, notes, view, wanted
 from thunderfleet_agent.publish import Publisher
 
 QUIET_SECONDS = 2.0
+TICK_SECONDS = 0.5
 # A busy peer is asked again for so long, if it may be free so soon.
 PATIENCE_SECONDS = 60.0
 SOON_SECONDS = 5.0
@@ -69,16 +70,22 @@ class Progress:
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._live = out, out.isatty()
-        self._begun, self._quiet_until = time.monotonic(), 0.0
+        self._begun, self._quiet_until, self._text = time.monotonic(), 0.0, ""
 
     def say(self, text: str) -> None:
-        now = time.monotonic()
+        now, self._text = time.monotonic(), text
         if not self._live and now < self._quiet_until:
             return
         self._quiet_until = now + QUIET_SECONDS
         line = f"{time.monotonic() - self._begun:5.1f} s  {text}"
         self._out.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
         self._out.flush()
+
+    async def say_on(self) -> None:
+        """The same again until cancelled, with the seconds that run on."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.say(self._text)
 
     def end(self) -> None:
         if self._live:
@@ -110,6 +117,8 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
     """Every cable and address to ``peer``: what was measured, or why not. Raises CannotMeasure."""
     context = _identity(own)
     assert own.node is not None and own.host_ip is not None
+    if peer == own.node:
+        raise CannotMeasure(f"{peer} is this Mac; a link leads to another one: `kubectl get np` lists them")
     try:
         kube = await Kube.connect(own.kubeconfig)
     except Exception as error:
@@ -135,10 +144,14 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
     answers: list[tuple[str, Figures | str]] = []
     for probe in probes:
         progress.say(f"{probe.key} (at most {probe.seconds:.0f} s)")
+        saying = asyncio.create_task(progress.say_on())
         try:
             answers.append((str(probe.key), await _patiently(prober, lender, probe, progress)))
         except (Busy, Ended, talk.Refused, talk.Broken, process.ChildFailed, OSError) as error:
             answers.append((str(probe.key), f"not measured: {error}"))
+        finally:
+            saying.cancel()
+            await asyncio.gather(saying, return_exceptions=True)
     progress.end()
     answers += [("rdma", f"not measured: {note}") for note in notes(found, settings)]
     return answers
@@ -184,7 +197,9 @@ async def _view(kube: Kube, own: Own, peer: str, settings: Settings) -> tuple[Vi
     await publisher.look()
     mine, theirs = publisher.earlier, await publisher.profile_of(peer)
     if mine is None or theirs is None or theirs.status.agent is None:
-        raise CannotMeasure(f"{peer if mine else own.node} has no NodeProfile with an agent: does its agent run?")
+        raise CannotMeasure(
+            f"{peer if mine else own.node} has no NodeProfile with an agent: is it among `kubectl get np`, does its agent run?"
+        )
     facts = [fact for fact in mine.status.reachability if fact.node == peer]
     ends = [link.spec for link in publisher.links]
     found = view(own.node, own.host_ip, mine.status, ends, publisher.links, facts, {peer: theirs.status.agent}, settings)

@@ -18,6 +18,7 @@ import threading
 from typing import Any, NoReturn
 
 START_SECONDS = 20.0
+LAST_WORDS_SECONDS = 0.5
 
 
 class Ended(Exception):
@@ -45,7 +46,10 @@ class Pipe:
         self.stopped = True
 
     def _out_of_time(self, seconds: float) -> None:
-        self.say({"error": f"was not done within {seconds:g} s"})
+        # Not itself: an agent that is frozen reads nothing, and whoever tells it something waits for ever.
+        telling = threading.Thread(target=self.say, args=({"error": f"was not done within {seconds:g} s"},), daemon=True)
+        telling.start()
+        telling.join(LAST_WORDS_SECONDS)
         os._exit(1)
 
     def _read(self) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from thunderfleet_agent import cli
+from thunderfleet_agent import cli, identity
 from thunderfleet_agent.measure import byhand
 from thunderfleet_agent.measure.results import Figures
 from thunderfleet_agent.measure.settings import Settings
@@ -34,6 +34,13 @@ async def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
     own = byhand.Own("studio-1", "127.0.0.1", tmp_path, None)
     with pytest.raises(byhand.CannotMeasure, match=r"certificate in .* cannot be used"):
         await byhand.link("studio-2", own, Settings(), byhand.Progress(io.StringIO()))
+
+
+async def test_a_link_to_itself_is_none(tmp_path: Path) -> None:
+    identity.write(tmp_path)
+    own = byhand.Own("studio-1", "127.0.0.1", tmp_path, None)
+    with pytest.raises(byhand.CannotMeasure, match="studio-1 is this Mac; a link leads to another one: `kubectl get np`"):
+        await byhand.link("studio-1", own, Settings(), byhand.Progress(io.StringIO()))
 
 
 def test_figures_for_people_and_for_programs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from thunderfleet_agent.measure.desk import Busy
 from thunderfleet_agent.measure.prober import Ended, Prober
 from thunderfleet_agent.measure.probes import Key, Kind, Probe, Target, rdma
 from thunderfleet_agent.measure.probes import socket as socket_probe
-from thunderfleet_agent.measure.results import Figures, Ledger
+from thunderfleet_agent.measure.results import FILE, Figures, Ledger
 from thunderfleet_agent.measure.sessions import End
 from thunderfleet_agent.measure.settings import Settings, parse
 from thunderfleet_agent.measure.streams import DOWN, ECHO, TOKEN_BYTES, UP, Gate, dial, in_thread
@@ -580,6 +581,13 @@ def pair_processes() -> list[int]:
     return found
 
 
+def process_order(pid: int) -> dict[str, object]:
+    """What a measuring process was told to do."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    order: dict[str, object] = json.loads(words[words.index("measure-child") + 1])
+    return order
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(tmp_path: Path) -> None:
     async with macs(2, tmp_path, ring()) as (a, b):
@@ -592,20 +600,33 @@ async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(t
         assert not pair_processes()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
-    tmp_path: Path, until: Until, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderfleet_agent.measure.sessions.FORM_SECONDS", -12.0)
-    async with macs(2, tmp_path, ring()) as (a, b):
+    # Of the time for a group, since a rank that is frozen costs it whole.
+    monkeypatch.setattr("thunderfleet_agent.measure.sessions.FORM_SECONDS", -15.0)
+    run, struck = process.run, list[int]()
+
+    async def runs(order: dict[str, object], heard: process.Heard) -> dict[str, object]:
+        async def hears(message: dict[str, object]) -> dict[str, object] | None:
+            if message.get("formed") == rank:
+                (pid,) = (each for each in pair_processes() if process_order(each)["rank"] == rank)
+                os.kill(pid, how)
+                struck.append(pid)
+            return await heard(message)
+
+        return await run(order, hears)
+
+    monkeypatch.setattr(process, "run", runs)
+    async with macs(2, tmp_path, ring(bytes=2**36)) as (a, b):
         a.sees(b)
         b.sees(a)
         probing = asyncio.create_task(a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK))))
-        await until(lambda: len(pair_processes()) == 2 or probing.done())
-        os.kill(pair_processes()[0], how)
         (ended,) = await asyncio.gather(probing, return_exceptions=True)
-        assert isinstance(ended, talk.Broken | process.ChildFailed), ended
+        assert struck and isinstance(ended, talk.Broken | process.ChildFailed), ended
         await until(lambda: not pair_processes())
         await until(lambda: a.prober.desk.peer is None and b.prober.desk.peer is None)
 
@@ -622,15 +643,41 @@ async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(t
         await until(lambda: not pair_processes() and not b.prober.running)
 
 
-# Another agent, in a process of its own: what it is, as JSON; it says when it listens.
-AGENT = """
-import asyncio, json, sys
+def deafen(address: str, deaf: bool) -> None:
+    """Lets the kernel drop whatever comes in for this process's sockets from or at that address, as if the network had gone: no
+    answer, no reset. Linux."""
+    import contextlib
+    import ctypes
+    import os
+    import socket
+    import struct
+
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    attach, detach = 26, 27
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                ends = [sock.getsockname()]
+                with contextlib.suppress(OSError):
+                    ends.append(sock.getpeername())
+                if any(isinstance(end, tuple) and end[0] == address for end in ends):
+                    program = struct.pack("HP", 1, ctypes.addressof(drop))
+                    sock.setsockopt(socket.SOL_SOCKET, attach if deaf else detach, program if deaf else bytes(4))
+
+
+# Another agent, in a process of its own: what it is, as JSON; it says when it listens. SIGUSR1 cuts it off, SIGUSR2 mends that.
+AGENT = (
+    inspect.getsource(deafen)
+    + """
+import asyncio, json, signal, sys
 from pathlib import Path
-from thunderfleet_agent import identity
+from thunderfleet_agent import identity, server as serving
 from thunderfleet_agent.measure import sessions
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.measure.probes import Target
-from thunderfleet_agent.measure.results import Figures, Ledger
+from thunderfleet_agent.measure.results import Ledger
 from thunderfleet_agent.measure.sessions import End
 from thunderfleet_agent.measure.settings import parse
 from thunderfleet_agent.measure.view import Cable, View
@@ -639,10 +686,13 @@ from thunderfleet_agent.server import Server
 from thunderfleet_crds.nodeprofile import Agent
 
 async def main(said):
+    # Else what has begun may come to its end.
+    serving.SHUTDOWN_SECONDS = 0.1
     sessions.ALIVE_SECONDS = said["alive"]
     name, address, peer, link = said["name"], said["address"], Agent.load(said["peer"]), said["link"]
-    certificate = identity.load(Path(said["folder"]))
-    prober = Prober(name, parse(said["settings"]), certificate.client, Ledger(name))
+    folder, stop = Path(said["folder"]), asyncio.Event()
+    certificate = identity.load(folder)
+    prober = Prober(name, parse(said["settings"]), certificate.client, Ledger(name, folder))
     async def known(node, sha256):
         return sha256 == peer.certificate_sha256
     server = Server(address, name, Metrics(), lambda: None, known)
@@ -652,11 +702,20 @@ async def main(said):
     targets = (Target(said["peerName"], peer.address, link),)
     prober.look(View(name, address, targets, cables, {said["peerName"]: peer}, {address: "en2"}))
     prober.use(())
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, deafen, address, True)
+    loop.add_signal_handler(signal.SIGUSR2, deafen, address, False)
+    working = loop.create_task(prober.run() if said["dials"] else stop.wait())
     print("listens", flush=True)
-    await (prober.run() if said["dials"] else asyncio.Event().wait())
+    await stop.wait()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    await server.close()
 
 asyncio.run(main(json.loads(sys.argv[1])))
 """
+)
 MARK = "THUNDERFLEET_MEASURE_TEST"
 ALIVE = 0.2
 
@@ -674,12 +733,14 @@ def marked(folder: Path) -> list[int]:
 
 
 @asynccontextmanager
-async def program(mac: Mac, peer: Mac, folder: Path, *, dials: bool) -> AsyncIterator[asyncio.subprocess.Process]:
+async def program(
+    mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: Settings | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """An agent as a process of its own in the place of ``mac``, whose server in this process is closed; it listens."""
     said = {
         **{"name": mac.name, "address": mac.address, "port": mac.port, "folder": str(folder), "link": LINK, "alive": ALIVE},
         **{"peerName": peer.name, "peer": peer.agent.model_dump(mode="json", by_alias=True), "dials": dials},
-        "settings": mac.prober.settings.model_dump_json(by_alias=True),
+        "settings": (chosen or mac.prober.settings).model_dump_json(by_alias=True),
     }
     command = (sys.executable, "-c", AGENT, json.dumps(said))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -694,17 +755,33 @@ async def program(mac: Mac, peer: Mac, folder: Path, *, dials: bool) -> AsyncIte
         await process.wait()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+# Cut off: the network has gone, nobody is told.
+CUT, PLUG = signal.SIGUSR1, signal.SIGUSR2
+HOWS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, CUT]
+
+
+@pytest.mark.parametrize("how", HOWS, ids=["killed", "frozen", "restarted", "cut-off"])
 @pytest.mark.parametrize("end", ["dials", "answers"])
 @pytest.mark.parametrize("kind", [Kind.SOCKET, Kind.RDMA])
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
-async def test_an_agent_killed_or_frozen_in_the_middle_frees_the_other_end(
+async def test_an_agent_broken_in_the_middle_frees_the_other_end(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: Kind, end: str, how: signal.Signals
 ) -> None:
     """The other end is free long before the group's own limit, no process is left, and the pair is measured afterwards."""
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setattr("thunderfleet_agent.measure.sessions.ALIVE_SECONDS", ALIVE)
     monkeypatch.setattr("thunderfleet_agent.measure.sessions.SILENT_SECONDS", 5.0)
+    moving = asyncio.Event()
+
+    def moves(real: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def move(*arguments: object) -> object:
+            moving.set()
+            return await real(*arguments)
+
+        return move
+
+    for name in ("send", "receive"):
+        monkeypatch.setattr(streams.Streams, name, moves(getattr(streams.Streams, name)))
     group, dials = kind is Kind.RDMA, end == "dials"
     plain = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 1})
     only = settings(sockets={"enabled": False}, rdma={"transport": "Ring", "seconds": 20, "bytes": SMALL})
@@ -713,18 +790,23 @@ async def test_an_agent_killed_or_frozen_in_the_middle_frees_the_other_end(
         a.sees(b)
         probe = rdma(a.prober.settings, Target(b.name, "", LINK)) if group else a.probe(b)
         other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=dials))
-        probing = None if dials else asyncio.create_task(a.prober.once(probe))
-        await until(lambda: a.prober.running and (not group or len(marked(tmp_path)) == 2), seconds=90)
+        probing = None if dials else asyncio.create_task(a.prober._carry_out(probe))
+        await until(lambda: len(marked(tmp_path)) == 2 if group else moving.is_set(), seconds=90)
         os.kill(other.pid, how)
+        if how is CUT:
+            deafen(b.address, True)
         if probing is not None:
-            (ended,) = await asyncio.gather(probing, return_exceptions=True)
-            assert isinstance(ended, talk.Broken | process.ChildFailed), ended
+            await probing
+            assert a.prober.ledger.history[probe.key].failures == 1
+            said = a.prober.verdict
+            assert said.reason == "ProbeFailed" and b.name in said.message and "next try at" in said.message, said
         await until(lambda: not a.prober.running and a.prober.desk.peer is None, seconds=90)
         assert not pair_processes() and not a.prober.ledger.results
-        if how is signal.SIGSTOP:
-            os.kill(other.pid, signal.SIGCONT)
+        if how in (signal.SIGSTOP, CUT):
+            os.kill(other.pid, signal.SIGCONT if how is signal.SIGSTOP else PLUG)
         else:
             await until(lambda: not marked(tmp_path))
+            await other.wait()
             await stack.enter_async_context(program(b, a, tmp_path / "1", dials=False))
         async with asyncio.timeout(60):
             while True:
@@ -733,6 +815,61 @@ async def test_an_agent_killed_or_frozen_in_the_middle_frees_the_other_end(
                     break
         assert found.received_mbps
         await until(lambda: not marked(tmp_path))
+
+
+@pytest.mark.parametrize("how", HOWS[:3], ids=["killed", "frozen", "restarted"])
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_process(
+    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    """And finds the figure afterwards: frozen from the process that has gone on, else anew."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    async with macs(2, tmp_path, settings()) as (a, b):
+        await b.server.close()
+
+        def kept() -> list[str]:
+            file = tmp_path / "1" / FILE
+            return [each["kind"] for each in json.loads(file.read_text())] if file.exists() else []
+
+        async with AsyncExitStack() as stack:
+            for kind in (Kind.GPU, Kind.MEMORY):
+                only = settings(sockets={"enabled": False}, **{kind.value: {"seconds": 20}})
+                other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
+                await until(lambda: marked(tmp_path))
+                os.kill(other.pid, how)
+                # Frozen: the process has a limit of its own.
+                await until(lambda: not marked(tmp_path), seconds=60)
+                assert kind.value not in kept()
+                if how is signal.SIGSTOP:
+                    os.kill(other.pid, signal.SIGCONT)
+                    await until(lambda kind=kind: kind.value in kept(), seconds=60)  # type: ignore[misc]
+                    other.terminate()
+                await other.wait()
+            if how is not signal.SIGSTOP:
+                await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
+                await until(lambda: Kind.MEMORY.value in kept(), seconds=60)
+
+
+async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    order = json.dumps({"what": "gpu", "seconds": 1})
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order), stdin=asyncio.subprocess.PIPE, stdout=writer
+    )
+    try:
+        async with asyncio.timeout(60):
+            assert await child.wait() == 1
+    finally:
+        os.close(reader)
+        os.close(writer)
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
 
 
 async def test_a_cable_without_rdma_says_why_not(tmp_path: Path) -> None:
