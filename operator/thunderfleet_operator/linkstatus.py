@@ -265,9 +265,11 @@ def gone_ends(link: ThunderboltLink, nodes: frozenset[str]) -> tuple[str, ...]:
 
 
 def switch_of(profile: NodeProfile | None, port: int) -> str | None:
-    """The UID of the switch behind a port, which stays with the hardware whatever the Mac is called."""
+    """The UID of the switch behind a port, which stays with the hardware whatever the Mac is called; None when it is not known
+    (or all zeros, which is nobody's)."""
     ports = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
-    return next((one.switch_uid for one in ports if one.receptacle == port), None)
+    uid = next((one.switch_uid for one in ports if one.receptacle == port), None)
+    return uid if uid and uid.strip("0xX") else None
 
 
 def removal(link: ThunderboltLink, node: str) -> list[Json]:

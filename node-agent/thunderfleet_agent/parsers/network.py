@@ -119,8 +119,8 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
 
 
 def parse_ifconfig(text: str) -> tuple[Interface, ...]:
-    """The interfaces in order, one of a name. Raises ParseError when the text shows none. It has no end of its own: whether all
-    hardware ports are there is for ``derive``, and that a tunnel lacks behind the last of them cannot be known."""
+    """The interfaces in order, one of a name. Raises ParseError when the text shows none. It has no end of its own: whether the
+    ports that are used are all there is for ``derive``; that a tunnel or a port that nothing uses lacks cannot be known."""
     found: dict[str, Interface] = {}
     current: Interface | None = None
     for line in text.splitlines():
