@@ -121,6 +121,8 @@ class Server:
         transport = request.transport
         if self.measure is None or transport is None or self._talks >= MAX_TALKS:
             return web.json_response({"error": "not now"}, status=503, headers={"Retry-After": "5"})
+        # Asked for now: a connection that has been lost says nothing.
+        sock = transport.get_extra_info("socket")
         here, there = (str(transport.get_extra_info(name)[0]) for name in ("sockname", "peername"))
         ws = web.WebSocketResponse(timeout=SHUTDOWN_SECONDS, max_msg_size=talk.MAX_MESSAGE_BYTES, compress=False)
         await ws.prepare(request)
@@ -130,7 +132,7 @@ class Server:
         finally:
             self._talks -= 1
             await ws.close()
-            talk.hang_up(transport.get_extra_info("socket"))
+            talk.hang_up(sock)
         return ws
 
     async def _healthz(self, request: web.Request) -> web.Response:
