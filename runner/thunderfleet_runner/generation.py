@@ -100,7 +100,7 @@ class Answer:
         self._stop()
 
     def _stop(self) -> None:
-        # Over several ranks mlx-lm cannot stop a model whose caches do not batch; it runs to its end, unheard.
+        # Over several ranks mlx-lm cannot stop a model whose caches do not batch; the loop ends it on all of them together.
         if self._started is not None and self._stoppable:
             self._started.stop()
 
@@ -414,8 +414,9 @@ class Engine:
             return work
 
     def wanted(self) -> bool:
-        if self._inbox:
-            return True
+        return bool(self._inbox) or self.ending()
+
+    def ending(self) -> bool:
         with self._lock:
             return any(answer.ending for answer in self._answers.values())
 

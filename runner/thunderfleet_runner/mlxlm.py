@@ -248,7 +248,10 @@ class Source(Protocol):
         """Rank 0: the next request, if there is one."""
 
     def wanted(self) -> bool:
-        """Rank 0: whether a request waits or one must be ended, so that the loop should look up."""
+        """Rank 0: whether a request waits or ``ending``, so that the loop should look up."""
+
+    def ending(self) -> bool:
+        """Rank 0: whether a request that runs must be ended."""
 
     def agreed(self, *, all_of_it: bool) -> None:
         """All ranks have sampled the same: what sinks were given may be told, before the last step or all of it."""
@@ -408,18 +411,52 @@ class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no typ
         return super().insert_segments(segments, **options)
 
 
-class _Ticking:
-    """Counts steps where there is no batch that would: mlx-lm serves such models one request at a time."""
+class _Left(Exception):
+    """A request that mlx-lm serves by itself has been ended before its end, on all ranks at the same item."""
 
-    def __init__(self, sink: Sink, pulse: Pulse, flush: Callable[[], None]) -> None:
+
+class _Alone:
+    """A request where there is no batch: mlx-lm serves models whose caches do not merge one request at a time.
+
+    What ``_Batch`` and ``_Budget`` do for a batch is done here, between mlx-lm's items, which are the same on every rank: steps
+    are counted, tokens are digested and told when all ranks agree on them, and rank 0's wish to end is everybody's, a step
+    later. Whatever is raised from here ends mlx-lm's work on this request.
+    """
+
+    def __init__(self, sink: Sink, loop: "Loop") -> None:
         self._sink = sink
-        self._pulse = pulse
-        self._flush = flush
+        self._loop = loop
+        self._word: Any = None
 
     def put(self, item: object) -> None:
-        self._pulse.step("prefill" if isinstance(item, tuple) else "decode")
-        self._sink.put(item)
-        self._flush()
+        loop = self._loop
+        if loop.distributed and isinstance(item, RuntimeError):
+            # Ranks that part, or MLX's word that it cannot go on: peers may be in the midst of a step that nobody will share.
+            raise item
+        loop.pulse.step("prefill" if isinstance(item, tuple) else "decode")
+        if isinstance(item, _server.Response):
+            loop.digest(int(item.token), 0 if item.finish_reason is None else 1)
+        self._sink.put(None if isinstance(item, _Left) else item)
+        if item is None or isinstance(item, Exception):
+            self._settle()
+        elif self._left():
+            raise _Left
+
+    def _left(self) -> bool:
+        loop = self._loop
+        if not loop.distributed:
+            loop.source.agreed(all_of_it=True)
+            return loop.source.ending()
+        previous, self._word = self._word, loop.word(loop.source.ending)
+        left = previous is not None and loop.read(previous)
+        loop.source.agreed(all_of_it=loop.share_tokens)
+        return left
+
+    def _settle(self) -> None:
+        word, self._word = self._word, None
+        if word is not None:
+            self._loop.read(word)
+        self._loop.source.agreed(all_of_it=True)
 
 
 class _Budget:
@@ -443,7 +480,7 @@ class _Budget:
             return
         if first:
             return
-        previous, self._word = self._word, self._loop.word()
+        previous, self._word = self._word, self._loop.word(self._loop.source.wanted)
         wanted = previous is not None and self._loop.read(previous)
         # This step's tokens are in the word that has just left, so only those of the step before are known to be the same.
         # Where rank 0's tokens are everybody's, what could differ is the prefix that was reused, and that was in a word before.
@@ -500,9 +537,9 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         for value in values:
             self._digest = (self._digest * 1_000_003 + value + 17) % _DIGEST_PRIME
 
-    def word(self) -> Any:
+    def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest on their way; the answer is read a step later."""
-        flag = 1 if self._rank == 0 and self.source.wanted() else 0
+        flag = 1 if self._rank == 0 and wanted() else 0
         answer = mx.distributed.all_sum(mx.array([flag, self._digest], mx.int64), group=self.group)
         mx.async_eval(answer)  # type: ignore[no-untyped-call]
         return answer, self._digest
@@ -574,7 +611,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     def _admit(self, work: Work) -> tuple[Sink, Any, Any]:
         sink = self.source.admitted(work)
         if not self.model_provider.is_batchable:
-            sink = _Ticking(sink, self.pulse, lambda: self.source.agreed(all_of_it=True))
+            sink = _Alone(sink, self)
         self._work[work.id] = work
         if not work.cache:
             self.prompt_cache.uncached.append(work.prompt)
@@ -604,6 +641,15 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             chat_template_kwargs=None,
         )
         return sink, request, arguments
+
+    def _serve_single(self, request: Any, stream: Any) -> None:
+        make = _server._make_sampler
+        if self.share_tokens:
+            _server._make_sampler = lambda *arguments: self.sharing(make(*arguments))
+        try:
+            super()._serve_single(request, stream)
+        finally:
+            _server._make_sampler = make
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
         """Rank 0 has done it (``tokenize``); here its tokens are only handed over."""

@@ -35,6 +35,18 @@ def test_the_loop_still_asks_and_answers_as_it_did() -> None:
         assert expected in source, expected
 
 
+def test_what_is_served_alone_still_gives_its_sink_every_item_and_every_error() -> None:
+    source = inspect.getsource(server.ResponseGenerator._serve_single)
+    for expected in (
+        "for gen in stream_generate(",
+        "sampler = _make_sampler(args, tokenizer)",
+        "prompt_progress_callback=progress",
+        "rqueue.put(None)",
+        "except Exception as e:\n            rqueue.put(e)",
+    ):
+        assert expected in source, expected
+
+
 def test_nothing_of_the_base_is_left_unset() -> None:
     """Our __init__ does not call the base's, which starts a thread: every attribute that it sets must be set or unused."""
     base = inspect.getsource(server.ResponseGenerator.__init__)
