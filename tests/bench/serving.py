@@ -1,6 +1,7 @@
 """Many clients at once, through the gateway and at bare mlx_lm.server on the same two ranks (ring, pipeline)."""
 
 import statistics
+import time
 from collections.abc import Callable
 
 from tests.bench import models
@@ -9,7 +10,11 @@ from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Json, Line, chat
 
 CLIENTS = (1, 4, 16)
-TOKENS = 64
+TOKENS = {1: 64, 4: 48, 16: 32}
+"""For each client, by how many there are at once."""
+SIZE_SECONDS = 90.0
+"""For one number of clients, both sides; then those rounds count that there are, if they are enough."""
+LEAST_ROUNDS = 3
 MEMORY = {"memory": {"contextTokens": 2048, "concurrentRequests": max(CLIENTS), "cachedTokens": 4096}}
 
 Say = Callable[[str], None]
@@ -17,8 +22,8 @@ Say = Callable[[str], None]
 
 def rate(answer: Json) -> float:
     """Tokens per second of all clients together, from their start to the last token. Raises BenchFailed for short answers."""
-    tokens = sum(one["tokens"] for one in answer["answers"])
-    if tokens < TOKENS * len(answer["answers"]) // 2:
+    clients, tokens = len(answer["answers"]), sum(one["tokens"] for one in answer["answers"])
+    if tokens < TOKENS[clients] * clients // 2:
         raise BenchFailed(f"only {tokens} tokens came for {len(answer['answers'])} clients, no rate can be said")
     return float(tokens / answer["seconds"])
 
@@ -34,23 +39,27 @@ def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
     model = line.cluster.models / models.SMALL
     with line.deployed("serving", models.SMALL, "Pipeline", MEMORY) as (_, ready, _), ByHand(model, "Pipeline") as started:
         node = line.deployment("serving")["status"]["groups"][0]["ranks"][0]["node"]
-        started.ask(chat(TOKENS), WAIT_SECONDS)
+        started.ask(chat(max(TOKENS.values())), WAIT_SECONDS)
         started.pause()
         line.benchmarked("serving")
         for clients in CLIENTS:
-            ours, hand = [], []
+            ours, hand, tokens = [], [], TOKENS[clients]
+            until = time.monotonic() + SIZE_SECONDS
             # The first round of a size pays for its shapes, on both sides.
             for number in range(2 * repeats + 2):
+                if len(ours) >= LEAST_ROUNDS and time.monotonic() > until:
+                    say(f"serving {clients}: {SIZE_SECONDS:g} s are over after {len(ours)} rounds")
+                    break
                 at_once = (clients, 1000 * clients + number)
-                mine = line.ask_on(node, ready.endpoint, models.SMALL, TOKENS, at_once)
+                mine = line.ask_on(node, ready.endpoint, models.SMALL, tokens, at_once)
                 started.resume()
-                other = started.ask(chat(TOKENS), WAIT_SECONDS, at_once)
+                other = started.ask(chat(tokens), WAIT_SECONDS, at_once)
                 started.pause()
                 if number:
                     ours.append((rate(mine), first(mine)))
                     hand.append((rate(other), first(other)))
                     say(f"serving {clients} {number}/{2 * repeats + 1}: {ours[-1][0]:.0f} tokens/s, by hand {hand[-1][0]:.0f}")
-            note = f"median of {len(ours)}, {TOKENS} tokens a client, prompts never seen before"
+            note = f"median of {len(ours)}, {tokens} tokens a client, prompts never seen before"
             rates = tuple(entry[0] for entry in ours), tuple(entry[0] for entry in hand)
             firsts = tuple(entry[1] for entry in ours), tuple(entry[1] for entry in hand)
             name = f"serving {clients} client{'s' if clients > 1 else ''}"
