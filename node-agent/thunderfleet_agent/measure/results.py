@@ -188,14 +188,16 @@ class Ledger:
         speed = memory.figures.megabytes_per_second if memory else None
         if flops is None and speed is None:
             return None
+        # Everything shown follows from what is written, or a restart would change it; and no rate is shown as none.
+        gigaflops = None if flops is None else max(1, round(flops / GIGA))
         return Benchmarks(
             compute=ComputeBenchmark(
-                fp16_gigaflops=max(1, round(flops / GIGA)),
+                fp16_gigaflops=gigaflops,
                 measured_at=compute.measured_at,
                 mlx_version=compute.figures.mlx_version,
                 os_version=compute.figures.os_version,
             )
-            if compute and flops is not None
+            if compute and gigaflops is not None
             else None,
             memory=MemoryBenchmark(
                 megabytes_per_second=speed,
@@ -205,7 +207,7 @@ class Ledger:
             )
             if memory and speed is not None
             else None,
-            tflops=_readable(flops / GIGA / 1000) if flops is not None else None,
+            tflops=_readable(gigaflops / 1000) if gigaflops is not None else None,
             gigabytes_per_second=_readable(speed / 1000) if speed is not None else None,
         )
 

@@ -321,6 +321,20 @@ def test_what_status_says_is_read_back() -> None:
     assert again.measurements(CABLE.target.link) == ledger.measurements(CABLE.target.link)
 
 
+@pytest.mark.parametrize(
+    ("flops", "megabytes", "said"), [(4 * 10**8, 1, ("0.001", "0.001")), (27_345_600_000_000, 702_345, ("27.3", "702.3"))]
+)
+def test_a_restart_changes_no_figure_and_none_is_shown_as_nothing(flops: int, megabytes: int, said: tuple[str, str]) -> None:
+    ledger, again = Ledger("a"), Ledger("a")
+    ledger.record(GPU.key, Figures(flops=flops), WALL, 0.0)
+    ledger.record(Key(Kind.MEMORY), Figures(megabytes_per_second=megabytes), WALL, 0.0)
+    found = ledger.benchmarks()
+    assert found is not None and (found.tflops, found.gigabytes_per_second) == said
+    status = NodeProfileStatus(benchmarks=found).dump()
+    again.load(NodeProfile.model_validate({"metadata": {"name": "a"}, "status": status}), (), WALL, 0.0)
+    assert again.benchmarks() == found
+
+
 # --- the condition, the view, the settings ---
 
 
