@@ -23,9 +23,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from thunderfleet_crds.plan import Backend, MemoryPlan, Split
 
-FD_VARIABLE = "THUNDERFLEET_RANK_FD"
+from thunderfleet_runner import rankstart
+
+FD_VARIABLE = rankstart.FD_VARIABLE
 """Environment variable with the number of the rank's end of the socketpair."""
-PARENT_VARIABLE = "THUNDERFLEET_SUPERVISOR_PID"
+PARENT_VARIABLE = rankstart.PARENT_VARIABLE
 """Environment variable with the supervisor's process id: a rank calls ``parentdeath.die_with`` with it before anything else.
 
 A rank leaves SIGTERM to the kernel's default: MLX's init keeps Python's own handlers from running.

@@ -1,7 +1,6 @@
 """One rank of a group: the process that has MLX in it. Started by its supervisor, one for each attempt, and ended with it.
 
-It is started before its attempt, imports MLX and waits: importing takes longer than forming, and a ring's first dial that
-nobody answers yet costs a second. What else it needs it imports when the group has formed: a group waits for its slowest rank.
+What it does before, until its ring has formed, is in ``rankstart``.
 
 MLX's init, collectives and evaluations hold their thread, some the interpreter, without a time limit; so nothing here decides
 when to give up. The supervisor does, from outside. Three threads: main (all of MLX), a reader (the supervisor's messages; ends
@@ -9,57 +8,40 @@ the process when the supervisor is gone), and the heartbeat.
 """
 
 import base64
-import importlib
+import json
 import logging
 import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from thunderfleet_crds.plan import Backend, Split
 
-from thunderfleet_runner import parentdeath, protocol
+from thunderfleet_runner import protocol
 from thunderfleet_runner.pulse import Pulse
+from thunderfleet_runner.rankstart import Begun, NotFormed, all_sum, begin, checked
 
 if TYPE_CHECKING:
     from thunderfleet_runner.generation import Engine
 
 log = logging.getLogger("thunderfleet.rank")
 
-DIAL_AFTER_SECONDS = 0.1
-"""By how much the ring's last rank begins later than its peers. It is the one that dials before it listens; a peer that does
-not listen yet would cost it MLX's own pause of a second and, each time again, twice that."""
-
-_ENVIRONMENT = {
-    # Weights are on the Mac's disk; a rank talks to its peers and to nobody else.
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-
-
-class NotFormed(RuntimeError):
-    """MLX gave a group that is not the planned one."""
-
 
 class Rank:
     """The process's state: where it stands, and how its threads reach each other."""
 
-    def __init__(self, channel: protocol.Channel) -> None:
-        self._channel = channel
+    def __init__(self, begun: Begun) -> None:
+        self._begun = begun
+        self._channel = protocol.Channel(begun.end)
         self._pulse = Pulse()
-        self._first: queue.SimpleQueue[protocol.ToRank] = queue.SimpleQueue()
         self._engine: Engine | None = None
         self._early: list[protocol.ToRank] = []
         self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self.stage: Literal["start", "init", "load", "check", "serve", "stop"] = "start"
+        self.stage: Literal["init", "load", "check", "serve", "stop"] = "init"
 
     def send(self, *messages: Any) -> None:
         """To the supervisor; a supervisor that is gone ends the process."""
@@ -76,7 +58,6 @@ class Rank:
     def read(self) -> None:
         """The reader thread. Never returns while the supervisor lives."""
         try:
-            self._first.put(self._channel.receive())
             while True:
                 self._route(self._channel.receive())
         except (EOFError, OSError, protocol.BrokenStream) as error:
@@ -151,17 +132,11 @@ class Rank:
 
     def run(self) -> None:
         """The whole life, as the protocol tells it. Raises what went wrong; ``stage`` says where."""
-        importlib.import_module("mlx.core")
-        self.send(protocol.Waiting())
-        start = self._first.get()
-        if isinstance(start, protocol.Stop):
-            return
-        if not isinstance(start, protocol.Start):
-            raise ValueError(f"the first message was {start.type}, it must be start")
-        os.environ.update(start.environment)
-        self.stage = "init"
-        group = form(start, self.exchange)
-        self.send(formed(group))
+        start = protocol.Start.model_validate_json(json.dumps(self._begun.start))
+        group = self._begun.group
+        if start.backend is not Backend.RING:
+            group = form(start, self.exchange)
+            self.send(formed(group))
         threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
         self.stage = "load"
         with self._pulse.work("loading"):
@@ -219,7 +194,7 @@ Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
 
 
 def form(start: protocol.Start, exchange: Gathers) -> Any:
-    """MLX's group for the plan's rank and size; None for one Mac alone. Waits as long as MLX does.
+    """MLX's group for the plan's rank and size, where it is no ring; None for one Mac alone. Waits as long as MLX does.
 
     ``exchange`` is JACCL's: given (rank, size), it gives an all-gather of bytes.
 
@@ -232,25 +207,18 @@ def form(start: protocol.Start, exchange: Gathers) -> Any:
         if size != 1:
             raise NotFormed(f"one rank alone was planned, MLX made a group of {size}: are MLX_* variables set?")
         return None
-    if start.backend is Backend.JACCL and not start.jaccl_environment:
+    if not start.jaccl_environment:
         group = mx.distributed.init(strict=True, backend="jaccl", all_gather_factory=exchange)
     else:
-        if start.backend is Backend.RING and start.rank == start.size - 1:
-            time.sleep(DIAL_AFTER_SECONDS)
-        group = mx.distributed.init(strict=True, backend=start.backend.value)
-    if (group.rank(), group.size()) != (start.rank, start.size):
-        raise NotFormed(f"rank {start.rank} of {start.size} was planned, MLX says rank {group.rank()} of {group.size()}")
-    return group
+        group = mx.distributed.init(strict=True, backend="jaccl")
+    return checked(group, start.rank, start.size)
 
 
 def formed(group: Any) -> protocol.Formed:
     """What the group says of itself, an all-sum of every rank's number (from 1) included."""
     if group is None:
         return protocol.Formed(rank=0, size=1, all_sum=1)
-    import mlx.core as mx
-
-    answer: Any = mx.distributed.all_sum(mx.array(group.rank() + 1), group=group, stream=mx.cpu).item()
-    return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=answer)
+    return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=all_sum(group))
 
 
 def vocabulary(config: dict[str, Any]) -> int:
@@ -261,18 +229,13 @@ def vocabulary(config: dict[str, Any]) -> int:
     return 0
 
 
-def main() -> int:
-    """``python -m thunderfleet_runner.rank``: never returns normally but by exit code."""
+def main(begun: Begun | None = None) -> int:
+    """The rest of a rank's life, or with nothing begun all of it: never returns normally but by exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        channel = protocol.Channel.inherited(os.environ)
-    except (ValueError, OSError) as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
-    if os.environ.get(protocol.PARENT_VARIABLE, "").isdigit():
-        parentdeath.die_with(int(os.environ[protocol.PARENT_VARIABLE]))
-    os.environ.update(_ENVIRONMENT)
-    rank = Rank(channel)
+    begun = begun or begin()
+    if begun is None:
+        return 0
+    rank = Rank(begun)
     threading.Thread(target=rank.read, name="reader", daemon=True).start()
     code = 0
     try:
@@ -284,7 +247,3 @@ def main() -> int:
     sys.stderr.flush()
     # Not sys.exit: MLX's destructors wait for peers that may be gone, and turn success into signals.
     os._exit(code)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

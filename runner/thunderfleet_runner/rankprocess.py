@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 rank_log = logging.getLogger("rank")
 
 RANK_MODULE = "thunderfleet_runner.rank"
+"""In the command line of every rank: what it is started by begins so."""
 TAIL_LINES = 40
 TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
@@ -34,7 +35,7 @@ def rank_command(group: str, epoch: int, rank: int) -> list[str]:
     """The rank's command line. What follows the module is read by nobody but people with ``ps`` and ``end_orphan``."""
     told = ["--group", group, "--epoch", str(epoch), "--rank", str(rank)]
     # -P: the folder that the pod happens to work in is not searched for modules.
-    return [sys.executable, "-P", "-m", RANK_MODULE, *told]
+    return [sys.executable, "-P", "-m", f"{RANK_MODULE}start", *told]
 
 
 def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
