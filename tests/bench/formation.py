@@ -22,7 +22,6 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster import tinymodel
 from thunderfleet_operator import keys
 from thunderfleet_runner.attempts import Stage
-from thunderfleet_runner.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 from tests.bench.byhand import free_port
@@ -30,21 +29,13 @@ from tests.bench.figures import Bound, Figure, table
 from tests.bench.line import BenchFailed
 
 SIZES = (2, 4, 8)
-SKEWS = (0.0, 5.0)
-REAL_RANKS = 4
-"""Groups up to this size have ranks with MLX in them."""
+SKEWS = (0.0, 5.0, 30.0)
+LONG_SKEW = 30.0
+"""From here on each is measured once."""
 ATTEMPTS = 4
 WAIT_SECONDS = 180.0
-SOCKETS = Path(__file__).with_name("rank_of_sockets.py")
 
 Say = Callable[[str], None]
-Command = Callable[[str, int, int], list[str]]
-
-
-def sockets_command(group: str, epoch: int, rank: int) -> list[str]:
-    """As ``rank_command``, of the rank without MLX. Isolated, without site-packages: Python itself starts in a moment."""
-    told = ["thunderfleet_runner.rank", "--group", group, "--rank", str(rank)]
-    return [sys.executable, "-I", "-S", str(SOCKETS), *told]
 
 
 def _plan(size: int, model: Path) -> Plan:
@@ -72,8 +63,8 @@ def _plan(size: int, model: Path) -> Plan:
 class Group:
     """Supervisors of one group, in this process."""
 
-    def __init__(self, folder: Path, size: int, model: Path, command: Command) -> None:
-        self.plan, self._folder, self._command = _plan(size, model), folder, command
+    def __init__(self, folder: Path, size: int, model: Path) -> None:
+        self.plan, self._folder = _plan(size, model), folder
         pair = keys.group_keys(b"k" * 32, self.plan.uid, 0, 1)
         (folder / "keys").mkdir()
         (folder / "keys" / "tls.crt").write_text(pair.certificate)
@@ -84,7 +75,7 @@ class Group:
     def start(self, rank: int) -> None:
         settings = Settings(
             plan=self.plan, pod=f"bench-{rank}", node=f"mac-{rank}", keys_folder=self._folder / "keys",
-            state_folder=self._folder / f"state-{rank}", command=self._command, gateway=False, benchmark=False,
+            state_folder=self._folder / f"state-{rank}", gateway=False, benchmark=False,
         )  # fmt: skip
         self.supervisors[rank] = Supervisor(settings)
         self._tasks.append(asyncio.create_task(self.supervisors[rank].run()))
@@ -111,22 +102,23 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def _group(size: int, model: Path, command: Command) -> AsyncIterator[Group]:
+async def _group(size: int, model: Path) -> AsyncIterator[Group]:
     with tempfile.TemporaryDirectory(prefix="formation-") as name:
-        group = Group(Path(name), size, model, command)
+        group = Group(Path(name), size, model)
         try:
             yield group
         finally:
             await group.end()
 
 
-async def _form(size: int, skew: float, model: Path) -> float:
-    """Seconds from the last supervisor's start until all ranks have formed."""
-    async with _group(size, model, rank_command if size <= REAL_RANKS else sockets_command) as group:
-        for rank in range(size - 1):
-            group.start(rank)
+async def _form(size: int, skew: float, model: Path, last: int) -> float:
+    """Seconds from the start of the last supervisor, that of rank ``last``, until all ranks have formed."""
+    async with _group(size, model) as group:
+        for rank in range(size):
+            if rank != last:
+                group.start(rank)
         await asyncio.sleep(skew)
-        group.start(size - 1)
+        group.start(last)
         began = time.monotonic()
         return await group.until(Stage.LOADING, Stage.COMPARING, Stage.READY) - began
 
@@ -159,7 +151,7 @@ async def _bare(size: int) -> float:
 
 async def _recover(model: Path) -> tuple[float, float, float]:
     """Seconds of a fresh start until it serves; from a rank's death until it was noticed, and until it serves again."""
-    async with _group(2, model, rank_command) as group:
+    async with _group(2, model) as group:
         began = time.monotonic()
         group.start(0)
         group.start(1)
@@ -187,19 +179,21 @@ def figures(repeats: int, say: Say, skews: Sequence[float] = SKEWS) -> list[Figu
     with tempfile.TemporaryDirectory(prefix="formation-models-") as name:
         tiny = Path(name) / "tiny"
         tinymodel.make(tiny)
+        # Ranks load nothing: what is measured ends before.
         empty = _empty_model(Path(name) / "empty")
-        for size in SIZES:
-            for skew in skews:
-                model = tiny if size <= REAL_RANKS else empty
-                bare: list[float] = []
-                took: list[float] = []
-                for _ in range(repeats):
-                    bare += [asyncio.run(_bare(size))] if size <= REAL_RANKS else []
-                    took.append(asyncio.run(_form(size, skew, model)))
-                ranks = f"bare ranks {statistics.median(bare):.2f} s" if bare else "ranks of sockets alone"
-                note = f"after the last of {size} supervisors began, {skew:g} s after the others; {ranks}"
-                found.append(Figure(f"form {size} skew {skew:g}", "s", tuple(took), bound=Bound("<=", 2.0), note=note))
-                say(f"{size} ranks, the last {skew:g} s late: {statistics.median(took):.2f} s; {ranks}")
+        cases = [(size, skew, size - 1) for size in SIZES for skew in skews]
+        cases += [(4, skew, 0) for skew in skews if 0 < skew < LONG_SKEW]
+        for size, skew, last in cases:
+            bare: list[float] = []
+            took: list[float] = []
+            for _ in range(repeats if skew < LONG_SKEW else 1):
+                bare.append(asyncio.run(_bare(size)))
+                took.append(asyncio.run(_form(size, skew, empty, last)))
+            who = f"rank {last}'s supervisor began, {skew:g} s after the others'"
+            note = f"after {who}; bare ranks, begun at once, take {statistics.median(bare):.2f} s"
+            title = f"form {size} skew {skew:g}" + ("" if last else ", rank 0 last")
+            found.append(Figure(title, "s", tuple(took), bound=Bound("<=", 2.0), note=note))
+            say(f"{title}: {statistics.median(took):.2f} s {note}")
         runs = [asyncio.run(_recover(tiny)) for _ in range(repeats)]
         fresh, noticed, again = (tuple(run[part] for run in runs) for part in range(3))
         say(f"noticed {statistics.median(noticed):.2f} s, serving {statistics.median(again):.2f} s after a kill")
