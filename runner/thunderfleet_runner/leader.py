@@ -289,6 +289,8 @@ class Leader:
             self._entered(before.stage)
         if self.machine.cause is not before.cause:
             self._failure = self._as_failure(self.machine.cause)
+            if isinstance(event, attempts.Stalled | attempts.Timer) and self._failure is not None:
+                log.warning("attempt %d: %s", self._failure.attempt, self._failure.message)
         for action in actions:
             self._act(action)
         if self.machine is not before:

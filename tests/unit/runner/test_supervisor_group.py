@@ -138,6 +138,8 @@ async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
 
 async def test_a_group_that_does_not_move_is_stalled(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "STALL_SECONDS", 1.0)
+    # The stand-in says of no step how long it took.
+    monkeypatch.setattr(leader_module, "STALL_FIRST_SECONDS", 1.0)
     group = make_group(2)
     (group.faults / "stuck-1").touch()
     leader = group.start(0)
