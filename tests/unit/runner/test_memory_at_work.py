@@ -9,8 +9,8 @@ import pytest
 from thunderfleet_localcluster import tinymodel
 from thunderfleet_runner import sizing
 
-LAYERS = 8
-CONTEXT = 2300
+LAYERS = 4
+CONTEXT = 2100
 REQUESTS = 4
 CACHED = 3000
 
