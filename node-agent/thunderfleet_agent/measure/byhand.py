@@ -132,7 +132,7 @@ async def link(peer: str, own: Own, settings: Settings, progress: Progress) -> l
     agent = mine.status.agent
     if agent is None:
         raise CannotMeasure(f"the agent of {own.node} does not run: its NodeProfile shows none")
-    prober = Prober(own.node, settings, context, Ledger(own.node))
+    prober = Prober(own.node, settings, context, Ledger(own.node), by_hand=True)
     prober.look(found)
     prober.use(mine.status.groups)
     lender = Lender(own.node, reach.Target(own.node, agent.address, agent.port, agent.certificate_sha256, None), context)

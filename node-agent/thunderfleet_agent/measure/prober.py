@@ -39,6 +39,9 @@ IN_USE_SECONDS = 30.0
 # After a refusal nobody is asked for a while, ever longer while everybody is busy: so few connections come to nothing.
 REST_SECONDS = 0.1
 REST_LIMIT_SECONDS = 4.0
+# For somebody at a terminal who was told that a Mac is busy, it is kept free for so long: else on a fleet that measures all the
+# time he would never have his turn.
+KEPT_SECONDS = 5.0
 NOT_READ = "it is not known yet what was measured before"
 # The condition is looked at anew at least so often.
 LOOK_SECONDS = 60.0
@@ -75,7 +78,10 @@ class Prober:
         ledger: Ledger,
         changed: Callable[[], None] = lambda: None,
         counter: Counter | None = None,
+        *,
+        by_hand: bool = False,
     ) -> None:
+        """``by_hand``: for somebody at a terminal, who has his turn before what agents do by themselves."""
         self.settings = settings
         self.ledger = ledger
         self.desk = Desk(node)
@@ -93,6 +99,8 @@ class Prober:
         self._started = time.monotonic()
         self._refusals = 0
         self._rest_until = self._started
+        self._by_hand = by_hand
+        self._kept_for, self._kept_until = "", self._started
         self._verdict: Verdict | None = None
 
     # --- what it is told ---
@@ -158,7 +166,7 @@ class Prober:
             )
             wake = plan.wake
             if plan.probe is not None and self.desk.peer is None:
-                wake = self._rest_until if Need.PEER in plan.probe.needs else now
+                wake = max(self._kept_until, self._rest_until if Need.PEER in plan.probe.needs else now)
                 if wake <= now:
                     await self._carry_out(plan.probe)
                     continue
@@ -268,8 +276,8 @@ class Prober:
 
                 if probe.kind is Kind.RDMA:
                     end = self.view.cables[target.link].mine
-                    return await sessions.dial_pair(line, target, self.settings, end, sure)
-                return await sessions.dial_socket(line, target, self.settings, ours, to.interface, sure)
+                    return await sessions.dial_pair(line, target, self.settings, end, sure, self._by_hand)
+                return await sessions.dial_socket(line, target, self.settings, ours, to.interface, sure, self._by_hand)
 
     # --- the other side ---
 
@@ -303,6 +311,9 @@ class Prober:
         """The probe as this Mac sees it. Raises Refused."""
         if not self.settings.enabled:
             raise Refused(f"measuring is switched off on {self._node}", IN_USE_SECONDS)
+        now = time.monotonic()
+        if self.desk.peer is None and now < self._kept_until and self._kept_for != peer:
+            raise Refused(f"{self._node} is about to be measured by hand", BUSY_SECONDS)
         if peer == self._node:
             if ask.kind not in (Kind.SOCKET, Kind.RDMA):
                 raise Refused(f"a {ask.kind} needs no other Mac")
@@ -323,7 +334,8 @@ class Prober:
         why = gates.closed(probe, self.groups)
         if why is not None:
             raise Refused(f"{self._node}: {why}", IN_USE_SECONDS)
-        now = time.monotonic()
+        if ask.by_hand or peer == self._node:
+            self._kept_for, self._kept_until = peer, now + KEPT_SECONDS
         fits = room(self._spent, self.settings.bytes_per_minute, probe.shared_bytes, now)
         if probe.shared_bytes and fits > now:
             raise Refused(f"{self._node} has moved its bytes of this minute", fits - now)

@@ -50,12 +50,19 @@ def _answered(answer: Answer) -> Answer:
 
 
 async def dial_socket(
-    line: Line, target: Target, settings: Settings, source: str, interface: str | None, sure: Callable[[], None]
+    line: Line,
+    target: Target,
+    settings: Settings,
+    source: str,
+    interface: str | None,
+    sure: Callable[[], None],
+    by_hand: bool = False,
 ) -> Found:
     """This Mac's side when it dials; ``sure`` is called when the peer has said yes. Raises Refused, Broken, Busy."""
     chosen = settings.sockets
     most = chosen.cable_bytes if target.link else chosen.bytes
-    await line.say(Ask(kind=Kind.SOCKET, link=target.link, bytes=most, seconds=chosen.seconds, streams=chosen.streams))
+    limits = {"bytes": most, "seconds": chosen.seconds, "streams": chosen.streams}
+    await line.say(Ask(kind=Kind.SOCKET, link=target.link, by_hand=by_hand, **limits))
     answer = _answered(await line.hear(Answer))
     sure()
     most, seconds = min(most, answer.bytes), min(float(chosen.seconds), answer.seconds)
@@ -219,7 +226,9 @@ class End:
     address: str = ""
 
 
-async def dial_pair(line: Line, target: Target, settings: Settings, end: End, sure: Callable[[], None]) -> Found:
+async def dial_pair(
+    line: Line, target: Target, settings: Settings, end: End, sure: Callable[[], None], by_hand: bool = False
+) -> Found:
     """Rank 0. Raises Refused, Broken, Busy, ChildFailed."""
     chosen = settings.rdma
     ask = Ask(
@@ -230,6 +239,7 @@ async def dial_pair(line: Line, target: Target, settings: Settings, end: End, su
         transport=chosen.transport,
         device=end.device,
         host=_host(end, chosen.transport),
+        by_hand=by_hand,
     )
     await line.say(ask)
     answer = _answered(await line.hear(Answer))

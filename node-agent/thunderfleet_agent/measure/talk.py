@@ -67,6 +67,8 @@ class Ask(_Message):
     host: Annotated[str, Field(max_length=80)] = ""
     node: Annotated[str, Field(max_length=253)] = ""
     """Of somebody at this Mac's terminal: whom he wants to measure, while the agent keeps the Mac out of other probes."""
+    by_hand: bool = False
+    """Of somebody at the peer's terminal, who has his turn before what agents do by themselves."""
 
 
 class Answer(_Message):

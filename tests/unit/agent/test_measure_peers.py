@@ -217,7 +217,7 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
 
 def by_hand(mac: Mac) -> tuple[byhand.Lender, Prober]:
     """What somebody at the terminal of that Mac has."""
-    prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name))
+    prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name), by_hand=True)
     prober.look(mac.prober.view)
     prober.use(())
     to = reach.Target(mac.name, mac.address, mac.port, mac.certificate.sha256)
@@ -272,6 +272,33 @@ async def test_by_hand_a_busy_agent_says_that_it_is(tmp_path: Path, until: Until
         await a.server.close()
         with pytest.raises(talk.Broken, match="studio-00 at"):
             await lender.measure(prober, a.probe(b))
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+async def test_who_measures_by_hand_has_his_turn_before_what_agents_do(tmp_path: Path, until: Until, busy: int) -> None:
+    """Whichever of his two Macs is in a probe with a third one is kept for him when that is over, but not for ever."""
+    slow = settings(sockets={**SOCKETS, "bytes": 2**36, "seconds": 60})
+    async with macs(3, tmp_path, slow) as fleet:
+        a, b, c = fleet
+        for mac in fleet:
+            mac.sees(*(other for other in fleet if other is not mac))
+        lender, prober = by_hand(a)
+        probing = asyncio.create_task(c.prober.once(c.probe(fleet[busy])))
+        await until(lambda: fleet[busy].prober.running and c.prober.running)
+        with pytest.raises(talk.Refused, match=f"{fleet[busy].name} is in a probe with {c.name}"):
+            await lender.measure(prober, a.probe(b))
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        await until(lambda: fleet[busy].prober.desk.peer is None)
+        with pytest.raises(talk.Refused, match=f"{fleet[busy].name} is about to be measured by hand") as refused:
+            await c.prober.once(c.probe(fleet[busy]))
+        assert refused.value.again
+        measuring = asyncio.create_task(lender.measure(prober, a.probe(b)))
+        await until(lambda: (prober.running and b.prober.running) or measuring.done())
+        assert not measuring.done()
+        measuring.cancel()
+        await asyncio.gather(measuring, return_exceptions=True)
+        assert 0 < fleet[busy].prober._kept_until - time.monotonic() < 6
 
 
 async def test_a_group_that_arrives_ends_what_is_measured_by_hand(tmp_path: Path, until: Until) -> None:
