@@ -227,9 +227,10 @@ class _Site(web.BaseSite):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: visit, end, ssl=self._tls, ssl_handshake_timeout=patience
             )
-        except (OSError, asyncio.CancelledError) as error:
+        except BaseException as error:
             visit.gone()
             with contextlib.suppress(OSError):
                 end.close()
-            if isinstance(error, asyncio.CancelledError):
+            # A stranger whom TLS refuses is no news.
+            if not isinstance(error, OSError):
                 raise
