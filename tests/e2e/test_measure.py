@@ -96,6 +96,16 @@ def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Any) -> 
     entry = measured(line, "Socket")[("studio-1", "studio-2")]
     assert entry["rttMicroseconds"] > 0 and entry["payloadBytes"] > 0 and "jitterMicroseconds" in entry
 
+    def shown() -> bool:
+        heads, *rows = (row.split() for row in line.kubectl("get", "tbl").splitlines())
+        gbps, rtt = heads.index("GBPS"), heads.index("RTT")
+        return all(re.fullmatch(r"[\d.]+/[\d.]+", row[gbps]) and re.fullmatch(r"\d+us", row[rtt]) for row in rows)
+
+    line.until("the columns show each way and the round trip", shown, told=lambda: line.kubectl("get", "tbl"))
+    conditions = line.json("get", "tbl", "studio-1.tb1--studio-2.tb1")["status"]["conditions"]
+    said = next(each for each in conditions if each["type"] == "Connected")
+    assert said["reason"] == "Degraded" and "negotiated 80 Gb/s" in said["message"] and "likely causes" in said["message"]
+
 
 def test_a_group_of_two_measures_each_cable_over_jaccl(line: Any) -> None:
     def missing() -> list[tuple[str, str]]:
@@ -244,6 +254,9 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
         said = fresh(line, mac)
         return said["reason"] == "ProbeFailed" and "said nothing for" in said["message"] and "next try at" in said["message"]
 
+    def says_why(mac: str) -> None:
+        line.until(f"{mac} says why", lambda: told(mac), told=lambda: str(fresh(line, mac)))
+
     for mac in macs:
         # Whatever group is measured from now on stays in the middle for as long as its agents let it.
         line.cluster.jaccl(mac, [{"at": "rtr", "hang": True}])
@@ -255,26 +268,30 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
             signalled(line, mac, "KILL")
             gone(other, theirs)
             gone(mac, pid)
-        mac, pid, other, theirs = struck(0, macs)
-        signalled(line, mac, "STOP")
-        try:
-            # Long before the limit of the group, and though the frozen end still has its process.
-            gone(other, theirs)
-        finally:
-            signalled(line, mac, "CONT")
-        gone(mac, pid)
-
-        line.until("no group has been measured for long", stale)
-        mac, pid, other, theirs = struck(1, macs)
-        line.cluster.lan("pull", mac)
-        try:
-            gone(other, theirs)
+        for rank in (0, 1):
+            mac, pid, other, theirs = struck(rank, macs)
+            signalled(line, mac, "STOP")
+            try:
+                # Long before the limit of the group, and though the frozen end still has its process.
+                gone(other, theirs)
+            finally:
+                signalled(line, mac, "CONT")
             gone(mac, pid)
-            line.until(f"{other} says why", lambda: told(other), told=lambda: str(fresh(line, other)))
-        finally:
-            line.cluster.lan("plug", mac)
 
-        mac, pid, other, theirs = struck(0, macs)
+        for rank in (1, 0):
+            if rank == 1:
+                line.until("no group has been measured for long", stale)
+            mac, pid, other, theirs = struck(rank, macs)
+            line.cluster.lan("pull", mac)
+            try:
+                gone(other, theirs)
+                gone(mac, pid)
+                if rank == 1:
+                    says_why(other)
+            finally:
+                line.cluster.lan("plug", mac)
+
+        mac, pid, other, theirs = struck(1, macs)
         restarted.add(mac)
         (pod,) = (
             item["metadata"]["name"]
