@@ -2,7 +2,8 @@
 alone sees, a bridge member and a dead RDMA stack. Objects say what is wrong with which cable and what to type, and follow what
 is done to it.
 
-With ``THUNDERFLEET_E2E_DISCOVERY=name`` a cluster of this fleet that runs already is taken, and left running.
+With ``THUNDERFLEET_E2E_DISCOVERY=name`` a cluster of this fleet that runs already is taken, and left running (as the last tests
+leave it: the first ones need another one then).
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
 from thunderfleet_localcluster.errors import LocalClusterError
 
 Json = dict[str, Any]
@@ -301,8 +302,9 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
     healthy.until("its link is whole", lambda: healthy.reason("mini-2.tb1--studio-3.tb3", "Symmetric") == "BothEnds")
 
 
-def test_a_mac_set_up_anew_is_one_mac_with_its_old_name(healthy: Fleet) -> None:
-    """Off, its Node deleted, what its pods kept wiped, on again: another boot, certificate and domain UUIDs; no ghost."""
+def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
+    """Off, its Node deleted, what its pods kept wiped, other hardware on again: another chip, certificate, other switch and
+    domain UUIDs; no ghost."""
     cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
     before = healthy.get("np", "mini-1")
     cluster.machines["mini-1"].off()
@@ -311,13 +313,24 @@ def test_a_mac_set_up_anew_is_one_mac_with_its_old_name(healthy: Fleet) -> None:
     cluster.kubectl("delete", "node", "mini-1")
     shutil.rmtree(cluster.machines["mini-1"].folder / "kubelet" / "pods")
     cluster.machines["mini-1"].on()
+    for report, old, new in (
+        ("Hardware", '"Apple M4 Pro"', '"Apple M4"'),
+        ("Thunderbolt", '_uid_key" : "0x', '_uid_key" : "0xF'),
+    ):
+        file = cluster.machines["mini-1"].folder / "recorded" / f"SP{report}DataType.json"
+        file.write_text(file.read_text().replace(old, new))
+
+    def facts(item: Json) -> list[str]:
+        """What only this Mac has: certificate, chip and switches."""
+        status = item.get("status", {})
+        own = [status.get(part, {}).get(key, "") for part, key in (("agent", "certificateSHA256"), ("hardware", "chip"))]
+        return [*own, *(port["switchUID"] for port in status.get("thunderbolt", {}).get("ports", []))]
 
     def anew() -> bool:
-        now = healthy.get("np", "mini-1")
-        agent = now.get("status", {}).get("agent", {}).get("certificateSHA256")
-        return bool(agent) and agent != before["status"]["agent"]["certificateSHA256"]
+        now = facts(healthy.get("np", "mini-1"))
+        return all(now) and len(now) == len(facts(before)) and not set(now) & set(facts(before))
 
-    healthy.until("another agent", anew)
+    healthy.until("another agent and other hardware", anew)
     healthy.until("its link is whole", lambda: healthy.reason(link, "Symmetric") == "BothEnds")
     assert [name for name in healthy.items("tbl") if "mini-1" in name] == [link]
 
@@ -329,22 +342,54 @@ def test_a_mac_set_up_anew_is_one_mac_with_its_old_name(healthy: Fleet) -> None:
     healthy.until("its neighbour knows it", lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")))
 
 
-def test_a_cable_moved_to_another_port_is_another_link_and_the_old_one_goes(healthy: Fleet) -> None:
-    cluster, old, new = healthy.cluster, "mini-1.tb1--studio-2.tb3", "mini-1.tb2--studio-2.tb3"
-    cluster.cable("move", "mini-1:1", to="mini-1:2")
-    try:
-        healthy.until("the link of the new port is there", lambda: healthy.reason(new, "Symmetric") == "BothEnds")
-        assert healthy.reason(new, "RDMAUsable") == "BelowThunderbolt5"
-        healthy.until("the old one goes", lambda: not healthy.get("tbl", old), 150)
-        about = ("--field-selector", f"involvedObject.name={old},reason=Removed")
-        told = cluster.kubectl("get", "events", "-n", "default", *about).stdout
-        assert "neither mini-1 nor studio-2 has had this cable" in told
-    finally:
-        cluster.cable("move", "mini-1:2", to="mini-1:1")
+# From here on the fleet is no more as its file says.
+
+
+def moved(fleet: Fleet) -> str:
+    """The cable of mini-1 in another port; the name that its link had before."""
+    if any(cable["port"] == 1 for cable in fleet.cluster.machines["mini-1"].cables):
+        fleet.cluster.cable("move", "mini-1:1", to="mini-1:2")
+    return "mini-1.tb1--studio-2.tb3"
+
+
+def test_a_cable_moved_to_another_port_is_another_link(healthy: Fleet) -> None:
+    old, new = moved(healthy), "mini-1.tb2--studio-2.tb3"
+    healthy.until("the link of the new port is there", lambda: healthy.reason(new, "Symmetric") == "BothEnds")
+    assert healthy.reason(new, "RDMAUsable") == "BelowThunderbolt5"
+    healthy.until("no end has the old one", lambda: not healthy.get("tbl", old).get("status", {}).get("endpoints"))
+
+
+def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
+    """It joins under another name and starts again; its old Node is there until somebody deletes it."""
+    cluster, old, new = fleet.cluster, "book-1.tb2--studio-2.tb4", "notebook.tb2--studio-2.tb4"
+    machine = cluster.machines["book-1"]
+    settings = machine.folder / "kubelet.yaml"
+    settings.write_text(settings.read_text().replace("nodeName: book-1\n", "nodeName: notebook\n"))
+    told = cluster.order(do="token")
+    files = ["--root", str(machine.folder / "renamed"), "--config", str(settings), "--no-run"]
+    join = ["join", "--server", cluster.state["innerServer"], "--token", told["token"], "--ca-hash", told["caHash"], *files]
+    done = machine.run([*kubelet_command(), *join], seconds=60)
+    assert done.returncode == 0, done.stderr
+    machine.off()
+    shutil.rmtree(machine.folder / "kubelet")
+    (machine.folder / "renamed").rename(machine.folder / "kubelet")
+    machine.on()
+    fleet.until("its cable goes by the new name", lambda: fleet.reason(new, "Symmetric") == "BothEnds")
+    cluster.kubectl("delete", "node", "book-1")
+
+    def ghosts() -> list[str]:
+        """Who still speaks of the old name."""
+        profiles, link = fleet.items("np"), fleet.get("tbl", old)
+        known = [name for name, item in profiles.items() if name == "book-1" or any(at[0] == "book-1" for at in reaches(item))]
+        return known + [end["node"] for end in link.get("status", {}).get("endpoints", [])]
+
+    fleet.until("nobody knows the old name", lambda: not ghosts())
+    address = next(c["address"] for c in machine.cables)
+    fleet.until("its neighbour knows it", lambda: ("notebook", address) in reaches(fleet.get("np", "studio-2")))
 
 
 def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
-    """The last test: what it leaves is not calm for a minute."""
+    """What it leaves is not calm for a minute."""
     cluster = fleet.cluster
     fleet.until("the cable is there", lambda: fleet.reason(SECOND, "Connected") == "Connected")
 
@@ -361,3 +406,12 @@ def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
             break
     fleet.until("it is called flapping", lambda: fleet.reason(SECOND, "Connected") == "Flapping")
     assert "reseat both plugs" in fleet.said("tbl", SECOND, "Connected")[2]
+
+
+def test_the_link_of_a_port_that_a_cable_has_left_goes(fleet: Fleet) -> None:
+    """The last test, since that takes a minute of which the others make use."""
+    old = moved(fleet)
+    fleet.until("it goes", lambda: not fleet.get("tbl", old), 150)
+    about = ("--field-selector", f"involvedObject.name={old},reason=Removed")
+    told = fleet.cluster.kubectl("get", "events", "-n", "default", *about).stdout
+    assert "neither mini-1 nor studio-2 has had this cable" in told
