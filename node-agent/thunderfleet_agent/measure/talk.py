@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -149,6 +150,17 @@ def hang_up(sock: Any) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
+def _why(error: Exception) -> str:
+    """Why nobody could be reached, in the system's words where it has some."""
+    if (
+        isinstance(error, aiohttp.ClientConnectorError)
+        and not isinstance(error, aiohttp.ClientSSLError)
+        and error.os_error.errno
+    ):
+        return f"{os.strerror(error.os_error.errno)} (is that Mac on, and does its agent run?)"
+    return " ".join(str(error).split())[:200]
+
+
 @asynccontextmanager
 async def call(target: Target, node: str, context: ssl.SSLContext, source: str | None) -> AsyncIterator[tuple[Line, str, str]]:
     """A conversation with the agent at ``target``, and the socket's two addresses (ours, theirs). Raises Broken."""
@@ -183,7 +195,7 @@ async def call(target: Target, node: str, context: ssl.SSLContext, source: str |
         except TimeoutError:
             raise Broken(f"{where} did not answer within {CONNECT_SECONDS:g} s") from None
         except (OSError, ssl.SSLError, aiohttp.ClientError, ValueError) as error:
-            raise Broken(f"{where}: {' '.join(str(error).split())[:200]}") from None
+            raise Broken(f"{where}: {_why(error)}") from None
         try:
             tls = ws.get_extra_info("ssl_object")
             certificate = (tls.getpeercert(binary_form=True) if tls else None) or b""
