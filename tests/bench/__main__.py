@@ -38,7 +38,7 @@ def machine() -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "\n".join(f"  {benchmark.name:<12} {benchmark.about}" for benchmark in ALL)
+    about = "\n".join(f"  {benchmark.name:<15} {benchmark.about}" for benchmark in ALL)
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=f"Figures of the whole line.\n\n{about}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

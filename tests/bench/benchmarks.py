@@ -207,4 +207,5 @@ ALL = (
         discovery.discovery,
     ),
     Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),
+    Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from thunderfleet_agent.measure import process, streams
@@ -35,6 +35,10 @@ PAIRS = 4
 # An agent, or its measuring process; the brackets keep the pattern from matching itself.
 PROBER = "thunderfleet-agent ru[n]|measure-chil[d]"
 _TOTAL = re.compile(r"^thunderfleet_agent_(probe_seconds|probe_bytes|probes)_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
+# What began; a dial of a Mac that is off is no probe.
+_PROBES = re.compile(
+    r'^thunderfleet_agent_probes_total\{(?!.*"refused")(?!probe="socket",result="failed").*\} ([0-9.e+]+)$', re.MULTILINE
+)
 
 BY_HAND = """
 import sys, time
@@ -143,17 +147,21 @@ def sockets(repeats: int, say: Say) -> list[Figure]:
     return [Figure("measure-sockets", "Mbit/s", tuple(ours), tuple(theirs), "iperf3", Bound(">=", 0.9), note)]
 
 
-def _totals(line: Line, mac: str) -> dict[tuple[str, str], float]:
-    """What an agent's counters say, by name and probe; only probes that went well are counted as such."""
+def _exported(line: Line, mac: str) -> str:
+    """The metrics of a Mac's agent."""
     address = line.cluster.machines[mac].address
     command = [
         sys.executable,
         "-c",
         f"import urllib.request as u; print(u.urlopen('http://{address}:{METRICS_PORT}/metrics', timeout=10).read().decode())",
     ]
-    said = line.cluster.machines[mac].run(command, seconds=30).stdout
+    return line.cluster.machines[mac].run(command, seconds=30).stdout
+
+
+def _totals(line: Line, mac: str) -> dict[tuple[str, str], float]:
+    """What an agent's counters say, by name and probe; only probes that went well are counted as such."""
     found: dict[tuple[str, str], float] = {}
-    for name, labels, value in _TOTAL.findall(said):
+    for name, labels, value in _TOTAL.findall(_exported(line, mac)):
         probe = re.search(r'probe="(\w+)"', labels)
         if probe and (name != "probes" or 'result="ok"' in labels):
             found[(name, probe.group(1))] = float(value)
@@ -237,61 +245,92 @@ def _rss(pid: int) -> float:
     return float(fields[1]) * 4096
 
 
-def _often(line: Line) -> None:
+def _often(line: Line, *values: str) -> None:
     """Agents that begin anew, and measure each other every ten seconds."""
+    more = [word for value in values for word in ("--set", value)]
     line.cluster.helm(
         *("upgrade", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--reuse-values"),
-        *("--set", "agent.measure.sockets.everySeconds=10", "--timeout", "180s"),
+        *("--set", "agent.measure.sockets.everySeconds=10", *more, "--timeout", "180s"),
         seconds=200,
     )
     line.cluster.kubectl("-n", NAMESPACE, "rollout", "status", "ds/thunderfleet-agent", "--timeout=180s", seconds=200)
 
 
 @contextlib.contextmanager
-def _stopped(line: Line, stop: bool) -> Iterator[None]:
-    """With ``stop`` every agent and what it measures with stand still, for as long as one answer takes."""
+def _pair_alone(line: Line) -> Iterator[tuple[str, ...]]:
+    """Two Macs with a cable; all others are off, since one machine plays them all and what they do costs the two."""
+    links = json.loads(line.cluster.kubectl("get", "tbl", "-o", "json").stdout)["items"]
+    spec = min(links, key=lambda link: str(link["metadata"]["name"]))["spec"]
+    pair = (str(spec["a"]["node"]), str(spec["b"]["node"]))
+    others = [name for name in _macs(line) if name not in pair]
+    try:
+        for name in others:
+            line.cluster.kubectl("cordon", name)
+            line.cluster.machines[name].off()
+        yield pair
+    finally:
+        for name in others:
+            line.cluster.machines[name].on()
+            line.cluster.kubectl("uncordon", name)
 
-    def all_get(number: str) -> None:
-        for mac in _macs(line):
-            line.cluster.machines[mac].run(("pkill", f"-{number}", "-f", PROBER), seconds=30)
 
-    if stop:
-        all_get("STOP")
+@contextlib.contextmanager
+def _stopped(line: Line, macs: Sequence[str]) -> Iterator[None]:
+    """The agents of these Macs, and what they measure with, stand still."""
+
+    def all_get(signal: str) -> None:
+        for mac in macs:
+            line.cluster.machines[mac].run(("pkill", f"-{signal}", "-f", PROBER), seconds=30)
+
+    all_get("STOP")
     try:
         yield
     finally:
-        if stop:
-            all_get("CONT")
+        all_get("CONT")
+
+
+def _begun(line: Line, macs: Sequence[str]) -> int:
+    """How many probes these Macs have begun, whatever became of them."""
+    return int(sum(float(count) for mac in macs for count in _PROBES.findall(_exported(line, mac))))
 
 
 def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Tokens a second of a served group with the prober on (and always something due) against off, by answers in turns: the
+    """Tokens a second of a served group with the prober on (and everything always due) against off, by answers in turns: the
     two of a pair are given within seconds, each the first in every other pair."""
     name, rates = "measured", {True: list[float](), False: list[float]()}
-    _often(line)
-    with line.deployed(name, models.SMALL, "Pipeline") as (_, ready, _):
+    _often(line, "agent.measure.gpu.everySeconds=10", "agent.measure.memory.everySeconds=10")
+    quick = {"benchmark": {"promptTokens": 16, "generationTokens": 8}}
+    with _pair_alone(line) as pair, line.deployed(name, models.SMALL, "Pipeline", quick) as (_, ready, _):
         node = line.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
         line.benchmarked(name)
         line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
+        before = _begun(line, pair)
         for number in range(PAIRS * repeats):
             for enabled in (True, False) if number % 2 else (False, True):
-                with _stopped(line, not enabled):
+                with _stopped(line, () if enabled else pair):
                     answer = line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
                 rates[enabled].append((answer["chunks"] - 1) / (answer["last"] - answer["first"]))
             say(f"serving {number + 1}/{PAIRS * repeats}: {rates[True][-1]:.1f} tokens/s, prober off {rates[False][-1]:.1f}")
-    note = "off: whole agents stand still; one machine plays all Macs, so what the third one measures costs the two that serve"
-    ours, other = tuple(rates[True]), tuple(rates[False])
-    return [Figure("measure-serving", "tokens/s", ours, other, "prober off", Bound(">=", 0.99), note)]
+        begun = _begun(line, pair) - before
+        if begun < 0:
+            raise BenchFailed("an agent was restarted while its Mac served")
+    ratios = tuple(on / off for on, off in zip(rates[True], rates[False], strict=True))
+    low, _, high = statistics.quantiles(ratios, n=4)
+    note = f"on to off, in turns; the middle half of {len(ratios)} pairs {low:.3f} to {high:.3f}"
+    on, off = (statistics.median(rates[enabled]) for enabled in (True, False))
+    return [
+        Figure("measure-serving", "", ratios, bound=Bound(">=", 0.99), note=f"{note}; {on:.1f} and {off:.1f} tokens/s"),
+        Figure("measure-serving-probes", "", (begun,), bound=Bound("<=", 0), note="begun on the group's Macs while it served"),
+    ]
 
 
 def measure(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Everything of this module."""
+    """Everything of this module but serving."""
     return [
         *gpu(repeats, say),
         *sockets(repeats, say),
         *day(line, repeats, say),
         *memory(line, repeats, say),
-        *serving(line, repeats, say),
     ]
 
 
