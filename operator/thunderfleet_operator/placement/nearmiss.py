@@ -112,6 +112,9 @@ def _effort(mac: Mac, request: Request) -> int:
         return PLUG
     if not mac.ready or mac.quarantine or not mac.address or not mac.profiled:
         return LOOK
+    if any(mac.labels.get(key) != value for key, value in request.selector.items()):
+        # Its deployment does not want it: told last, after memory that is short where it may go.
+        return BUY + 5
     return SWITCH_ON if any(model.complete and model.sized for model in wanted_model(mac, request)) else PLUG
 
 

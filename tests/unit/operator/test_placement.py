@@ -572,6 +572,12 @@ def test_a_mac_that_would_do_is_told_of_with_its_own_lack_and_that_of_its_cables
     )
 
 
+def test_a_mac_that_the_selector_leaves_out_is_no_first_advice() -> None:
+    macs = [mac("a", 6, SPLITS, labels={"pool": "one"}), mac("b", 60, SPLITS)]
+    told = _misses(plan(Fleet(macs), Request(path=PATH, memory=NO_KV, selector={"pool": "one"}, max_nodes=1)))
+    assert "the whole model needs" in told[Transport.NONE]
+
+
 def test_no_mac_that_may_take_a_rank_is_a_near_miss_of_every_transport() -> None:
     macs = [mac(name, 6, SPLITS, backends=BOTH, schedulable=False) for name in "ab"]
     misses = _misses(plan(Fleet(macs, mesh("ab")), Request(path=PATH, memory=NO_KV, min_nodes=2)))
