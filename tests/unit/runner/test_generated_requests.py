@@ -17,13 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from thunderfleet_localcluster import tinymodel
-from thunderfleet_runner import leader
 
 MODEL = "thunderfleet/tiny"
 AT_ONCE = 3
 EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 51) // AT_ONCE
-ANSWER_SECONDS = 180.0
-"""An answer that takes longer will not come. MLX calls a compiler for what it has not computed before, on both ranks."""
+ANSWER_SECONDS = 60.0
+"""An answer that takes longer will not come."""
 FIXED = {
     "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
 }  # fmt: skip
@@ -154,11 +153,7 @@ class Asker:
         return statuses
 
 
-async def test_no_request_ends_wedges_or_misleads_a_group(
-    served: Callable[..., Any], odd: Path, yardstick: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A group that is wedged is found by the answers' own limit.
-    monkeypatch.setattr(leader, "STALL_SECONDS", ANSWER_SECONDS)
+async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., Any], odd: Path, yardstick: list[int]) -> None:
     async with served(odd, 2, "Tensor") as (group, client):
         pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
         ask = Asker(client, yardstick[: FIXED["max_tokens"]])
