@@ -2,7 +2,8 @@
 
 Says JSON lines on stdout: ``{"progress": …}`` now and then, and at last ``{"result": …}`` or ``{"error": …}``. It ends when its
 input ends (its agent is gone), at its time limit whatever its agent does, and on SIGTERM between two runs, freeing what it
-holds (macOS may keep the wired memory of a process that was killed). What sits in a collective is killed.
+holds (macOS may keep the wired memory of a process that was killed). What sits in a collective is killed; and since MLX holds
+the interpreter in some of its calls (a ring's init for half a minute), a process beside it without MLX sees to the first two.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -19,10 +21,37 @@ from typing import Any, NoReturn
 
 START_SECONDS = 20.0
 LAST_WORDS_SECONDS = 0.5
+GUARD_SECONDS = 1.0
+"""After its own limit, for its last words."""
 
 
 class Ended(Exception):
     """Told to end."""
+
+
+def guard(seconds: float) -> None:
+    """Leaves a process behind that kills this one's process group when whoever writes to its stdin is gone, or so many seconds
+    after; it ends with this process. To be called before there is any thread. Raises OSError."""
+    # Whoever started it: the group is its own and what it starts.
+    os.setpgid(0, 0)
+    here, ours = os.pipe()
+    if os.fork() != 0:
+        # Ours to the end: the kernel closes it then. A program that MLX starts (a compiler) does not inherit it.
+        os.close(here)
+        return
+    try:
+        os.close(ours)
+        os.close(1)
+        os.close(2)
+        poll = select.poll()
+        # Without POLLIN: what the agent says is not the guard's.
+        poll.register(0, 0)
+        poll.register(here, 0)
+        over = [fd for fd, _ in poll.poll(seconds * 1000)]
+        if here not in over:
+            os.killpg(0, signal.SIGKILL)
+    finally:
+        os._exit(0)
 
 
 class Pipe:
@@ -87,6 +116,7 @@ class Pipe:
 
 def main(order: dict[str, Any]) -> NoReturn:
     """Carries out one order: ``what`` is gpu, memory or pair; ``seconds`` its limit. Exits with 0 (a result) or 1."""
+    guard(START_SECONDS + float(order["seconds"]) + GUARD_SECONDS)
     pipe = Pipe()
     # Importing MLX takes a second, on a busy machine ten: that is not the measurement's time, and has a limit of its own.
     pipe.begin(START_SECONDS + float(order["seconds"]))

@@ -111,12 +111,15 @@ async def _gone(process: asyncio.subprocess.Process, seconds: float) -> None:
 
 
 async def _end_now(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await _gone(process, TERM_SECONDS)
-    # Also when the leader has gone: what it started may be left in its group.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await _gone(process, TERM_SECONDS)
+    finally:
+        # Also when the leader has gone: what it started may be left in its group. And also when this is cancelled, as all is
+        # when the agent itself ends.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     await _gone(process, KILL_SECONDS)
     process._transport.close()  # type: ignore[attr-defined]

@@ -818,7 +818,8 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
         probe = rdma(a.prober.settings, Target(b.name, "", LINK)) if group else a.probe(b)
         other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=dials))
         probing = None if dials else asyncio.create_task(a.prober._carry_out(probe))
-        await until(lambda: len(marked(tmp_path)) == 2 if group else moving.is_set(), seconds=90)
+        # Each rank with its guard.
+        await until(lambda: len(marked(tmp_path)) == 4 if group else moving.is_set(), seconds=90)
         os.kill(other.pid, how)
         if how is CUT:
             deafen(b.address, True)
@@ -894,6 +895,28 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit()
     finally:
         os.close(reader)
         os.close(writer)
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at sockets in /proc")
+async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(until: Until) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": [f"127.0.0.1:{port}" for port in ports]}
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 60, "bytes": SMALL})),
+        stdin=asyncio.subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    try:
+        # It listens for rank 1, which there is not.
+        await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in Path("/proc/net/tcp").read_text(), seconds=60)
+        child.stdin.close()
+        async with asyncio.timeout(15):
+            await child.wait()
+    finally:
         if child.returncode is None:
             child.kill()
         await child.wait()
