@@ -23,12 +23,13 @@ class NotYet(Exception):
     """The server does not serve yet."""
 
 
-def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One streamed request. Raises NotYet when the server is not there or asks to come again, ValueError otherwise."""
+def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str, Any]:
+    """One streamed request; ``began``: the monotonic clock when it was first tried, now if None. Raises NotYet when the server
+    is not there or asks to come again, ValueError otherwise."""
     at = urlsplit(url)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_SECONDS)
     try:
-        began = time.monotonic()
+        began = time.monotonic() if began is None else began
         try:
             connection.request("POST", f"{at.path}/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -63,7 +64,7 @@ def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def ask_at_once(url: str, body: dict[str, Any], clients: int, seed: int) -> dict[str, Any]:
     """``clients`` streams at once, each of another prompt: ``seed`` begins it, so that nothing of it can be cached.
 
-    Raises ValueError or NotYet as ``ask`` does, when any of them fails.
+    Raises ValueError or NotYet as ``ask`` does, when any of them fails; NotYet not at once.
     """
     together = threading.Barrier(clients)
     answers: list[dict[str, Any]] = []
@@ -73,10 +74,19 @@ def ask_at_once(url: str, body: dict[str, Any], clients: int, seed: int) -> dict
         *before, last = body["messages"]
         asked = {**body, "messages": [*before, {**last, "content": f"{seed}/{number}: {last['content']}"}]}
         together.wait(ANSWER_SECONDS)
-        try:
-            answers.append(ask(url, asked))
-        except (NotYet, ValueError, OSError) as error:
-            failures.append(error)
+        began = time.monotonic()
+        while True:
+            try:
+                answers.append(ask(url, asked, began))
+            except NotYet as error:
+                # A server whose queue of connections is short resets some of many: those come again, the others go on.
+                if time.monotonic() - began < ANSWER_SECONDS:
+                    time.sleep(RETRY_SECONDS)
+                    continue
+                failures.append(error)
+            except (ValueError, OSError) as error:
+                failures.append(error)
+            return
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
     for thread in threads:
