@@ -438,13 +438,47 @@ def containers_or_none(served: Any) -> list[Json]:
     return [child for child in served.children() if child["kind"] == "Pod"]
 
 
+# Run on a machine: stops the process that waits to be a deployment's rank, when MLX is imported and it has nothing to do.
+STOP_WAITING = """
+import os, signal, sys, time
+def state(pid):
+    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    return fields[0], fields[11], fields[12]
+def waits(pid):
+    words = open(f"/proc/{pid}/cmdline").read()
+    if sys.argv[1] not in words or sys.argv[2] not in words or "libmlx" not in open(f"/proc/{pid}/maps").read():
+        return False
+    before = state(pid)
+    time.sleep(0.3)
+    return before[0] == "S" and state(pid) == before
+limit = time.monotonic() + 60
+while time.monotonic() < limit:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(pid) != os.getpid() and waits(pid):
+                os.kill(int(pid), signal.SIGSTOP)
+                sys.exit(0)
+        except OSError:
+            pass
+    time.sleep(0.05)
+sys.exit(1)
+"""
+
+
 def in_forming(line: Any, deploy: Deploy) -> Any:
-    # A rank that is stopped as it is born holds the others in MLX's init, where no signal reaches them.
-    forms = deploy("forming")
-    forms.until("its ranks are placed", lambda: len(forms.ranks()) == 2)
-    # The brackets keep the pattern from matching the shell that it is given to.
-    stopped = f"until pkill -STOP -f '[t]{RANK[1:]}.*{forms.name}'; do :; done"
-    assert line.run(forms.ranks()[1]["node"], "timeout", "30", "sh", "-c", stopped, seconds=40).returncode == 0
+    # A rank that is stopped before its peer has come holds the other in MLX's init, where no signal reaches it.
+    machines = line.cluster.machines
+    for mac in line.macs:
+        machines[mac].freeze_kubelet()
+    try:
+        forms = deploy("forming")
+        forms.until("its ranks are placed", lambda: len(forms.ranks()) == 2)
+        second = forms.ranks()[1]["node"]
+        machines[second].thaw_kubelet()
+        assert line.run(second, sys.executable, "-S", "-c", STOP_WAITING, RANK, forms.name, seconds=90).returncode == 0
+    finally:
+        for mac in line.macs:
+            machines[mac].thaw_kubelet()
     forms.until("Forming", lambda: forms.state == "Forming")
     return forms
 
