@@ -100,8 +100,16 @@ async def _complaints(process: asyncio.subprocess.Process, into: bytearray) -> N
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends the process and whatever it started. Not to be interrupted: an orphan would hold a queue pair."""
-    await asyncio.shield(asyncio.create_task(_end_now(process)))
+    """Ends the process and whatever it started. However often this is cancelled, it goes on until that is done, within
+    TERM_SECONDS and KILL_SECONDS: an orphan would hold a queue pair."""
+    ending, cancelled = asyncio.create_task(_end_now(process)), False
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 async def _gone(process: asyncio.subprocess.Process, seconds: float) -> None:
@@ -121,5 +129,7 @@ async def _end_now(process: asyncio.subprocess.Process) -> None:
         # when the agent itself ends.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    await _gone(process, KILL_SECONDS)
-    process._transport.close()  # type: ignore[attr-defined]
+        try:
+            await _gone(process, KILL_SECONDS)
+        finally:
+            process._transport.close()  # type: ignore[attr-defined]

@@ -1016,6 +1016,19 @@ async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_sec
         assert stages[0][1] and not a.prober.ledger.troubles
 
 
+async def test_a_measuring_process_is_gone_when_its_caller_is_however_often_that_was_cancelled(until: Until) -> None:
+    measuring = asyncio.create_task(process.run({"what": "gpu", "seconds": 600}))
+    await until(pair_processes)
+    (pid,) = pair_processes()
+    # It does not hear SIGTERM.
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(3):
+        measuring.cancel()
+        await asyncio.wait((measuring,), timeout=0.01)
+    await asyncio.gather(measuring, return_exceptions=True)
+    assert measuring.cancelled() and not pair_processes()
+
+
 async def test_a_measuring_process_that_says_nothing_is_ended_at_its_limit() -> None:
     begun = time.monotonic()
     with pytest.raises(process.ChildFailed, match=r"was not done within 0\.5 s"):
