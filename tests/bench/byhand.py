@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from thunderfleet_localcluster.image import WITHOUT_COMPILER
+
 from tests.bench import client
 
 END_SECONDS = 10
@@ -55,7 +57,7 @@ class ByHand:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
+            env={**os.environ, **WITHOUT_COMPILER, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
         )
 
     def __enter__(self) -> "ByHand":

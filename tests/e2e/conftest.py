@@ -39,7 +39,14 @@ MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
 CHILDREN = "pods,services,configmaps,secrets"
 
 # What agents do now and then is done soon, and what takes processors takes them for a short time only.
-BRISK = ("agent.modelsIntervalSeconds=2", "agent.measure.gpu.seconds=4", "agent.measure.memory.seconds=4")
+BRISK = (
+    "agent.modelsIntervalSeconds=2",
+    "agent.measure.gpu.seconds=4",
+    "agent.measure.memory.seconds=4",
+    "agent.measure.rdma.bytes=16777216",
+)
+QUICK: Json = {"promptTokens": 2, "generationTokens": 1}
+"""A benchmark that is soon over."""
 WAIT_SECONDS = 90.0
 READY_SECONDS = 150.0
 INSTALL_SECONDS = 180
@@ -132,12 +139,13 @@ class Line:
             raise OSError(f"{url}: {error!r}") from error
 
     def deploy(self, name: str, **spec: object) -> "Deployment":
-        """Applies a ModelDeployment in a namespace of its own. ``spec`` overrides: the tiny model, on two Macs."""
+        """Applies one in a namespace of its own. ``spec`` overrides: the tiny model on two Macs, soon measured."""
         unique = f"{name}-{uuid.uuid4().hex[:6]}"
         self.kubectl("create", "namespace", unique)
         found = Deployment(self, unique, unique)
         self.deployments.append(found)
-        found.apply({"model": {"repository": MODEL}, "nodes": {"min": 2}, "recovery": {"backoffSeconds": 1}, **spec})
+        usual = {"model": {"repository": MODEL}, "nodes": {"min": 2}, "recovery": {"backoffSeconds": 1}, "benchmark": QUICK}
+        found.apply({**usual, **spec})
         return found
 
     def plan(self, manifest: Json) -> tuple[int, Json]:
@@ -423,7 +431,7 @@ def deploy(line: Line) -> Iterator[Callable[..., Deployment]]:
 
 @pytest.fixture(scope="session")
 def the_pair(line: Line) -> Deployment:
-    return line.deploy("pair", parallelism="Pipeline")
+    return line.deploy("pair", parallelism="Pipeline", benchmark={})
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ RING = ["ring-1", "ring-2", "ring-3", "ring-4"]
 DEEP, DEEP_LAYERS = "thunderfleet/tiny-deep", 8
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 6
 """Few tokens: ranks that wait in a collective keep a core busy, and there are more ranks than cores."""
-SMALL = {"memory": {"contextTokens": 2048, "cachedTokens": 4096}, "benchmark": {"promptTokens": 2, "generationTokens": 1}}
+SMALL = {"memory": {"contextTokens": 2048, "cachedTokens": 4096}}
 START_SECONDS = 400.0
 """For groups of more ranks than the machine has cores."""
 

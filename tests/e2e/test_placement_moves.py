@@ -29,7 +29,6 @@ cables:
 # Speeds are those that the fleet says.
 VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
-QUICK = {"promptTokens": 4, "generationTokens": 2}
 LITTLE = {"contextTokens": 2048, "cachedTokens": 4096}
 # More than half of a Mac: a KiB a token.
 MOST = {"contextTokens": 2048, "cachedTokens": 9_000_000}
@@ -58,7 +57,7 @@ def as_found(line: Any) -> Iterator[None]:
 def alone_on(mac: str, **more: object) -> Json:
     """A spec: one rank, on this very Mac."""
     nodes = {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": mac}}
-    return {"nodes": nodes, "memory": LITTLE, "benchmark": QUICK, **more}
+    return {"nodes": nodes, "memory": LITTLE, **more}
 
 
 def nodes_of(group: Json) -> list[str]:
@@ -105,7 +104,7 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
     expected = alone(PROMPT, TOKENS)
     for mac in ("mini-3", "mini-4"):
         line.kubectl("cordon", mac)
-    pair = deploy("pair", parallelism="Pipeline", memory=LITTLE, benchmark=QUICK).until_ready()
+    pair = deploy("pair", parallelism="Pipeline", memory=LITTLE).until_ready()
     before = pair.group()
     assert set(nodes_of(before)) == {"mini-1", "mini-2"}
     assert pair.tokens(PROMPT, TOKENS) == expected
@@ -192,7 +191,7 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
     for mac in ("mini-2", "mini-3"):
         line.kubectl("label", "node", mac, "pool=two", "--overwrite")
     nodes = {"min": 1, "max": 1, "selector": {"pool": "two"}}
-    many = deploy("many", nodes=nodes, memory=MOST, benchmark=QUICK)
+    many = deploy("many", nodes=nodes, memory=MOST)
     placed(many)
     many.kubectl("scale", "md", many.name, "--replicas=3")
     # Two of three groups find a Mac each; the third says what it lacks.
@@ -224,7 +223,7 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
 
 def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:
     """``nodes.min`` and ``nodes.max``, and a change of them while it waits."""
-    bound = deploy("bound", nodes={"min": 5}, memory=LITTLE, benchmark=QUICK)
+    bound = deploy("bound", nodes={"min": 5}, memory=LITTLE)
     assert "5 Macs" in bound.until_condition("Placed", "False", "NotEnoughMacs")["message"]
     bound.patch({"nodes": {"min": 1, "max": 1}, "memory": TOO_MUCH})
     assert "the whole model needs" in bound.until_condition("Placed", "False", "NoRoom")["message"]
