@@ -28,7 +28,9 @@ TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 LEAVE_SECONDS = 1.0
 """How long one that waits for an attempt has to leave by itself."""
-_PASSED_ON = ("MLX_", "JACCL_", "THUNDERFLEET_RANK")
+_OF_A_GROUP = ("MLX_", "JACCL_", "THUNDERFLEET_RANK")
+_OF_ONE_PROCESS = {"MLX_DISABLE_COMPILE", "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER", "MLX_BFS_MAX_WIDTH"}
+"""How MLX works by itself: what the image or the pod says of that holds."""
 
 
 def rank_command(group: str, epoch: int, rank: int) -> list[str]:
@@ -39,10 +41,10 @@ def rank_command(group: str, epoch: int, rank: int) -> list[str]:
 
 
 def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
-    """The supervisor's environment without anything that MLX or a rank would take for its own, plus what a rank needs to be
-    heard. MLX's own variables come with ``Start``.
+    """The supervisor's environment without anything by which MLX or a rank would find a group, plus what a rank needs to be
+    heard. What MLX is to know of its group comes with ``Start``.
     """
-    clean = {name: value for name, value in base.items() if not name.startswith(_PASSED_ON)}
+    clean = {name: value for name, value in base.items() if name in _OF_ONE_PROCESS or not name.startswith(_OF_A_GROUP)}
     clean |= {protocol.FD_VARIABLE: str(fd), protocol.PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     clean |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return clean

@@ -109,6 +109,14 @@ async def test_a_supervisor_process_ends_0_on_sigterm(
     assert not (group.folder / "state-1" / "rank.pid").exists()
 
 
+def test_a_rank_hears_of_its_group_from_nobody_but_its_supervisor() -> None:
+    said = {"MLX_RANK": "7", "MLX_HOSTFILE": "/h", "MLX_JACCL_RING": "1", "JACCL_X": "1", "THUNDERFLEET_RANK_FD": "9"}
+    kept = {"PATH": "/bin", "MLX_DISABLE_COMPILE": "1", "MLX_MAX_OPS_PER_BUFFER": "50"}
+    found = rankprocess.rank_environment({**said, **kept}, 5)
+    assert kept.items() <= found.items() and found["THUNDERFLEET_RANK_FD"] == "5"
+    assert not {"MLX_RANK", "MLX_HOSTFILE", "MLX_JACCL_RING", "JACCL_X"} & found.keys()
+
+
 async def test_a_rank_that_an_earlier_supervisor_left_is_ended(make_group: Callable[..., Any], tmp_path: Path) -> None:
     code = "import signal; signal.pause()"
     command = [sys.executable, "-c", code, "thunderfleet_runner.rank", "--group", "default/tiny-0", "--rank", "1"]
