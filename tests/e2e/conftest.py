@@ -20,12 +20,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import pytest
 import yaml
 from thunderfleet_localcluster import tinymodel
 from thunderfleet_localcluster.cluster import Cluster, remove
 from thunderfleet_localcluster.errors import LocalClusterError
+
+from tests.api import OURS, Api
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -36,7 +39,7 @@ MODEL = "thunderfleet/tiny-qwen2"
 # A fleet has at least one machine; nothing runs on this one.
 IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
-CHILDREN = "pods,services,configmaps,secrets"
+CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 
 # What agents do now and then is done soon, and what takes processors takes them for a short time only.
 BRISK = (
@@ -92,6 +95,9 @@ class Line:
 
     cluster: Cluster
     deployments: list["Deployment"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.api = Api(self.cluster, COMMAND_SECONDS)
 
     @property
     def macs(self) -> list[str]:
@@ -171,7 +177,7 @@ class Line:
 
     def ready_machines(self) -> bool:
         """Whether every machine is on and its Node Ready."""
-        return all(condition(node, "Ready").get("status") == "True" for node in self.items("nodes"))
+        return all(condition(node, "Ready").get("status") == "True" for node in self.api.items("/api/v1/nodes"))
 
     def report(self) -> str:
         """What somebody needs who looks for the cause of a failed test."""
@@ -211,7 +217,9 @@ class Deployment:
         return self.line.kubectl("-n", self.namespace, *arguments)
 
     def get(self) -> Json:
-        return self.line.json("get", "md", self.name, "-n", self.namespace)
+        found = self.line.api.get(f"{OURS}/namespaces/{self.namespace}/modeldeployments/{self.name}")
+        assert found is not None, f"there is no ModelDeployment {self.namespace}/{self.name}"
+        return found
 
     @property
     def status(self) -> Json:
@@ -291,7 +299,11 @@ class Deployment:
 
     def children(self) -> list[Json]:
         """The objects that the operator made for it."""
-        return self.line.items(CHILDREN, "-n", self.namespace, "-l", MANAGED)
+        path = f"/api/v1/namespaces/{self.namespace}/{{}}?labelSelector={quote(MANAGED)}"
+        # An item of a list does not say its kind.
+        return [
+            {"kind": kind, **item} for kind, plural in CHILDREN.items() for item in self.line.api.items(path.format(plural))
+        ]
 
     def ports(self) -> set[tuple[str, int]]:
         """Machine and port of everything that its plans let its pods listen on."""
@@ -374,9 +386,10 @@ def install(cluster: Cluster, *values: str) -> None:
 
 def discovered(line: Line, ends: int = 2) -> bool:
     """Whether every Mac says what the model needs, and every cable is a link that both ends (or ``ends`` of them) see."""
-    profiles = {item["metadata"]["name"]: item.get("status", {}) for item in line.items("np")}
+    profiles = {item["metadata"]["name"]: item.get("status", {}) for item in line.api.items(f"{OURS}/nodeprofiles")}
     cables = sum(len(machine.cables) for machine in line.cluster.machines.values()) // 2
-    whole = [link for link in line.items("tbl") if len(link.get("status", {}).get("endpoints", [])) >= ends]
+    links = line.api.items(f"{OURS}/thunderboltlinks")
+    whole = [link for link in links if len(link.get("status", {}).get("endpoints", [])) >= ends]
     sized = [mac for mac in line.macs if any(m.get("sizedBy") for m in profiles.get(mac, {}).get("models", []))]
     return sized == line.macs and len(whole) == cables
 
