@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+# Some machines forbid Python to keep what it has compiled; tests start hundreds of programs.
+unexport PYTHONDONTWRITEBYTECODE
 # Where `make bench` writes its figures as JSON, when set.
 JSON ?=
 # `make chaos`: SEED repeats a run, FAULTS is how many are injected.

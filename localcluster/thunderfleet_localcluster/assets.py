@@ -191,7 +191,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
                 package,
             ]
             with _running(argv, bundle.module, env, log) as process:
-                while process.poll() is None:
+                while process.returncode is None:
                     elapsed = time.monotonic() - began
                     if elapsed > BUILD_SECONDS:
                         raise LocalClusterError(f"building {name} did not end within {BUILD_SECONDS // 60} minutes; see {log}")
