@@ -7,7 +7,6 @@ leave it: the first ones need another one then).
 """
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -20,12 +19,15 @@ import pytest
 from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from tests.api import OURS, Api
+
 Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
 WAIT_SECONDS = 90.0
 POLL_SECONDS = 0.5
+COMMAND_SECONDS = 30.0
 AGENT_METRICS_PORT = 9441
 
 FLEET = """
@@ -67,20 +69,21 @@ RDMA = {
 }
 
 
+PATHS = {"np": f"{OURS}/nodeprofiles", "tbl": f"{OURS}/thunderboltlinks", "node": "/api/v1/nodes"}
+
+
 @dataclass(frozen=True)
 class Fleet:
     """The cluster, and how the tests look at it."""
 
     cluster: Cluster
+    api: Api
 
     def get(self, kind: str, name: str) -> Json:
-        done = self.cluster.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
-        found: Json = json.loads(done.stdout) if done.stdout.strip() else {}
-        return found
+        return self.api.get(f"{PATHS[kind]}/{name}") or {}
 
     def items(self, kind: str) -> dict[str, Json]:
-        found = json.loads(self.cluster.kubectl("get", kind, "-o", "json").stdout)["items"]
-        return {item["metadata"]["name"]: item for item in found}
+        return {item["metadata"]["name"]: item for item in self.api.items(PATHS[kind])}
 
     def said(self, kind: str, name: str, condition: str) -> tuple[str, str, str]:
         """Status, reason and message of a condition."""
@@ -134,7 +137,7 @@ def fleet() -> Iterator[Fleet]:
                 *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--set", values, "--wait", "--timeout", "180s"),
                 seconds=200,
             )
-        yield Fleet(cluster)
+        yield Fleet(cluster, Api(cluster, COMMAND_SECONDS))
 
 
 @pytest.fixture

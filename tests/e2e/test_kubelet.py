@@ -26,6 +26,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
 
+from tests.api import Api
+
 Json = dict[str, Any]
 
 FLEET = """
@@ -98,6 +100,9 @@ class Fleet:
     cluster: Cluster
     scratch: Path
 
+    def __post_init__(self) -> None:
+        self.api = Api(self.cluster, SECONDS)
+
     def kubectl(self, *words: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.cluster.kubectl(*words, text=text, check=check)
 
@@ -109,7 +114,9 @@ class Fleet:
         self.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)}))
 
     def pod(self, name: str) -> Json:
-        return self.get("pod", name)
+        found = self.api.get(f"/api/v1/namespaces/default/pods/{name}")
+        assert found is not None, f"there is no pod {name}"
+        return found
 
     def await_pod(self, name: str, condition: Callable[[Json], object], what: str, seconds: float = SECONDS) -> Json:
         """The pod, once ``condition`` holds for it."""

@@ -13,7 +13,6 @@ from thunderfleet_localcluster import tinymodel
 FLEET = """
 machines:
   - {name: linux-1, kind: linux}
-  - {name: linux-2, kind: linux}
   - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
   - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
 """
@@ -23,7 +22,7 @@ PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
 @pytest.fixture(scope="module")
 def line(on_fleet: Callable[..., Any]) -> Iterator[Any]:
     """As the line of the other tests, without a cable. With ``THUNDERFLEET_E2E_RELAY=name`` on a cluster that runs already."""
-    with on_fleet(FLEET, "relay", "THUNDERFLEET_E2E_RELAY") as found:
+    with on_fleet(FLEET, "relay", "THUNDERFLEET_E2E_RELAY", "agent.measure.enabled=false", "operator.replicas=1") as found:
         yield found
 
 
