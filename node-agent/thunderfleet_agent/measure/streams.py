@@ -2,7 +2,7 @@
 
 Plain because TLS would be what is measured. What binds them to the two agents is a token that one gives the other over their
 pinned connection, good for one test: a connection whose first bytes are not the token is closed at once, and one that has it
-can do no more than be counted. Bytes are moved by threads, one a stream, in calls that leave the interpreter free.
+can do no more than be counted. Bytes are moved by threads, in calls that leave the interpreter free.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import asyncio
 import contextlib
 import hmac
 import itertools
+import os
 import secrets
+import select
 import socket
 import statistics
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -30,6 +33,9 @@ ECHO, UP, DOWN = b"e", b"u", b"d"
 HELLO_SECONDS = 2.0
 MAX_STRANGERS = 16
 CHUNK = 1 << 20
+# What a stream may have under way. More than all streams of a fast cable have in a round trip, and little enough to stay in a
+# processor's cache: where both ends are one machine, as much as the kernel would take halves the rate.
+UNDER_WAY_BYTES = 512 * 1024
 # A call that moves nothing for so long looks at the clock.
 STALL_SECONDS = 0.1
 # Start-up and the burst that a shaper lets through are not what a stream does: this part of the time does not count.
@@ -127,14 +133,13 @@ def family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _prepare(sock: socket.socket) -> None:
+def _wait_in_the_kernel(sock: socket.socket) -> None:
     """Blocking, with limits that the kernel keeps: Python's own cost a second system call a read."""
     sock.setblocking(True)
     whole, part = divmod(STALL_SECONDS, 1)
     limit = struct.pack("@ll", int(whole), int(part * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, limit)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class Streams:
@@ -145,7 +150,12 @@ class Streams:
         self.closed = False
 
     def add(self, purpose: bytes, sock: socket.socket) -> None:
-        _prepare(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if purpose == ECHO:
+            _wait_in_the_kernel(sock)
+        else:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
         self._open[purpose].append(sock)
 
     def count(self, purpose: bytes) -> int:
@@ -182,8 +192,7 @@ class Streams:
         """Sends until so many bytes are gone or so much time is over; how many they were."""
         socks = self._open[purpose]
         until, share = time.monotonic() + seconds, most // len(socks)
-        sent = await asyncio.gather(*(in_thread(lambda s=sock: _send(s, share, until)) for sock in socks))  # type: ignore[misc]
-        return sum(sent)
+        return sum(await asyncio.gather(*(in_thread(partial(_send, some, share, until)) for some in _shared_out(socks))))
 
     async def receive(self, purpose: bytes, most: int, seconds: float) -> tuple[int | None, int]:
         """Takes in until every stream has ended, but no more than so many bytes and so much time; Mbit/s and bytes. What comes
@@ -192,8 +201,9 @@ class Streams:
         socks = self._open[purpose]
         asked = time.monotonic()
         until, share = asked + seconds, most // len(socks)
-        streams = await asyncio.gather(*(in_thread(lambda s=sock: _receive(s, share, until)) for sock in socks))  # type: ignore[misc]
+        taken = await asyncio.gather(*(in_thread(partial(_receive, some, share, until)) for some in _shared_out(socks)))
         self.close(purpose)
+        streams = list(itertools.chain.from_iterable(taken))
         arrived, rate = sum(count for arrivals in streams for _, count in arrivals), rate_mbps(streams, asked)
         # All that may come came at once: that is no fault. Less is, since the streams ended early.
         return (0 if rate is None and arrived < share * len(streams) else rate), arrived
@@ -233,38 +243,90 @@ def _exactly(sock: socket.socket, size: int, until: float) -> bytes:
     return data
 
 
-def _send(sock: socket.socket, most: int, until: float) -> int:
-    left, data = most, memoryview(bytes(CHUNK))
-    with contextlib.suppress(OSError):
-        while left > 0 and time.monotonic() < until:
+def _shared_out(socks: Sequence[socket.socket]) -> list[Sequence[socket.socket]]:
+    """Which streams each thread moves: on half of the processors, since the kernel needs some for the same bytes, and threads
+    that wait for a processor are slower than one that has two streams."""
+    threads = min(len(socks), max(1, (os.cpu_count() or 1) // 2))
+    return [socks[number::threads] for number in range(threads)]
+
+
+class _Ready:
+    """Those of some streams that can be sent to or read from, as long as they are open."""
+
+    def __init__(self, socks: Sequence[socket.socket], event: int) -> None:
+        self._poll = select.poll()
+        self.open: dict[int, socket.socket] = {}
+        for sock in socks:
+            if (number := sock.fileno()) >= 0:
+                self._poll.register(number, event)
+                self.open[number] = sock
+
+    def __iter__(self) -> Iterator[tuple[int, socket.socket]]:
+        """Once; after STALL_SECONDS nobody."""
+        ready = self._poll.poll(STALL_SECONDS * 1000)
+        if not ready:
+            # Closed meanwhile, and its number perhaps somebody else's.
+            for number, sock in list(self.open.items()):
+                if sock.fileno() < 0:
+                    self.drop(number)
+        for number, _ in ready:
+            yield number, self.open[number]
+
+    def drop(self, number: int) -> None:
+        self._poll.unregister(number)
+        del self.open[number]
+
+
+def _send(socks: Sequence[socket.socket], most: int, until: float) -> int:
+    """Sends until ``most`` bytes are gone on each or the time is over; how many went."""
+    data, left = memoryview(bytes(CHUNK)), dict.fromkeys(socks, most)
+    ready = _Ready(socks, select.POLLOUT)
+    while ready.open and time.monotonic() < until:
+        for number, sock in ready:
             try:
-                left -= sock.send(data[: min(left, CHUNK)])
+                left[sock] -= sock.send(data[: min(left[sock], CHUNK)])
             except BlockingIOError:
                 continue
-        sock.shutdown(socket.SHUT_WR)
-    return most - left
+            except OSError:
+                ready.drop(number)
+                continue
+            if left[sock] <= 0:
+                ready.drop(number)
+                _say_the_end(sock)
+    for sock in ready.open.values():
+        _say_the_end(sock)
+    return sum(most - each for each in left.values())
 
 
-def _receive(sock: socket.socket, most: int, until: float) -> Arrivals:
-    arrivals: Arrivals = []
-    buffer, left = bytearray(CHUNK), most
+def _say_the_end(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while left > 0:
+        sock.shutdown(socket.SHUT_WR)
+
+
+def _receive(socks: Sequence[socket.socket], most: int, until: float) -> list[Arrivals]:
+    """What comes by each until it ends, ``most`` bytes are there or the time is over."""
+    arrivals: dict[socket.socket, Arrivals] = {sock: [] for sock in socks}
+    buffer, left = bytearray(CHUNK), dict.fromkeys(socks, most)
+    ready = _Ready(socks, select.POLLIN)
+    while ready.open:
+        for number, sock in ready:
             try:
-                count = sock.recv_into(buffer, min(CHUNK, left))
+                count = sock.recv_into(buffer, min(CHUNK, left[sock]))
             except BlockingIOError:
-                count = -1
-            now = time.monotonic()
-            if count == 0:
-                break
-            if count > 0:
-                arrivals.append((now, count))
-                left -= count
-            if now > until:
-                # The stream was open until now, though nothing may have come for a while.
-                arrivals.append((now, 0))
-                break
-    return arrivals
+                continue
+            except OSError:
+                count = 0
+            if count:
+                arrivals[sock].append((time.monotonic(), count))
+                left[sock] -= count
+            if not count or left[sock] <= 0:
+                ready.drop(number)
+        if (now := time.monotonic()) > until:
+            # They were open until now, though nothing may have come for a while.
+            for sock in ready.open.values():
+                arrivals[sock].append((now, 0))
+            break
+    return list(arrivals.values())
 
 
 class Gate:
