@@ -39,6 +39,9 @@ PREFILL_SEQUENCES = 8
 """Prompts in one step of prefill, when all of them together, each as long as the longest, are not longer than that."""
 CACHED_SEQUENCES = 10
 _DIGEST_PRIME = (1 << 31) - 1
+LEAST_TOP_P = 1e-6
+"""Leaves the likeliest token alone, as any smaller one should. But what is nothing beside a sum of probabilities in float32 has
+mlx-lm take its threshold from past the end of the row, where every rank has something else."""
 
 
 class Diverged(RuntimeError):
@@ -620,7 +623,12 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         arguments = _server.GenerationArguments(
             model=_server.ModelDescription("default_model", None, None),
             sampling=_server.SamplingArguments(
-                sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, xtc_probability=0.0, xtc_threshold=0.1
+                sampling.temperature,
+                max(sampling.top_p, LEAST_TOP_P) if sampling.top_p > 0 else 0,
+                sampling.top_k,
+                sampling.min_p,
+                xtc_probability=0.0,
+                xtc_threshold=0.1,
             ),
             logits=_server.LogitsProcessorArguments(
                 sampling.logit_bias or None,
