@@ -53,6 +53,7 @@ lint: install ## Style, layering, generated files
 .PHONY: types
 types: install ## Strict types
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin
 
 .PHONY: unit
 unit: programs ## Unit and property tests

@@ -63,7 +63,8 @@ def loopback_of(address: str) -> str:
 
 class RelayPlan(_Value):
     """A hop of the ring that the two ranks' supervisors carry over their mutual TLS, since no Thunderbolt cable does: it is
-    the hop into the rank that this stands at, from the rank before it."""
+    the hop into the rank that this stands at, from the rank before it.
+    """
 
     address: str
     """Where the supervisor that opens the connection dials the other's control port: an address that has been seen to work."""

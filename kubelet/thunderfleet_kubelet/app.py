@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from thunderfleet_crds.kube import ApiError, Json, Kube, Reflector
+from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet import node as nodes
 from thunderfleet_kubelet.auth import Guard

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,8 @@ def verdict(csr: Json) -> bytes | None:
 async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses: Sequence[str] = (), limit: float) -> Pair:
     """Makes a key, asks ``signer`` for its certificate and waits up to ``limit`` seconds for it.
 
-    Raises CertificateError (refused, or not in time) and ApiError (the request was not taken)."""
+    Raises CertificateError (refused, or not in time) and ApiError (the request was not taken).
+    """
     key = new_key()
     csr = await kube.create(CSRS, csr_object(signing_request(key, node, addresses), signer, seconds))
     name = str(csr["metadata"]["name"])
@@ -209,7 +210,8 @@ class Renewer:
     """Keeps one certificate in force: ``ask`` for a new one at 80 % of its life, ``put`` it to use.
 
     ``pair`` is the one in use already, or None: then the first is asked for at once. A refusal is never the end: it asks again,
-    less and less often; ``troubled`` hears the sentence (None: it is over)."""
+    less and less often; ``troubled`` hears the sentence (None: it is over).
+    """
 
     def __init__(
         self,

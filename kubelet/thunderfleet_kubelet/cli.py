@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(plist(program, arguments.root.resolve(), config).decode())
         return 0
     # Late: --help should not wait for the API client.
-    from thunderfleet_crds.kube import ApiError
+    from thunderfleet_lib.kube import ApiError
 
     from thunderfleet_kubelet.certificates import CertificateError
     from thunderfleet_kubelet.join import JoinError, UsageError

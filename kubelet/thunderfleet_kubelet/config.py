@@ -155,7 +155,8 @@ def known_keys() -> list[str]:
 
 def parse(text: str, where: str, defaults: Mapping[str, Any] | None = None) -> Config:
     """Settings from YAML ``text``; ``where`` is named in errors, ``defaults`` (camelCase) fill in what the text leaves out.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:

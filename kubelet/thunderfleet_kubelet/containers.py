@@ -127,7 +127,8 @@ class PodFolder:
 
     def attempts(self) -> dict[str, tuple[Attempt, ...]]:
         """All containers' attempts that are still on disk, oldest first. One that an earlier kubelet was about to start when it
-        ended is none: nothing of it ever ran, and a pod that never restarts must not fail by an upgrade."""
+        ended is none: nothing of it ever ran, and a pod that never restarts must not fail by an upgrade.
+        """
         found: dict[str, tuple[Attempt, ...]] = {}
         for name in self.names():
             numbers = self.numbers(name)
@@ -150,7 +151,8 @@ class PodFolder:
     def make_sandbox(self, container: str, number: int) -> Path:
         """The attempt's own folder: its HOME and TMPDIR, and what its mounts are shown under. Always a new one, as a container
         that is restarted gets a new file system: the kubelet (often root) must not work in what a program could prepare. It is
-        closed to everybody else until ``start`` hands it over: other containers of the same user run already."""
+        closed to everybody else until ``start`` hands it over: other containers of the same user run already.
+        """
         sandbox = self.sandbox(container, number)
         sandbox.parent.mkdir(parents=True, exist_ok=True)
         for folder in (sandbox.parent.parent, sandbox.parent):
@@ -163,7 +165,8 @@ class PodFolder:
 
     async def start(self, container: str, launch: Launch) -> None:
         """Starts one attempt and returns when it runs, or has failed to (an attempt that has ended, of reason StartError).
-        Raises StartFailed when not even its shim could be started."""
+        Raises StartFailed when not even its shim could be started.
+        """
         number = launch.start.number
         folder, output = self.attempt(container, number), self.log(container, number)
         self._starting.add((container, number))
@@ -401,7 +404,8 @@ def hand_over(sandbox: Path, owner: Identity) -> None:
 
 def _termination_file(sandbox: Path, path: str) -> Path | None:
     """Where the program's last words go; None where that is not the sandbox's own folder (a volume is shown there, and what
-    lies in it is the programs')."""
+    lies in it is the programs').
+    """
     target = sandbox / path.lstrip("/")
     inside = ".." not in target.parts and target.parent in (sandbox, sandbox / "dev", sandbox / "tmp")
     return target if inside and not target.parent.is_symlink() and not target.is_symlink() else None

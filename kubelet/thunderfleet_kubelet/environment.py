@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.sandbox import MOUNT_POINT_VARIABLE
+from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
 
 from thunderfleet_kubelet.identity import ConfigProblem
 from thunderfleet_kubelet.images import Image
@@ -27,7 +27,8 @@ _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 @dataclass(frozen=True)
 class Sources:
     """What the environment is made from beside the pod. ``config_maps`` and ``secrets``: by name, in the pod's namespace; the
-    value is None when there is no such object."""
+    value is None when there is no such object.
+    """
 
     node_name: str = ""
     host_ip: str = ""
@@ -81,7 +82,6 @@ def references(containers: list[Json]) -> tuple[set[str], set[str]]:
 
 def data_of(kind: str, item: Json) -> dict[str, bytes]:
     """All keys of a ConfigMap or Secret, as bytes."""
-
     if kind == "Secret":
         return {key: base64.b64decode(value) for key, value in (item.get("data") or {}).items()}
     plain = {key: str(value).encode() for key, value in (item.get("data") or {}).items()}
@@ -122,7 +122,8 @@ def _pairs(values: Mapping[str, str] | None) -> str:
 
 def resource_value(pod: Json, container: Json, reference: Json, sources: Sources) -> str:
     """The downward API's ``resourceFieldRef``: a request or limit in units of its divisor, rounded up. A limit that is not
-    set is the node's allocatable."""
+    set is the node's allocatable.
+    """
     name = reference.get("containerName") or container["name"]
     every = (pod["spec"].get("initContainers") or []) + (pod["spec"].get("containers") or [])
     found = next((item for item in every if item["name"] == name), None)

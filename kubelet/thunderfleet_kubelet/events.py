@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thunderfleet_crds.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.lifecycle import format_time
 

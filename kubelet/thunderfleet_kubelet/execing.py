@@ -261,7 +261,8 @@ def _find(name: str, path: str, cwd: str) -> str:
 
 async def run(folder: PodFolder, container: str, number: int, command: list[str], seconds: float) -> tuple[int, str]:
     """Runs ``command`` to its end: exit code and the first of what it said. Raises TimeoutError, FileNotFoundError,
-    PermissionError; after the time limit its process group is gone."""
+    PermissionError; after the time limit its process group is gone.
+    """
     session = await start(folder, container, number, command, stdin=False, tty=False)
     said = bytearray()
 

@@ -61,7 +61,8 @@ def _mapped(file: Path) -> tuple[tuple[int, int], ...] | None:
 
 def decide(pod: Json, container: Json, image_user: str, default: tuple[int, int] | None, kubelet: Self) -> Identity:
     """The container's identity: runAsUser of container or pod, else the image's user, else the configured ``default`` (uid,
-    gid), else the kubelet's own. Raises ConfigProblem for root that nobody asked for, and for users that cannot be had."""
+    gid), else the kubelet's own. Raises ConfigProblem for root that nobody asked for, and for users that cannot be had.
+    """
     of_pod: Json = pod["spec"].get("securityContext") or {}
     of_container: Json = container.get("securityContext") or {}
     merged: Mapping[str, Any] = {**of_pod, **{key: value for key, value in of_container.items() if value is not None}}

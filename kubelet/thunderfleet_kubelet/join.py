@@ -23,7 +23,7 @@ import aiohttp
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_kubelet.certificates import (
     CLIENT_SIGNER,
@@ -310,7 +310,8 @@ async def join(
 def standing_identity(root: Path, server: Server | None, node_name: str | None) -> Identity | None:
     """The identity in ``root`` if it can be used on; None when there is none or its certificate has ended.
 
-    Raises JoinError when it belongs to another cluster or another name than what is asked for (None: whatever it is)."""
+    Raises JoinError when it belongs to another cluster or another name than what is asked for (None: whatever it is).
+    """
     identity = load_identity(root)
     if identity is None:
         return None

@@ -36,7 +36,8 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 @dataclass(frozen=True)
 class Attempt:
     """One start of one container, as its folder tells it. ``number`` counts from 0; ``backoff`` is how long after the end of
-    this attempt (seconds) the next one may start at the earliest."""
+    this attempt (seconds) the next one may start at the earliest.
+    """
 
     number: int
     state: Literal["starting", "running", "exited"]
@@ -78,7 +79,8 @@ class Problem:
 class Observed:
     """Everything seen of one pod. ``attempts``: by container name, oldest first. ``ready``, ``started``: what probes say of the
     live attempt (absent: no result yet). ``unhealthy``: containers whose liveness or startup probe gave up, and its sentence.
-    ``problems``: of one container; ``blocked``: of the whole pod. ``removed``: the API server knows the pod no more."""
+    ``problems``: of one container; ``blocked``: of the whole pod. ``removed``: the API server knows the pod no more.
+    """
 
     now: float
     attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
@@ -119,7 +121,8 @@ class Stop:
 @dataclass(frozen=True)
 class Decision:
     """``status`` None: nothing to publish. ``ended``: nothing runs any more and nothing ever will (delete, forget).
-    ``backing_off``: containers held back by their crash-loop back-off, for an Event."""
+    ``backing_off``: containers held back by their crash-loop back-off, for an Event.
+    """
 
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()

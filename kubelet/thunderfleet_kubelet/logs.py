@@ -19,7 +19,8 @@ CHUNK_BYTES = 64 * 1024
 @dataclass(frozen=True)
 class LogOptions:
     """What part of a log, and how. ``tail`` lines (None: all); ``since``: nothing older; ``stream``: ``stdout`` or ``stderr``
-    alone (None: both)."""
+    alone (None: both).
+    """
 
     follow: bool = False
     tail: int | None = None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from thunderfleet_crds.common import LABEL_CHIP, TAINT_MACOS
-from thunderfleet_crds.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
+from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.machine import Machine, Readings
@@ -138,7 +138,8 @@ def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[J
 
 def binary(size: int) -> str:
     """Bytes as the API server writes them (the largest unit that needs no fraction, whole KiB at least): what is written in
-    any other way comes back changed, and would look like a change for ever."""
+    any other way comes back changed, and would look like a change for ever.
+    """
     units = ["Ki", "Mi", "Gi", "Ti", "Pi"]
     size //= 1024
     while size and size % 1024 == 0 and len(units) > 1:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from thunderfleet_crds.kube import Json, Kube
+from thunderfleet_lib.kube import Json, Kube
 
 from thunderfleet_kubelet.lifecycle import parse_time
 

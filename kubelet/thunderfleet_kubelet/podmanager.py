@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from thunderfleet_crds.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet import admission, execing, identity, lifecycle, logs, usage
 from thunderfleet_kubelet.containers import PodFolder
@@ -92,7 +92,8 @@ class ByteWriter(Protocol):
 class ExecSession(Protocol):
     """A program started inside a container's environment.
 
-    ``stdout`` and ``stderr`` end when the program has closed them; with a terminal there is only ``stdout``."""
+    ``stdout`` and ``stderr`` end when the program has closed them; with a terminal there is only ``stdout``.
+    """
 
     @property
     def stdin(self) -> ByteWriter: ...
@@ -111,12 +112,14 @@ class ExecSession(Protocol):
 
     async def kill(self) -> None:
         """Ends the program's whole process group unless the program has ended by itself: what it left behind then is the
-        container's. Safe to call twice."""
+        container's. Safe to call twice.
+        """
 
 
 class PodManager:
     """The pods of one node. ``root`` is the kubelet's folder: pods live in ``root/pods``. ``kube`` gives the current connection
-    (it may be another one after a certificate was rotated)."""
+    (it may be another one after a certificate was rotated).
+    """
 
     def __init__(
         self,
@@ -211,7 +214,8 @@ class PodManager:
 
     def sync(self, pods: Mapping[str, Json]) -> None:
         """The pods of this node as the API server lists them now, by ``namespace/name``. Call it with the whole list on every
-        change, never before the first list is in: a pod that runs here and is not in ``pods`` is ended."""
+        change, never before the first list is in: a pod that runs here and is not in ``pods`` is ended.
+        """
         if self._ending_all:
             return
         listed = {str(pod["metadata"]["uid"]): pod for pod in pods.values()}
@@ -309,7 +313,8 @@ class PodManager:
     ) -> AsyncIterator[bytes]:
         """The container's log in chunks of whole lines, of both streams or of ``stdout`` or ``stderr`` alone. Raises a
         PodLookupError at once (before the first chunk). With ``follow`` it ends when the container has ended. ``container``
-        None is the pod's only container."""
+        None is the pod's only container.
+        """
         worker, name, last = self._find(namespace, pod, container)
         if last is None:
             raise ContainerNotRunning(f"container {name} in pod {pod} is waiting to start")
@@ -330,7 +335,8 @@ class PodManager:
         self, namespace: str, pod: str, container: str | None, command: list[str], *, stdin: bool, tty: bool
     ) -> ExecSession:
         """Starts ``command`` as the container's user, in its environment, sandbox and working folder. Raises a PodLookupError,
-        or FileNotFoundError/PermissionError for a command that cannot be started."""
+        or FileNotFoundError/PermissionError for a command that cannot be started.
+        """
         worker, name, last = self._find(namespace, pod, container)
         if last is None or last.state != "running":
             raise ContainerNotRunning(f"container {name} in pod {pod} is not running")

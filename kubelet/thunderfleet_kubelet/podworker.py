@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.kube import STRATEGIC_PATCH, ApiError, Json, Kube
+from thunderfleet_lib.kube import STRATEGIC_PATCH, ApiError, Json, Kube
 
 from thunderfleet_kubelet import admission, containers, environment, execing, identity, images, lifecycle, probes, volumes
 from thunderfleet_kubelet.containers import PodFolder
@@ -48,7 +48,8 @@ LEAST_GRACE_SECONDS = 2.0
 @dataclass
 class Surroundings:
     """What all workers share. ``runtime`` and ``kube`` give the current ones. ``admit`` answers (reason, sentence) for a pod
-    that this node must fail. ``ended`` is told when a pod has gone for good."""
+    that this node must fail. ``ended`` is told when a pod has gone for good.
+    """
 
     node_name: str
     kube: Callable[[], Kube]
@@ -453,7 +454,8 @@ class PodWorker:
 
     def _start_probes(self, name: str, attempt: Attempt) -> None:
         """One task a probe. A container that the API server calls ready, and that still is the same, stays so until a probe
-        says otherwise: a kubelet's restart takes no pod out of service."""
+        says otherwise: a kubelet's restart takes no pod out of service.
+        """
         container, live = self._container(name), self._live[name]
         self._recall(name, attempt.container_id)
         for kind, key in (("startup", "startupProbe"), ("readiness", "readinessProbe"), ("liveness", "livenessProbe")):
@@ -593,7 +595,8 @@ class PodWorker:
 
     async def _publish(self) -> None:
         """Writes the newest status, again and again until the API server has taken it. Runs beside the steps: containers are
-        looked after while the API server is away."""
+        looked after while the API server is away.
+        """
         delay = API_RETRY_SECONDS
         while True:
             await self._status_changed.wait()

@@ -13,7 +13,8 @@ class RuntimeSettings:
     exact image name -> image folder. ``default_user``: (uid, gid) of containers without ``runAsUser``; None is the kubelet's
     own user. ``api_server``: (host, port) that containers get as KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's
     InternalIPs, the first is the pods' and host's IP. ``allocatable``: the Node's allocatable quantities (``cpu``, ``memory``,
-    ``pods``) and ``labels`` its labels, for the second admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``."""
+    ``pods``) and ``labels`` its labels, for the second admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``.
+    """
 
     path: tuple[Path, ...] = ()
     python_path: tuple[Path, ...] = ()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
-from thunderfleet_crds.kube import Json
+from thunderfleet_lib.kube import Json
 
 from thunderfleet_kubelet.auth import Guard, Refused
 from thunderfleet_kubelet.metrics import Metrics, resource_text

@@ -167,7 +167,8 @@ def signal_all(pids: list[int], number: int) -> None:
 
 class Log:
     """The container's log: one line of output a line, ``<RFC 3339 time> <stdout|stderr> <F|P> <text>``, as container runtimes
-    write it. Rotated here, since only here is nobody writing while it happens: ``log`` -> ``log.1`` -> ``log.2`` …"""
+    write it. Rotated here, since only here is nobody writing while it happens: ``log`` -> ``log.1`` -> ``log.2`` …
+    """
 
     def __init__(self, path: str, limit: int, files: int) -> None:
         self.path, self.limit, self.files = path, limit, files
@@ -289,7 +290,8 @@ def run_program(spec: dict, out: int, err: int, report: int) -> None:  # type: i
 
 def execute(argv: list[str], env: dict[str, str]) -> None:
     """Becomes the program, looked up on the PATH in ``env``. (``os.execvpe`` imports a module, and the container's user may
-    not be allowed to read this Python's folder.)"""
+    not be allowed to read this Python's folder.)
+    """
     if "/" in argv[0]:
         os.execve(argv[0], argv, env)
     problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])

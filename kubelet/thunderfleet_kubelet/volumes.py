@@ -155,7 +155,8 @@ def _inside(path: str) -> str:
 
 def write_atomically(folder: Path, files: Mapping[str, File], owner: Identity) -> bool:
     """Makes ``folder`` hold exactly ``files``, readable by ``owner`` alone. False when it already did. Folders stay the
-    kubelet's own, so that no program can prepare links for the next time that they are written."""
+    kubelet's own, so that no program can prepare links for the next time that they are written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     link = folder / "..data"
@@ -252,7 +253,8 @@ def link_mounts(
     container: Json, sandbox: Path, places: Mapping[str, Path], variables: Mapping[str, str], owner: Identity
 ) -> None:
     """Shows the container's volumes under its new sandbox: one symbolic link a mount, from ``mountPath`` to the volume's
-    folder in ``places`` (or to ``subPath`` inside of it). Raises ConfigProblem."""
+    folder in ``places`` (or to ``subPath`` inside of it). Raises ConfigProblem.
+    """
     mounts = sorted(container.get("volumeMounts") or [], key=lambda mount: len(Path(mount["mountPath"]).parts))
     done: list[Path] = []
     for mount in mounts:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.kube import ApiError, Kube, Reflector, name_of
+from thunderfleet_lib.kube import ApiError, Kube, Reflector, name_of
 
 log = logging.getLogger(__name__)
 

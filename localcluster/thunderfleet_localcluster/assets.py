@@ -92,7 +92,8 @@ MONITORING = Bundle(
 
 def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
     """The folder that the user names, checked; None when none is named or it need not have them. Raises LocalClusterError when
-    programs that must be there are missing."""
+    programs that must be there are missing.
+    """
     value = os.environ.get("KUBEBUILDER_ASSETS")
     if not value:
         return None
@@ -261,7 +262,8 @@ def go_version(go: str) -> tuple[int, ...]:
 
 def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str]]:
     """A Go program that is new enough and its environment: the one on PATH with the user's own caches, else PyPI's, installed
-    into the cache for this build with caches that are removed after it. Raises LocalClusterError."""
+    into the cache for this build with caches that are removed after it. Raises LocalClusterError.
+    """
     wanted = wanted_go(bundle.module)
     # What is pinned is built with what is there: no other toolchain is fetched behind the user's back.
     env = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}

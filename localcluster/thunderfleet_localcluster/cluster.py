@@ -121,7 +121,8 @@ class Cluster:
     ) -> "Cluster":
         """Brings a cluster up: ``fleet`` is a Fleet, the path of a fleet file, or its text; None is the default fleet. Waits
         at most ``seconds`` for every Node to be Ready. ``audit`` writes ``<folder>/logs/audit.log``. ``kubelet`` is the
-        command line of the kubelet; with ``join=False`` machines start without one. Raises LocalClusterError."""
+        command line of the kubelet; with ``join=False`` machines start without one. Raises LocalClusterError.
+        """
         began = time.monotonic()
         tell = on_event or (lambda event: None)
         folder = ClusterFolder.of(name, directory)
@@ -285,7 +286,8 @@ class Cluster:
         self, action: str, end: str, rate_mbps: int | None = None, speed: str | None = None, to: str | None = None
     ) -> None:
         """Pulls, plugs or slows the cable at ``end`` (machine:port), at both of its ends; moves the plug at ``end`` to the port
-        ``to``; or cuts it one way: connections that begin at ``end`` no longer arrive (namespaces only)."""
+        ``to``; or cuts it one way: connections that begin at ``end`` no longer arrive (namespaces only).
+        """
         self.order(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed, to=to)
         if to is not None:
             self.state = json.loads(self.folder.state.read_text())

@@ -210,7 +210,8 @@ def _binding(name: str, role: str, subjects: list[dict[str, str]], namespace: st
 
 def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str, dict[str, Any]]]:
     """(collection path, object) of everything that joining needs: kubeadm's bindings and its cluster-info, the role by which
-    the API server may speak to kubelets, and the approver's."""
+    the API server may speak to kubelets, and the approver's.
+    """
     bootstrappers = [{"kind": "Group", "name": "system:bootstrappers"}]
     nodes = [{"kind": "Group", "name": "system:nodes"}]
     rbac = "/apis/rbac.authorization.k8s.io/v1"

@@ -67,7 +67,8 @@ class Refused(Exception):
 
 def read_request(head: bytes, allowed: Sequence[ipaddress.IPv4Network]) -> tuple[str, int, bytes | None]:
     """Where a request (its head up to and with the empty line) wants to go: host, port, and the head to send there, or None
-    for CONNECT. Raises Refused."""
+    for CONNECT. Raises Refused.
+    """
     lines = head.split(b"\r\n")
     parts = lines[0].decode("latin-1").split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1"):

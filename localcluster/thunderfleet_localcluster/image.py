@@ -37,6 +37,7 @@ container's TMPDIR: about a second of a processor for each."""
 
 PACKAGES = (
     "thunderfleet_crds",
+    "thunderfleet_lib",
     "thunderfleet_operator",
     "thunderfleet_agent",
     "thunderfleet_runner",

@@ -39,7 +39,7 @@ from thunderfleet_localcluster.launchd import (
 from thunderfleet_localcluster.paths import ClusterFolder
 
 if TYPE_CHECKING:
-    from thunderfleet_crds.kube import Kube
+    from thunderfleet_lib.kube import Kube
 
     from thunderfleet_localcluster.controlplane import Endpoints, Program
     from thunderfleet_localcluster.layout import CableEnd
@@ -287,7 +287,7 @@ class Keeper:
                 await task
 
     async def _api_ready(self) -> None:
-        from thunderfleet_crds.kube import ApiError, Kube
+        from thunderfleet_lib.kube import ApiError, Kube
 
         pair = self.pki.pair("admin")
         self._kube = Kube.with_files(self.at.server, self.pki.ca, certificate=pair.certificate, key=pair.key)
@@ -305,7 +305,7 @@ class Keeper:
             await asyncio.sleep(0.1)
 
     async def _make_joinable(self) -> None:
-        from thunderfleet_crds.kube import ApiError, Kube
+        from thunderfleet_lib.kube import ApiError, Kube
 
         from thunderfleet_localcluster.approver import Approver
         from thunderfleet_localcluster.controlplane import joining_objects
@@ -557,7 +557,7 @@ class Keeper:
             os.umask(old)
 
     async def _order(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from thunderfleet_crds.kube import ApiError
+        from thunderfleet_lib.kube import ApiError
 
         with contextlib.suppress(OSError):
             line = await reader.readline()
@@ -590,7 +590,7 @@ class Keeper:
         return await orders[what](order)
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        from thunderfleet_crds.kube import ApiError
+        from thunderfleet_lib.kube import ApiError
 
         from thunderfleet_localcluster.processes import tail
 
@@ -914,7 +914,8 @@ def _take_lock(folder: ClusterFolder) -> int:
 
 def _clean(folder: ClusterFolder) -> None:
     """Removes what an earlier cluster in this folder left: its data are of no use without its keys. Logs are begun anew,
-    models stay."""
+    models stay.
+    """
     for path in (folder.control_plane, folder.machines, folder.logs):
         if path == folder.logs:
             for old in path.glob("*.log"):

@@ -134,7 +134,8 @@ def cable_end(cable: Cable, index: int, owner: Machine, port: int, there: End, a
 
 def plan_layout(fleet: Fleet, mode: Mode, block: int = 64) -> Layout:
     """Addresses of everything in ``fleet``. ``block`` is the second octet of all addresses in loopback mode (127.block.x.y):
-    clusters side by side have different ones."""
+    clusters side by side have different ones.
+    """
     if mode == "loopback":
         lan, cables = IPv4Network(f"127.{block}.0.0/24"), IPv4Network(f"127.{block}.0.0/16")
         # Cable pairs begin behind the LAN.

@@ -56,7 +56,8 @@ class Live:
     """``pulled`` and ``rates`` (Mbit/s) are by the cable's index, ``negotiated`` what its ends then say in Gb/s; ``oneway`` are
     (cable, machine) where nothing that the machine begins over the cable arrives; ``moved`` are the ends a and b that a cable
     has by now; ``rdma`` is by machine: on, off or hang; ``cut`` are the machines whose LAN port is unplugged; ``boots`` counts
-    how often a machine came up again; ``damage`` is by (machine, command)."""
+    how often a machine came up again; ``damage`` is by (machine, command).
+    """
 
     pulled: frozenset[int] = frozenset()
     oneway: frozenset[tuple[int, str]] = frozenset()
@@ -73,7 +74,8 @@ class Live:
 
     def cable(self, index: int, action: str, rate_mbps: int | None = None, speed: str | None = None) -> "Live":
         """A cable pulled, plugged (whole and fast as at first) or slowed to ``rate_mbps``; ``speed`` is what is then
-        negotiated. Raises LocalClusterError for what cannot be."""
+        negotiated. Raises LocalClusterError for what cannot be.
+        """
         rates, negotiated = dict(self.rates), dict(self.negotiated)
         if action == "pull":
             return replace(self, pulled=self.pulled | {index})
@@ -101,7 +103,8 @@ class Live:
 
     def move(self, plan: Layout, end: str, to: str) -> "Live":
         """The plug at ``end`` pulled out and put into the port ``to`` of the same or another Mac, both written machine:port.
-        Raises LocalClusterError for what cannot be."""
+        Raises LocalClusterError for what cannot be.
+        """
         now = self.rewired(plan)
         index = find_cable(now, end)
         sides = _sides(now, index)

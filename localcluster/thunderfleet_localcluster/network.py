@@ -36,7 +36,8 @@ def program(name: str) -> str | None:
 
 def enter_namespaces() -> None:
     """Leaves the host's network, mounts, host name; children of this process get a PID namespace. Without root this takes
-    a user namespace, in which the invoking user is root and nobody else exists. Must run before any thread does."""
+    a user namespace, in which the invoking user is root and nobody else exists. Must run before any thread does.
+    """
     uid, gid = os.geteuid(), os.getegid()
     flags = CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS
     if uid != 0:
@@ -200,7 +201,8 @@ _DROP_BEGINNINGS = "10,40 0 0 12,21 0 7 2048,48 0 0 23,21 0 5 6,177 0 0 14,80 0 
 
 def deafen_rules(interface: str, deaf: bool) -> list[list[str]]:
     """Arguments of ``tc``, one list a call, that keep connections from beginning over an interface from outside, or let them.
-    The first takes away what may not be there; it may fail."""
+    The first takes away what may not be there; it may fail.
+    """
     rules = [["qdisc", "del", "dev", interface, "ingress"]]
     if deaf:
         rules.append(["qdisc", "add", "dev", interface, "ingress"])

@@ -148,7 +148,8 @@ class ClusterPki:
 
 def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[str]) -> ClusterPki:
     """Makes all certificates in ``folder``. ``server_names``: addresses and names of the API server; ``local_names``: those
-    of etcd, controller manager and scheduler."""
+    of etcd, controller manager and scheduler.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cluster, proxy, etcd = Authority("thunderfleet"), Authority("thunderfleet-front-proxy"), Authority("thunderfleet-etcd")
     for name, authority in (("ca", cluster), ("front-proxy-ca", proxy), ("etcd-ca", etcd)):

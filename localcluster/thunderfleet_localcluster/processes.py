@@ -90,7 +90,8 @@ class Children:
         die_with_us: bool = True,
     ) -> Child:
         """Starts a process that is killed when the keeper dies (``die_with_us``, Linux). ``pipes``: its standard input and
-        output are ours; else its output goes to ``log``."""
+        output are ours; else its output goes to ``log``.
+        """
         linux = die_with_us and sys.platform.startswith("linux")
         with contextlib.ExitStack() as stack:
             sink = stack.enter_context(log.open("ab")) if log else None

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
-from thunderfleet_crds.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
+from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
 from thunderfleet_agent import identity
 from thunderfleet_agent.collect import Collector

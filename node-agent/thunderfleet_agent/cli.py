@@ -186,7 +186,7 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    from thunderfleet_crds.sandbox import mounted
+    from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.agent import Settings, run
     from thunderfleet_agent.measure import settings as measuring
@@ -219,8 +219,8 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(arguments: argparse.Namespace) -> int:
-    from thunderfleet_crds.sandbox import mounted
     from thunderfleet_crds.thunderboltlink import MeasurementTransport
+    from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.measure import byhand
     from thunderfleet_agent.measure.settings import Rdma, Settings

@@ -37,7 +37,8 @@ CAPABILITIES_COMMAND = (RUNNER, "capabilities", "-o", "json")
 class Question:
     """One command: where its answer goes in ``Facts``, how it is read, and how long it may take.
 
-    ``salvage`` gives the text to read although the command failed, or None."""
+    ``salvage`` gives the text to read although the command failed, or None.
+    """
 
     source: Source
     part: str

@@ -111,7 +111,8 @@ def profile(
     measured: Verdict | None = None,
 ) -> Profile:
     """``before`` are the conditions published last, whose times stay while they do; ``now`` is the time of what changes.
-    ``measured`` is what the condition BenchmarksFresh says."""
+    ``measured`` is what the condition BenchmarksFresh says.
+    """
     interfaces = _interfaces(facts)
     bridged = {interface.name: interface.bridge for interface in interfaces if interface.bridge}
     devices = _devices(facts)
@@ -174,7 +175,8 @@ def _hardware(facts: Facts) -> Hardware | None:
 
 def address_class(text: str) -> AddressClass:
     """Who can use the address. Loopback counts as Private: ``lo0`` is never asked, and on another interface only a recorded
-    Mac has it, whose cables and LAN run there."""
+    Mac has it, whose cables and LAN run there.
+    """
     address = ipaddress.ip_address(text)
     if address.is_link_local:
         return AddressClass.LINK_LOCAL
@@ -348,7 +350,8 @@ def _contradictions(facts: Facts) -> list[str]:
 def _expected(facts: Facts) -> dict[str, str]:
     """The interfaces that `ifconfig -a` has to show, and their hardware ports: all Thunderbolt ports, and what is both a port
     of this Mac now and has a service that is switched on. (An adapter that was pulled out keeps its service, a bridge that was
-    destroyed stays a port: one command alone does not prove that there is such an interface.)"""
+    destroyed stays a port: one command alone does not prove that there is such an interface.)
+    """
     served = {service.device for service in facts.services or () if service.enabled}
     thunderbolt = set(port_interfaces(facts).values())
     return {
@@ -360,7 +363,8 @@ def _expected(facts: Facts) -> dict[str, str]:
 
 def _without_gid(device: rdma_parser.DeviceInfo, facts: Facts) -> str | None:
     """The IPv4 address of an Active device's interface when none of its GIDs is mapped from one: each command says
-    something else, so a list of GIDs that broke off is not taken for a port without an address."""
+    something else, so a list of GIDs that broke off is not taken for a port without an address.
+    """
     if device.gid is not None or _STATES.get(device.state or "") is not RDMADeviceState.ACTIVE:
         return None
     name = device.name.removeprefix("rdma_")
@@ -488,7 +492,8 @@ def find_peer(uuid: str, profiles: Iterable[NodeProfile], node: str, own: NodePr
     """Which port of which node has that domain UUID, by what the profiles show now.
 
     A UUID that two nodes claim (one of them shows what was) belongs to the one that sees a port of ours; if that does not
-    settle it, to none: a guessed cable is worse than one that is found a moment later."""
+    settle it, to none: a guessed cable is worse than one that is found a moment later.
+    """
     mine = {
         port.domain_uuid.lower() for port in (own.thunderbolt.ports if own.thunderbolt else ()) if port.domain_uuid is not None
     }
@@ -515,7 +520,8 @@ def cables(
 ) -> tuple[Cable, ...]:
     """This Mac's ends of its cables, by name: one for each peer that is a Node (``peers``, by lower-case domain UUID), and one
     for each existing link whose other end sees this Mac though this Mac does not see it (a display in between hides it).
-    ``flapping`` are the receptacles whose cable comes and goes."""
+    ``flapping`` are the receptacles whose cable comes and goes.
+    """
     if len(node) > MAX_NODE_NAME_LENGTH:
         return ()
     ports = {port.receptacle: port for port in (status.thunderbolt.ports if status.thunderbolt else ())}
@@ -566,7 +572,8 @@ _PREFERRED = (AddressClass.PRIVATE, AddressClass.LINK_LOCAL, AddressClass.SHARED
 
 def link_address(status: NodeProfileStatus, interface: str | None) -> str | None:
     """The address to reach this Mac at over that port: IPv4 before IPv6, Private before link-local. IPv6 link-local addresses
-    are left out, since whoever dials one must name a zone of his own."""
+    are left out, since whoever dials one must name a zone of his own.
+    """
     found = next((i for i in (status.network.interfaces if status.network else ()) if i.name == interface), None)
     usable = [
         (":" in a.address, _PREFERRED.index(a.class_), a.address)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile, NodeProfileStatus, Reachability, ReachabilityState
 from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
+from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_agent import reach
 from thunderfleet_agent.dial import DialError, dial
@@ -89,7 +89,8 @@ class Explorer:
 
     async def known(self, node: str, sha256: str) -> bool:
         """Whether that node's NodeProfile shows an agent with this certificate. What was read before is believed when it
-        agrees; else it is looked up, within limits that strangers cannot exceed."""
+        agrees; else it is looked up, within limits that strangers cannot exceed.
+        """
         seen = self._neighbours.get(node) or self._members.get(node) or self._others.get(node)
         if seen is not None and seen.status.agent is not None and seen.status.agent.certificate_sha256 == sha256:
             return True

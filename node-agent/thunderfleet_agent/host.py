@@ -47,7 +47,8 @@ class Failure:
     """What became of a command that did not end well, in words that name it.
 
     ``text`` and ``error`` are what it said on stdout and stderr before (cut for failures without an exit code); ``code`` is its
-    exit code (negative: the signal), None when it had none."""
+    exit code (negative: the signal), None when it had none.
+    """
 
     command: str
     kind: FailureKind
@@ -75,7 +76,8 @@ class Host:
     async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
         """Runs ``argv`` (found through PATH, locale C, no input) for at most ``seconds`` and about a second of clean-up.
 
-        Never raises for what the command does; cancelling kills it."""
+        Never raises for what the command does; cancelling kills it.
+        """
         key = tuple(argv)
         command = " ".join(argv)
         stuck = self._stuck.get(key)

@@ -42,7 +42,8 @@ class Identity:
 
 async def make(host: Host, state: Path | None = None) -> Identity:
     """Raises RuntimeError, naming why, when no certificate can be made. One that is in the folder ``state`` is used again; a
-    folder that cannot be written to is done without."""
+    folder that cannot be written to is done without.
+    """
     if state is not None:
         kept = _kept(state)
         if kept is not None:

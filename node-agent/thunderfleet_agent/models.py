@@ -187,7 +187,8 @@ def _files(path: Path) -> list[Path]:
 
 def look(path: Path) -> Contents:
     """Reads the folder's list of files, its configuration, and the headers of its weights. Never raises: damage is a problem
-    of this model."""
+    of this model.
+    """
     try:
         fingerprint, total = listing(path)
         files = _files(path)
@@ -243,7 +244,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def tensors(file: Path) -> set[str]:
     """The names of a safetensors file's tensors. Raises ValueError when the file is shorter than its header says, or no such
-    file at all; OSError when it cannot be read."""
+    file at all; OSError when it cannot be read.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -27,9 +27,9 @@ from thunderfleet_crds.common import (
     ObjectMeta,
     OwnerReference,
 )
-from thunderfleet_crds.kube import ApiError, Json, Kube
 from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_agent.derive import Cable, Profile
 from thunderfleet_agent.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
@@ -175,7 +175,8 @@ class Publisher:
         self, cables: Iterable[Cable], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
     ) -> int:
         """Applies this Mac's end of each cable and what it has measured there, and takes its end away from every other link;
-        how many links were written. Raises ApiError."""
+        how many links were written. Raises ApiError.
+        """
         written = 0
         wanted = {cable.name: cable for cable in cables}
         for name, cable in wanted.items():
@@ -195,7 +196,8 @@ class Publisher:
 
     async def _withdraw(self, name: str) -> bool:
         """Applies a status without endpoints, which takes away the entry that this Mac owns and no other. The link itself is
-        the operator's to delete."""
+        the operator's to delete.
+        """
         try:
             await self._send(f"{LINKS}/{name}/status", THUNDERBOLTLINK_KIND, name, {"status": {}})
         except ApiError as error:

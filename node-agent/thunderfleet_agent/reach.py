@@ -47,7 +47,8 @@ _DIALLED = (AddressClass.PRIVATE, AddressClass.LINK_LOCAL, AddressClass.SHARED)
 @dataclass(frozen=True)
 class Target:
     """One address of one node. ``interface`` is this Mac's interface that the connection must leave by (a cable), None when
-    any will do; ``sha256`` the certificate that proves who answers."""
+    any will do; ``sha256`` the certificate that proves who answers.
+    """
 
     node: str
     address: str
@@ -109,7 +110,8 @@ def targets(
     members: Mapping[str, NodeProfile] = _NOBODY,
 ) -> tuple[Target, ...]:
     """Whom ``node`` dials. ``links`` are its cables, ``neighbours`` the profiles at their other ends by name, ``members`` those
-    of the Macs that it shares groups with."""
+    of the Macs that it shares groups with.
+    """
     interfaces = {port.receptacle: port.interface for port in (own.thunderbolt.ports if own.thunderbolt else ())}
     found: dict[tuple[str, str], Target] = {}
     cabled: dict[str, dict[int, str | None]] = {}
@@ -141,7 +143,8 @@ def members(node: str, own: Iterable[GroupUse]) -> tuple[str, ...]:
 
 def _every_address(profile: NodeProfile, ports: Mapping[int, str | None]) -> Iterable[Target]:
     """All addresses of a Mac; those of its Thunderbolt ports only where a cable of ours (``ports``) ends: elsewhere they are
-    beyond a wire that this Mac has no part in."""
+    beyond a wire that this Mac has no part in.
+    """
     status, name = profile.status, profile.metadata.name
     if status.agent is None:
         return
@@ -170,7 +173,8 @@ def interface_of(own: NodeProfileStatus, address: str) -> str | None:
 
 def source(own: NodeProfileStatus, target: Target, host_ip: str) -> str | None:
     """The address to dial from, None to leave it to the routes, which are part of what is found out. Loopback addresses have
-    no routes that could tell anything (recorded Macs without namespaces), so there the address says who dials."""
+    no routes that could tell anything (recorded Macs without namespaces), so there the address says who dials.
+    """
     if not ipaddress.ip_address(target.address).is_loopback:
         return None
     if target.interface is None:

@@ -38,7 +38,8 @@ class Server:
         known: Callable[[str, str], Awaitable[bool]],
     ) -> None:
         """``trouble`` says why this agent should be restarted, None while it need not be; ``known`` whether the NodeProfile of
-        a node shows a certificate with that SHA-256."""
+        a node shows a certificate with that SHA-256.
+        """
         self._address = address
         self._node = node
         self._metrics = metrics
@@ -61,7 +62,8 @@ class Server:
 
     async def listen_on(self, addresses: Iterable[str]) -> None:
         """Listens for agents on these addresses too, and no longer on others. An address that cannot be had (it has just gone,
-        or something else has the port there) is tried again with the next call."""
+        or something else has the port there) is tried again with the next call.
+        """
         if self._agents is None:
             return
         runner, port, context = self._agents

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from thunderfleet_crds.common import MANAGED_BY
-from thunderfleet_crds.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
 from thunderfleet_operator import events
 from thunderfleet_operator.cache import Cache, Collection

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import generate_latest
-from thunderfleet_crds.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
 from thunderfleet_operator import frame
 from thunderfleet_operator.act import Actor, NotLeading

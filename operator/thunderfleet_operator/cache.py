@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from thunderfleet_crds.common import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
-from thunderfleet_crds.kube import Json, key_of
+from thunderfleet_lib.kube import Json, key_of
 
 
 @dataclass(frozen=True, slots=True)

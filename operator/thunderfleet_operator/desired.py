@@ -64,7 +64,8 @@ class PodSettings:
 
 def group_name(deployment: str, group: int, epoch: int) -> str:
     """Name of the ConfigMap and the Secret of one placement; its pods add their rank. The epoch is in it, since a Mac that
-    does not answer keeps its pod, and an object of that name could not be made anew."""
+    does not answer keeps its pod, and an object of that name could not be made anew.
+    """
     return f"{deployment}-{group}-e{epoch}"
 
 
@@ -106,7 +107,8 @@ def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
 
 def ring_ranks(placement: Placement) -> int | None:
     """How many ranks have ring ports; None for all. Over JACCL rank 0 alone may need them: for MLX's own exchange, where the
-    runner is told to leave it to MLX."""
+    runner is told to leave it to MLX.
+    """
     return None if placement.transport is Transport.RING else 1
 
 

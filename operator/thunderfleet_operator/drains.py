@@ -29,7 +29,8 @@ class Drains:
 
     def ask(self, key: str, views: Iterable[GroupView], *, notice: bool) -> list[float]:
         """Asks these groups to drain; with ``notice`` after a moment, so that who reads ``status.endpoint`` learns first of
-        another one. Seconds until the next look."""
+        another one. Seconds until the next look.
+        """
         rechecks = []
         for view in views:
             self._since.setdefault((key, view.index, view.last_epoch), self._clock())

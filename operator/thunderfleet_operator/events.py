@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from thunderfleet_crds.common import API_VERSION, ConditionStatus, find_condition
-from thunderfleet_crds.kube import Json
 from thunderfleet_crds.modeldeployment import (
     BENCHMARKED,
     BOOTSTRAPPED,
@@ -19,6 +18,7 @@ from thunderfleet_crds.modeldeployment import (
 )
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_lib.kube import Json
 
 About = ModelDeployment | NodeProfile | ThunderboltLink
 REPORTER = "thunderfleet-operator"
@@ -81,7 +81,8 @@ def _nodes(group: Group) -> str:
 
 def manifest(about: About, occurrence: Occurrence, instance: str) -> Json:
     """An Event about an object. Its name differs with text and time. What has no namespace is told of in `default`, where
-    `kubectl describe` looks for it."""
+    `kubectl describe` looks for it.
+    """
     meta = about.metadata
     now = datetime.now(UTC)
     digest = hashlib.sha256(f"{occurrence}{now.isoformat()}{meta.uid}".encode()).hexdigest()[:16]

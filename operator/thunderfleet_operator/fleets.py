@@ -9,7 +9,6 @@ from functools import lru_cache
 from operator import is_
 
 from thunderfleet_crds.common import LABEL_OS, ConditionStatus, find_condition
-from thunderfleet_crds.kube import Json
 from thunderfleet_crds.nodeprofile import AddressClass, InterfaceKind, Model, NodeProfile, NodeProfileStatus, ReachabilityState
 from thunderfleet_crds.thunderboltlink import (
     CONNECTED,
@@ -21,6 +20,7 @@ from thunderfleet_crds.thunderboltlink import (
     MeasurementTransport,
     ThunderboltLink,
 )
+from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, Cache
 from thunderfleet_operator.placement import (

@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import kopf
-from thunderfleet_crds.kube import Json, Kube
+from thunderfleet_lib.kube import Json, Kube
 
 from thunderfleet_operator.cache import CACHED, Collection
 

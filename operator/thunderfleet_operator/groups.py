@@ -155,7 +155,8 @@ class Groups:
 
     def drain(self, key: str, index: int, epoch: int) -> None:
         """Asks a group's rank 0 to admit nothing new, and to stop the ranks when what runs has ended. What comes of it is
-        heard."""
+        heard.
+        """
         listener = self._listeners.get((key, index))
         if listener is not None and listener.plan.epoch == epoch:
             listener.drain()

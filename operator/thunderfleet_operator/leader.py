@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from thunderfleet_crds.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube
 
 log = logging.getLogger(__name__)
 

@@ -177,7 +177,8 @@ def decide(
     draining_seconds: float = 0.0,
 ) -> Decision:
     """``may_roll``: whether a group that serves may be replaced now because the spec has changed. ``draining_seconds``: for how
-    long it has been waited for since it was to drain."""
+    long it has been waited for since it was to drain.
+    """
     if view.epoch is None or view.plan is None:
         return Decision(Verdict.PLACE)
     outdated = view.epoch.spec_hash != wanted_hash
@@ -225,7 +226,8 @@ def ready(heard: Heard) -> bool:
 
 def may_roll(views: Mapping[int, GroupView], heard: Mapping[int, Heard], wanted_hash: str, stuck: Set[int]) -> int | None:
     """The one serving group that a changed spec may replace now: the lowest, once all others serve. The one that drains for it
-    already comes first, and groups that cannot be placed (``stuck``) hold nobody up."""
+    already comes first, and groups that cannot be placed (``stuck``) hold nobody up.
+    """
     outdated = [i for i, view in views.items() if view.epoch is not None and view.epoch.spec_hash != wanted_hash]
     for i in outdated:
         status, epoch = views[i].status, views[i].epoch

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from thunderfleet_crds.common import API_VERSION, THUNDERBOLTLINK_KIND
-from thunderfleet_crds.kube import Json
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator import linkstatus, snapshot
 from thunderfleet_operator.act import Actor
@@ -63,7 +63,8 @@ class Links:
 
     def _renamed(self, link: ThunderboltLink) -> Iterator[str]:
         """Ends whose Node is not Ready while another Ready Node has their very port: the Mac goes by another name now, and what
-        it said under the old one is of no cable."""
+        it said under the old one is of no cable.
+        """
         for end in link.status.endpoints:
             machine, told = self._cache[NODES].items.get(end.node), self._cache[NODEPROFILES].items.get(end.node)
             if machine is None or told is None or snapshot.is_ready(machine):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.common import Condition, ConditionStatus, find_condition, quantity, set_condition
-from thunderfleet_crds.kube import Json
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, RDMADeviceState
 from thunderfleet_crds.thunderboltlink import (
     CONDITION_TYPES,
@@ -21,6 +20,7 @@ from thunderfleet_crds.thunderboltlink import (
     ThunderboltLink,
     generation,
 )
+from thunderfleet_lib.kube import Json
 
 LINGER_SECONDS = 60.0
 """A cable that neither end has is a link for so long: whoever looks sees that it was pulled, and a plug that is put back is no
@@ -93,7 +93,8 @@ def _degraded(link: ThunderboltLink, speed: int) -> str | None:
 
 def _hears_nothing(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str]) -> str | None:
     """The end whose own Mac says that nothing is plugged in there: when the other one is off, that is known long before its
-    Node is not Ready."""
+    Node is not Ready.
+    """
     for end in (link.spec.a, link.spec.b):
         profile = profiles.get(end.node)
         found = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
@@ -203,7 +204,8 @@ def summary(
     link: ThunderboltLink, profiles: Mapping[str, NodeProfile], now: datetime, ready: frozenset[str] | None = None
 ) -> Json:
     """``status`` as the operator applies it: conditions and columns, nothing of the agents' parts. ``ready`` are the Nodes that
-    are Ready; None: all."""
+    are Ready; None: all.
+    """
     alive = frozenset(_ends(link)) if ready is None else ready
     ends = _speaking(link, alive)
     speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
@@ -249,7 +251,8 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
 
 def change(link: ThunderboltLink, made: Json) -> tuple[str, str, bool] | None:
     """Reason, message and whether it is a warning, of an Event about a cable that was pulled, plugged in, began to flap or to
-    give little; None when nothing of that kind is new in ``made``."""
+    give little; None when nothing of that kind is new in ``made``.
+    """
     before = find_condition(link.status.conditions, CONNECTED)
     after = next((c for c in made["conditions"] if c["type"] == CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
@@ -266,7 +269,8 @@ def gone_ends(link: ThunderboltLink, nodes: frozenset[str]) -> tuple[str, ...]:
 
 def switch_of(profile: NodeProfile | None, port: int) -> str | None:
     """The UID of the switch behind a port, which stays with the hardware whatever the Mac is called; None when it is not known
-    (or all zeros, which is nobody's)."""
+    (or all zeros, which is nobody's).
+    """
     ports = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
     uid = next((one.switch_uid for one in ports if one.receptacle == port), None)
     return uid if uid and uid.strip("0xX") else None

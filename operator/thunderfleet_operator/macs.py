@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from thunderfleet_crds.common import API_VERSION, NODEPROFILE_KIND
-from thunderfleet_crds.kube import ApiError, Json
 from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.nodeprofile import Quarantine
+from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_operator import events, macuse
 from thunderfleet_operator.act import Actor

@@ -10,11 +10,11 @@ from typing import TypeVar, cast
 
 from thunderfleet_crds.common import LABEL_DEPLOYMENT, Condition, find_condition, set_condition
 from thunderfleet_crds.group import FaultClass
-from thunderfleet_crds.kube import Json
 from thunderfleet_crds.modeldeployment import Failure, GroupStage, ModelDeployment
 from thunderfleet_crds.nodeprofile import QUARANTINED, GroupUse, NodeProfile, Quarantine
 from thunderfleet_crds.plan import Backend, Plan
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink
+from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator import fleets, snapshot
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection, Store
@@ -60,7 +60,8 @@ def cables(plan: Plan, links: Iterable[ThunderboltLink], profiles: Mapping[str, 
 
 class Ground:
     """The cache, ordered for this question. Each collection is gone through again only when it has changed: a fleet is a
-    thousand Macs, and most rounds are about two of them."""
+    thousand Macs, and most rounds are about two of them.
+    """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

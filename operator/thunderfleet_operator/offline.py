@@ -16,10 +16,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from thunderfleet_crds.common import ANNOTATION_PORTS, LABEL_GROUP, ApiModel, PlannedTransport
-from thunderfleet_crds.kube import Json, key_of
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_lib.kube import Json, key_of
 
 from thunderfleet_operator import places, snapshot
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
@@ -185,7 +185,8 @@ def read_fleet(path: Path) -> Cache:
 
 def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
     """The one ModelDeployment of a file, with the identity and status of the one of that name in the fleet, if there is one.
-    Raises ``BadInput``."""
+    Raises ``BadInput``.
+    """
     found = [item for item in _documents(path, _text(path)) if _name(path, item).startswith("ModelDeployment ")]
     if len(found) != 1:
         names = ", ".join(str(item["metadata"]["name"]) for item in found) or "none"
@@ -212,7 +213,8 @@ def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
 
 def _told_use(cache: Cache, fleet: Fleet, used: Taken, uid: str | None, own: Container[int]) -> Taken:
     """With the cables and queue pairs of groups whose plans are not in the file: theirs are the best cables of their pairs.
-    Groups ``own`` of deployment ``uid`` do not count."""
+    Groups ``own`` of deployment ``uid`` do not count.
+    """
     planned = {
         (snapshot.owner_uid(item), (item["metadata"].get("labels") or {}).get(LABEL_GROUP)) for item in cache[CONFIGMAPS]
     }

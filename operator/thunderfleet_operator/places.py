@@ -58,7 +58,8 @@ def choose(
     runners_up: int = 0,
 ) -> tuple[Placement, Sequence[RankPorts]] | Unplaceable:
     """``current``: where the group is. ``avoid``: Macs that are taken only when no others will do. ``kept``: the ports that
-    the group had."""
+    the group had.
+    """
     full, no_ring_ports = _without_ports(fleet, deployment, used, settings, kept)
 
     def planned(avoided: Mapping[str, str]) -> Placement | Unplaceable:

@@ -16,9 +16,9 @@ from thunderfleet_crds.common import (
     LABEL_GROUP,
     MODELDEPLOYMENT_KIND,
 )
-from thunderfleet_crds.kube import ApiError, Json
 from thunderfleet_crds.modeldeployment import GroupStage, ModelDeployment
 from thunderfleet_crds.plan import Plan
+from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_operator import desired, events, places, snapshot, status
 from thunderfleet_operator.act import Actor
@@ -254,7 +254,8 @@ class Reconciler:
         self, md: ModelDeployment, outcome: Outcome, fleet: Fleet, used: snapshot.Taken
     ) -> tuple[str | None, float | None]:
         """Whether a group that stays where it is would go elsewhere today. Told, never done: moving costs its users more. And
-        the seconds until it is to be asked again, when the fleet has changed since it was asked last."""
+        the seconds until it is to be asked again, when the fleet has changed since it was asked last.
+        """
         view, key = outcome.view, (f"{md.metadata.namespace}/{md.metadata.name}", outcome.view.index)
         if view.plan is None or outcome.decision.verdict is not Verdict.KEEP or not ready(outcome.heard):
             self._better.pop(key, None)

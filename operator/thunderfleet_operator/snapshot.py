@@ -26,9 +26,9 @@ from thunderfleet_crds.common import (
     TAINT_MACOS,
     ApiModel,
 )
-from thunderfleet_crds.kube import Json, key_of
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
 from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_lib.kube import Json, key_of
 
 from thunderfleet_operator.cache import (
     CONFIGMAPS,
@@ -281,7 +281,8 @@ class NodeView:
 
 def spec_hash(spec: ModelDeploymentSpec) -> str:
     """Of everything in the spec that a placement or a pod is made from. What has its default is left out, so that a field
-    which a later version adds does not roll out every group."""
+    which a later version adds does not roll out every group.
+    """
     told = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
     for irrelevant in ("replicas", "recovery"):
         told.pop(irrelevant, None)
@@ -325,7 +326,8 @@ def children(store: Store, deployment: ModelDeployment) -> list[Json]:
 
 def _used_epochs(cache: Cache, deployment: ModelDeployment) -> dict[int, int]:
     """By group, the highest epoch that a child of this name has, whoever it is of: a deployment that was deleted and made anew
-    finds the pods of the one before it still ending, and their names taken."""
+    finds the pods of the one before it still ending, and their names taken.
+    """
     meta, found = deployment.metadata, dict[int, int]()
     for store in (cache[CONFIGMAPS], cache[PODS]):
         for item in store:

@@ -258,7 +258,8 @@ class Machine:
     """The leader's state. ``size`` members; ``attempt`` counts every try, ``spent`` those that the budget pays for.
 
     A preflight that ends because a member has left is waiting, and costs no attempt: the next one has the same number. A word
-    of the first one that comes in late does no harm: it is true of a moment ago, and nothing had been started."""
+    of the first one that comes in late does no harm: it is true of a moment ago, and nothing had been started.
+    """
 
     size: int
     limits: Limits

@@ -67,7 +67,8 @@ def sizes(plan: BenchmarkPlan, context_tokens: int) -> tuple[int, int]:
 
 def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkReport:
     """The figures of one run, without a decode rate when the answer is too short to have one. Raises Unusable for cached
-    tokens or an answer that is none."""
+    tokens or an answer that is none.
+    """
     done = run.done
     if done.cached_tokens:
         raise Unusable(f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens came from the cache")

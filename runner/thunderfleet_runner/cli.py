@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from thunderfleet_crds.group import TERMINATION_LOG, LastWords
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
-from thunderfleet_crds.sandbox import mounted
+from thunderfleet_lib.sandbox import mounted
 
 log = logging.getLogger(__name__)
 

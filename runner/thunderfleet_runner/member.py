@@ -58,7 +58,8 @@ def _port_taken(error: NoFreePort) -> Fault:
 
 class Member:
     """``report`` carries to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's). ``tls``: for the
-    relays that a plan may ask for."""
+    relays that a plan may ask for.
+    """
 
     def __init__(
         self,
@@ -381,7 +382,8 @@ class Member:
     async def _with_relays(self, attempt: int, hosts: Sequence[str]) -> list[str]:
         """The hosts as this rank is to see them: a hop that is relayed begins at a port of this supervisor.
 
-        Raises NoFreePort, OSError when that port cannot be had."""
+        Raises NoFreePort, OSError when that port cannot be had.
+        """
         found = list(hosts)
         relayed = [entry.rank for entry in self.plan.ranks if entry.relay is not None]
         following = (self.rank + 1) % self.plan.world_size

@@ -394,7 +394,8 @@ class _Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no typ
 
     def _prefill_sequences(self) -> int:
         """How many prompts the next step may compute together: short ones only, since one step of one prompt is what is
-        planned for, and since rows that leave a batch are copies beside it for a while."""
+        planned for, and since rows that leave a batch are copies beside it for a while.
+        """
         widths = [
             len(tokens) + sum(map(len, work[0]))
             for tokens, work in zip(self._prompt_batch.tokens, self._currently_processing, strict=True)

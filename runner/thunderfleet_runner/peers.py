@@ -143,7 +143,8 @@ class Preflight(_Message):
 
 class Launch(_Message):
     """Start the rank now. ``hosts`` is rank by rank ``ip:port``; empty without a ring. With a ``coordinator`` (``ip:port``)
-    JACCL does its own exchange there; without, the supervisors do it."""
+    JACCL does its own exchange there; without, the supervisors do it.
+    """
 
     type: Literal["launch"] = "launch"
     attempt: int

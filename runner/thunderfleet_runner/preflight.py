@@ -52,7 +52,8 @@ class Passed:
 def check(plan: Plan, entry: RankPlan, held: int = 0) -> Passed:
     """All checks for one rank. ``held``: bytes of its reservation that its own process has already.
 
-    Raises PreflightFailed at the first that fails."""
+    Raises PreflightFailed at the first that fails.
+    """
     check_addresses(plan, entry)
     if plan.backend is Backend.JACCL:
         check_rdma(plan, entry)

@@ -52,7 +52,8 @@ def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
 
 class RankProcess:
     """One started rank. ``on_message`` gets what it says; ``on_exit`` its return code, once, when it is reaped and its socket
-    is read to the end."""
+    is read to the end.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, end: socket.socket, pid_file: Path) -> None:
         self._process = process

@@ -301,7 +301,8 @@ async def _outward(channel: _Socket, found: "asyncio.Future[_Local]") -> None:
 
 async def _inward(channel: _Socket, found: "asyncio.Future[_Local]", ended: asyncio.Event) -> None:
     """The peer's bytes to our rank; ``ended`` is set at their end. Returns never but by RelayLost, or OSError when a rank has
-    gone."""
+    gone.
+    """
     while True:
         message = await channel.receive()
         if message.type is aiohttp.WSMsgType.BINARY:
@@ -320,7 +321,8 @@ async def _inward(channel: _Socket, found: "asyncio.Future[_Local]", ended: asyn
 
 def _watch(end: socket.socket | None) -> None:
     """Lets the system notice a peer that is gone without a word. Not with messages of our own: a rank that computes takes none,
-    for as long as it computes, and a message would wait behind its bytes."""
+    for as long as it computes, and a message would wait behind its bytes.
+    """
     if end is None:
         return
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
@@ -340,7 +342,8 @@ def _watch(end: socket.socket | None) -> None:
 
 def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
     """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here and connected to ``other``; None when the
-    system does not tell."""
+    system does not tell.
+    """
     address, port = end[:2]
     if sys.platform == "linux":
         try:
@@ -370,7 +373,8 @@ def _leads_to(link: Path, target: str) -> bool:
 
 def inode_of(table: str, end: tuple[str, int], other: tuple[str, int]) -> str | None:
     """The inode of the socket between two IPv4 ends, in Linux's /proc/net/tcp. One end does not name a socket: the port of a
-    connection that is over (inode 0) is given again for one to elsewhere."""
+    connection that is over (inode 0) is given again for one to elsewhere.
+    """
     wanted = [f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}" for address, port in (end[:2], other[:2])]
     rows = (line.split() for line in table.splitlines()[1:])
     return next((row[9] for row in rows if len(row) > 9 and row[1:3] == wanted), None)

@@ -195,7 +195,8 @@ class Supervisor:
     async def _lasting(self, what: str, listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner | None:
         """What listens on a lasting port; None when another program keeps it, which is then every attempt's failure.
 
-        Raises Blocked when nobody could be told, without rank 0's control port; OSError for another reason."""
+        Raises Blocked when nobody could be told, without rank 0's control port; OSError for another reason.
+        """
         try:
             return await listen()
         except OSError as error:

@@ -25,7 +25,8 @@ class NotYet(Exception):
 
 def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str, Any]:
     """One streamed request; ``began``: the monotonic clock when it was first tried, now if None. Raises NotYet when the server
-    is not there or asks to come again, ValueError otherwise."""
+    is not there or asks to come again, ValueError otherwise.
+    """
     at = urlsplit(url)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_SECONDS)
     try:

@@ -71,7 +71,8 @@ def pulled(line: Line, repeats: int, say: Callable[[str], None], seconds: int) -
 
 def _everybody_is_reached(line: Line) -> bool:
     """Whether every Mac says that it reaches every other one, and its neighbours over each cable: a plug that was just put back
-    is news until then."""
+    is news until then.
+    """
     profiles = json.loads(line.cluster.kubectl("get", "np", "-o", "json").stdout)["items"]
     links = json.loads(line.cluster.kubectl("get", "tbl", "-o", "json").stdout)["items"]
     agents = {p["metadata"]["name"]: p["status"]["agent"]["address"] for p in profiles}

@@ -136,7 +136,8 @@ def _iperf(count: int, most: int) -> float:
 
 def sockets(repeats: int, say: Say) -> list[Figure]:
     """The socket probe's throughput against iperf3's, unshaped over loopback, as many streams and bytes. Each run takes a tenth
-    of a second, in which a machine of two processors moves half as much or twice: so many are needed."""
+    of a second, in which a machine of two processors moves half as much or twice: so many are needed.
+    """
     if shutil.which("iperf3") is None:
         raise BenchFailed("there is no iperf3 on this machine")
     chosen = Settings().sockets
@@ -299,7 +300,8 @@ def _begun(line: Line, macs: Sequence[str]) -> int:
 
 def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
     """Tokens a second of a served group with the prober on (and everything always due) against off, by answers in turns: the
-    two of a pair are given within seconds, each the first in every other pair."""
+    two of a pair are given within seconds, each the first in every other pair.
+    """
     name, rates = "measured", {True: list[float](), False: list[float]()}
     _often(line, "agent.measure.gpu.everySeconds=10", "agent.measure.memory.everySeconds=10")
     quick = {"benchmark": {"promptTokens": 16, "generationTokens": 8}}

@@ -398,7 +398,8 @@ def discovered(line: Line, ends: int = 2) -> bool:
 def on(fleet: str | None, name: str, variable: str, *values: str, ends: int = 2) -> Iterator[Line]:
     """A cluster of this fleet (the default one) with the chart and the model; taken down at the end whatever happens. When the
     environment's ``variable`` names a cluster that runs already, that one is taken and left running. ``ends``: of every cable,
-    at least so many see the other."""
+    at least so many see the other.
+    """
     with contextlib.ExitStack() as stack:
         if existing := os.environ.get(variable):
             cluster = Cluster.attach(existing)

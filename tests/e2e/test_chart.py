@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.cluster import Cluster
 
 Json = dict[str, Any]

@@ -307,7 +307,8 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
 
 def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
     """Off, its Node deleted, what its pods kept wiped, other hardware on again: another chip, certificate, other switch and
-    domain UUIDs; no ghost."""
+    domain UUIDs; no ghost.
+    """
     cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
     before = healthy.get("np", "mini-1")
     cluster.machines["mini-1"].off()
@@ -406,7 +407,8 @@ def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
 
 def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
     """The last test, since that takes a minute of which the others make use: the link of a port that a cable has left, and a
-    Node that somebody deleted (book-1, when it was renamed)."""
+    Node that somebody deleted (book-1, when it was renamed).
+    """
     old = moved(fleet)
     fleet.until("the link goes", lambda: not fleet.get("tbl", old), 150)
     about = ("--field-selector", f"involvedObject.name={old},reason=Removed")

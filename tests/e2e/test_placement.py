@@ -1,5 +1,6 @@
 """Places by the shape of the cabling, on eight Macs: a full mesh of four, a ring of four, joined by a cable and by a hub. Every
-group says what one process says. What the operator decides, the offline planner has said before."""
+group says what one process says. What the operator decides, the offline planner has said before.
+"""
 
 import json
 from collections.abc import Callable, Iterator

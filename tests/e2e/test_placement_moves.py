@@ -1,5 +1,6 @@
 """What moves a group and what does not, on four Macs in a ring: cordon, drain, uncordon, a better place, Macs that several
-deployments want, scale, bounds, taints. Where a place is decided, the offline planner is asked the same question."""
+deployments want, scale, bounds, taints. Where a place is decided, the offline planner is asked the same question.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

@@ -6,7 +6,7 @@ import sys
 import time
 
 import aiohttp
-from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_lib.kube import ApiError, Kube
 
 SECONDS = 90.0
 API = "/apis/thunderfleet.io/v1alpha1"

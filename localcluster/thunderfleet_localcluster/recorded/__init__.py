@@ -20,7 +20,8 @@ from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: Mapping[str, str] | None = None) -> None:
     """Writes the commands of one Mac into ``folder`` and their texts beside it. Each file is replaced in one step, so that
     a command that runs at that moment prints either the old or the new text. ``damage`` says which commands do not work, and
-    how (``live.DAMAGES``)."""
+    how (``live.DAMAGES``).
+    """
     texts_folder = folder.parent / "recorded"
     folder.mkdir(parents=True, exist_ok=True)
     texts_folder.mkdir(exist_ok=True)

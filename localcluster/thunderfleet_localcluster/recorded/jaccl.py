@@ -50,7 +50,8 @@ def write(layout: Layout, machine: MachineLayout, folder: Path) -> None:
 
 def write_control(points: object, folder: Path) -> None:
     """What this Mac's JACCL is to fail in from now on, in one step; nothing when ``points`` is empty. Each is one entry of
-    ``control.json`` (see ``python/recorded_jaccl.py``). Raises LocalClusterError for what that would not understand."""
+    ``control.json`` (see ``python/recorded_jaccl.py``). Raises LocalClusterError for what that would not understand.
+    """
     file = folder / "control.json"
     if not points:
         file.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from thunderfleet_crds.kube import ApiError, Kube
 from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_agent import identity, reach
 from thunderfleet_agent.measure import process, sessions, talk

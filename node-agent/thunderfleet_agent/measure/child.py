@@ -31,7 +31,8 @@ class Ended(Exception):
 
 def guard(seconds: float) -> None:
     """Leaves a process behind that kills this one's process group when whoever writes to its stdin is gone, or so many seconds
-    after; it ends with this process. To be called before there is any thread. Raises OSError."""
+    after; it ends with this process. To be called before there is any thread. Raises OSError.
+    """
     # Whoever started it: the group is its own and what it starts.
     os.setpgid(0, 0)
     here, ours = os.pipe()

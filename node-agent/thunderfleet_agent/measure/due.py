@@ -26,7 +26,8 @@ STALE = 2.0
 @dataclass(frozen=True)
 class History:
     """What is known of one probe. ``measured``: when the result that we have was taken (None: there is none); ``failures`` in
-    a row since, the last one at ``failed``; ``not_before``: when a busy peer may be asked again."""
+    a row since, the last one at ``failed``; ``not_before``: when a busy peer may be asked again.
+    """
 
     measured: float | None = None
     failures: int = 0
@@ -68,7 +69,8 @@ def when(probe: Probe, history: History, node: str, started: float, spread: floa
 
 def room(spent: Iterable[tuple[float, int]], budget: int, wanted: int, now: float) -> float:
     """From when on so many bytes fit into the budget of any minute: ``now`` or later. More than a whole budget waits for a
-    minute without any."""
+    minute without any.
+    """
     recent = sorted((at, count) for at, count in spent if at > now - WINDOW_SECONDS)
     left = sum(count for _, count in recent)
     if left + wanted <= budget or left == 0:
@@ -94,7 +96,8 @@ def due(
 ) -> Plan:
     """The probe that has been due for longest and may run. ``closed``: why a probe may not run now (nobody wakes for it: what
     opens it does). Of those that are due since the same moment each Mac has an order of its own: else a fleet that boots would
-    ask the first by name, all at once."""
+    ask the first by name, all at once.
+    """
     wake = math.inf
     order = sorted(
         (

@@ -46,7 +46,8 @@ def environment(order: dict[str, Any], folder: str) -> dict[str, str]:
 
 def measure(order: dict[str, Any], pipe: Pipe) -> dict[str, Any]:
     """What this rank found: ``receivedMbps`` and ``sentMbps`` (as the other rank timed it), ``rttMicroseconds``,
-    ``jitterMicroseconds``, ``allSumMicroseconds``, ``payloadBytes``. Raises RuntimeError or ValueError in MLX's words."""
+    ``jitterMicroseconds``, ``allSumMicroseconds``, ``payloadBytes``. Raises RuntimeError or ValueError in MLX's words.
+    """
     for name in [name for name in os.environ if name.startswith(("MLX_", "JACCL_"))]:
         del os.environ[name]
     import mlx.core as mx

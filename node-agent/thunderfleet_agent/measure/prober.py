@@ -283,7 +283,8 @@ class Prober:
 
     async def answer(self, line: Line, peer: str, here: str, there: str) -> None:
         """A peer that is known has come from ``there`` to this Mac's address ``here`` and wants to measure. Somebody at this
-        Mac's own terminal comes as this Mac, and keeps it out of other probes while he measures."""
+        Mac's own terminal comes as this Mac, and keeps it out of other probes while he measures.
+        """
         try:
             ask = await line.hear(Ask)
             probe = self._asked(ask, peer, here, there)

@@ -38,7 +38,8 @@ async def nothing(message: dict[str, Any]) -> None:
 
 async def run(order: Mapping[str, Any], heard: Heard = nothing) -> dict[str, Any]:
     """The result of one order (see ``child.main``), within its ``seconds``. ``heard`` gets every line that is no result, and
-    what it returns goes back to the child. Raises ChildFailed."""
+    what it returns goes back to the child. Raises ChildFailed.
+    """
     seconds = float(order["seconds"])
     try:
         process = await asyncio.create_subprocess_exec(
@@ -101,7 +102,8 @@ async def _complaints(process: asyncio.subprocess.Process, into: bytearray) -> N
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Ends the process and whatever it started. However often this is cancelled, it goes on until that is done, within
-    TERM_SECONDS and KILL_SECONDS: an orphan would hold a queue pair."""
+    TERM_SECONDS and KILL_SECONDS: an orphan would hold a queue pair.
+    """
     ending, cancelled = asyncio.create_task(_end_now(process)), False
     while not ending.done():
         try:

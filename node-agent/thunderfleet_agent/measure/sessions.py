@@ -197,7 +197,8 @@ async def lend(line: Line, probe: Probe) -> Found:
 
 async def borrow(line: Line, probe: Probe, measure: Callable[[], Coroutine[Any, Any, Figures]]) -> Figures:
     """The other's: what ``measure`` finds while the agent lends the Mac; a group that comes meanwhile ends it. Raises Refused,
-    Broken, and what ``measure`` raises."""
+    Broken, and what ``measure`` raises.
+    """
     await line.say(Ask(kind=probe.kind, link=probe.target.link, node=probe.target.node))
     limit = _answered(await line.hear(Answer)).seconds + process.GRACE_SECONDS + SLACK_SECONDS
     measuring, taken = asyncio.create_task(measure()), asyncio.create_task(line.hear(Step, limit))

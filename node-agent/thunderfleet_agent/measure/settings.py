@@ -26,7 +26,8 @@ class Device(_Part):
 
 class Sockets(_Part):
     """Echoes and throughput between two addresses. ``bytes`` each way over a shared network, ``cable_bytes`` over a cable;
-    ``seconds`` each way at most, whichever comes first."""
+    ``seconds`` each way at most, whichever comes first.
+    """
 
     enabled: bool = True
     every_seconds: Every = 300
@@ -54,7 +55,8 @@ class Rdma(_Part):
 
 class Settings(_Part):
     """Everything of ``agent.measure``. ``spread_seconds``: Macs that boot together begin somewhere in this window;
-    ``bytes_per_minute``: over shared networks, to and from one Mac."""
+    ``bytes_per_minute``: over shared networks, to and from one Mac.
+    """
 
     enabled: bool = True
     spread_seconds: Annotated[int, Field(ge=0, le=3600)] = 30

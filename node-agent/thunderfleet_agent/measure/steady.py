@@ -41,7 +41,8 @@ def best(
 ) -> Best:
     """Runs ``work`` (which does some and says how much that was) until its rate is steady or ``warm_seconds`` are over, then
     ``best_of`` times more. The best of these and of the steady rounds counts: whatever else a machine does can only slow it
-    down. ``told`` hears of every run; after ``until`` seconds in all no further one begins."""
+    down. ``told`` hears of every run; after ``until`` seconds in all no further one begins.
+    """
     rates: list[float] = []
 
     def once() -> float:

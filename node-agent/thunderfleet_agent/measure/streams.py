@@ -245,7 +245,8 @@ def _exactly(sock: socket.socket, size: int, until: float) -> bytes:
 
 def _shared_out(socks: Sequence[socket.socket]) -> list[Sequence[socket.socket]]:
     """Which streams each thread moves: on half of the processors, since the kernel needs some for the same bytes, and threads
-    that wait for a processor are slower than one that has two streams."""
+    that wait for a processor are slower than one that has two streams.
+    """
     threads = min(len(socks), max(1, (os.cpu_count() or 1) // 2))
     return [socks[number::threads] for number in range(threads)]
 

@@ -1,5 +1,6 @@
 """``system_profiler SPHardwareDataType -json`` and ``SPDisplaysDataType -json``, ``sysctl`` and ``sw_vers``: the machine, its
-GPU, its limits, its system."""
+GPU, its limits, its system.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class System:
 
 def parse_hardware(text: str) -> Hardware:
     """Raises ParseError when the report is not there or says nothing that is known, Partial when it writes what is known in a
-    way that is not."""
+    way that is not.
+    """
     name = " ".join(HARDWARE_COMMAND)
     for section in report(name, text, "SPHardwareDataType"):
         found = Hardware(
@@ -74,7 +76,8 @@ def parse_displays(text: str) -> int:
 
 def parse_sysctl(text: str) -> Mapping[str, str]:
     """``name: value`` (or ``name = value``) lines as a mapping; unknown lines are passed over. Raises ParseError for none,
-    Partial when a variable that every Mac has is missing or is no number."""
+    Partial when a variable that every Mac has is missing or is no number.
+    """
     name = " ".join(SYSCTL_COMMAND)
     require_whole(name, text)
     values = {}

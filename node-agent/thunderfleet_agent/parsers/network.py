@@ -67,7 +67,8 @@ class Service:
 
 def parse_hardware_ports(text: str) -> Mapping[str, str]:
     """Interface name to hardware port name (``en2`` to ``Thunderbolt 1``). Raises ParseError when none is listed or the list
-    breaks off, Partial when it ends between two ports."""
+    breaks off, Partial when it ends between two ports.
+    """
     name = " ".join(HARDWARE_PORTS_COMMAND)
     ports: dict[str, str] = {}
     port: str | None = None
@@ -96,7 +97,8 @@ def parse_hardware_ports(text: str) -> Mapping[str, str]:
 def parse_service_order(text: str) -> tuple[Service, ...]:
     """The services in order. Raises ParseError when the text is no such list, or breaks off in a line, Partial when it ends
     behind a service's name. The list has no end of its own and no count: services that lack behind a whole one do not show
-    here (``derive`` asks for those of the bridges that it names)."""
+    here (``derive`` asks for those of the bridges that it names).
+    """
     require_whole(" ".join(SERVICE_ORDER_COMMAND), text)
     services: list[Service] = []
     for line in text.splitlines():
@@ -120,7 +122,8 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
 
 def parse_ifconfig(text: str) -> tuple[Interface, ...]:
     """The interfaces in order, one of a name. Raises ParseError when the text shows none. It has no end of its own: whether the
-    ports that are used are all there is for ``derive``; that a tunnel or a port that nothing uses lacks cannot be known."""
+    ports that are used are all there is for ``derive``; that a tunnel or a port that nothing uses lacks cannot be known.
+    """
     found: dict[str, Interface] = {}
     current: Interface | None = None
     for line in text.splitlines():

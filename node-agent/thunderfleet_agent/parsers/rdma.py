@@ -69,7 +69,8 @@ def parse_devices(text: str) -> tuple[str, ...]:
 def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
     """The devices, one of a name; lines may be run together. Raises ParseError when the text neither describes one nor says
     that there is none, or breaks off. A list of GIDs has no end of its own (``gid_tbl_len`` is the room there is): one that
-    lacks at the end of the last device shows in ``derive``, where its interface has an address that is not among them."""
+    lacks at the end of the last device shows in ``derive``, where its interface has an address that is not among them.
+    """
     if NO_DEVICES in text:
         return ()
     command = " ".join(DEVINFO_COMMAND)

@@ -30,7 +30,8 @@ _UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
 @dataclass(frozen=True)
 class Peer:
     """Another computer: the domain UUID of its end, its name, the hubs passed on the way (nearest first), and the negotiated
-    speed of the slowest hop that this Mac can see, in Mbit/s."""
+    speed of the slowest hop that this Mac can see, in Mbit/s.
+    """
 
     domain_uuid: str
     name: str | None = None
@@ -97,7 +98,8 @@ def speed_mbps(value: object) -> int | None:
     """A negotiated speed in Mbit/s: "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster way says which Thunderbolt it is),
     "20 Gb/s x2" (lanes) 40000.
 
-    None for "Up to …", which is what an idle port could do, and for anything else."""
+    None for "Up to …", which is what an idle port could do, and for anything else.
+    """
     if not isinstance(value, str) or value.strip().lower().startswith("up to"):
         return None
     match = _SPEED.match(value)
@@ -198,7 +200,8 @@ def _children(item: dict[str, Any]) -> list[Any]:
 
 def _hub_speed(hub: dict[str, Any]) -> int | None:
     """The slower of a hub's uplink and its fastest downlink in use. Which downlink leads to the peer is not said, so they count
-    only where every one of them is told; that last hop is the other Mac's own port, which its own profile tells."""
+    only where every one of them is told; that last hop is the other Mac's own port, which its own profile tells.
+    """
     tags = _receptacles(hub)
     up = [speed_mbps(tag.get("current_speed_key")) for key, tag in tags.items() if key.startswith("upstream")]
     down = [

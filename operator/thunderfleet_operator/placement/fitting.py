@@ -136,7 +136,8 @@ class Fitting:
         """Of all orders of these Macs the best in which every rank has room, with what it shares.
 
         From rank 0 backwards, since the last rank holds the first layers. An order that has come as far as another did, with
-        the same Macs, at no less cost and with no other layers held, is not continued."""
+        the same Macs, at no less cost and with no other layers held, is not continued.
+        """
         size = len(members)
         ring = self.transport in (Transport.RING, Transport.JACCL_RING)
         used = sum(area.used[i] for i in members) if ring else shared

@@ -266,7 +266,8 @@ class Fleet:
     def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
         """The fleet with these Macs and cables in place of those of their names, and without those named in ``gone``.
 
-        Costs a shallow copy of the tables; what is known of islands stays when neither a Mac nor a cable came or went."""
+        Costs a shallow copy of the tables; what is known of islands stays when neither a Mac nor a cable came or went.
+        """
         made = Fleet.__new__(Fleet)
         table, wires = dict(self.macs), dict(self.cables)
         links = self._links

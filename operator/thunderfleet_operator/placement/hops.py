@@ -86,7 +86,8 @@ def ring_lack(cable: Cable) -> str | None:
 
 def _by_cable(fleet: Fleet, node: str, lack: Callable[[Cable], str | None], measured: Callable[[Cable], int]) -> dict[str, Hop]:
     """By the one cable that a pair uses in both directions: one that nobody else uses, the fastest (as measured, else as
-    negotiated), by name."""
+    negotiated), by name.
+    """
     found: dict[str, Hop] = {}
     for cable in fleet.links(node):
         near, far = (cable.a, cable.b) if cable.a.node == node else (cable.b, cable.a)
@@ -129,7 +130,8 @@ def _lan(peer: Mac | None, address: str, measured: int, bare: bool) -> tuple[_Wa
 
 class Ways(dict[tuple[str, str, int], tuple[_Way, Hop] | None]):
     """By Mac, address and measured speed, as they are asked for: the same for everybody who has dialled it; None for a cable's
-    address."""
+    address.
+    """
 
     def __init__(self, fleet: Fleet, bare: bool) -> None:
         super().__init__()
@@ -144,7 +146,8 @@ class Ways(dict[tuple[str, str, int], tuple[_Way, Hop] | None]):
 
 def ring_hops(fleet: Fleet, node: str, lan: bool, bare: bool = False, known: Ways | None = None) -> dict[str, Hop]:
     """``lan``: also what was dialled over other interfaces, from either end; relayed, or where this end can dial, ``bare``.
-    ``known``: ways of this fleet that were found before, as ``bare`` as these."""
+    ``known``: ways of this fleet that were found before, as ``bare`` as these.
+    """
     found = _by_cable(fleet, node, ring_lack, ring_measured)
     if not lan:
         return found
@@ -184,7 +187,8 @@ def hops_of(fleet: Fleet, transport: Transport, lan: bool, bare: bool) -> Callab
 
 def queue_pairs_suffice(members: tuple[str, ...], cables: Iterable[Cable], each: int) -> bool:
     """Whether the devices of these Macs bear a group on these cables, ``each`` queue pairs a cable: a device behind a hub may
-    face several ranks."""
+    face several ranks.
+    """
     wanted: dict[tuple[str, str | None], int] = {}
     left: dict[tuple[str, str | None], int] = {}
     for cable in cables:

@@ -51,7 +51,8 @@ class Bounds:
     ``together`` on all of them.
 
     ``even``: the order of ranks makes no difference to whether they fit. Then they fit exactly when no Mac has less than
-    ``least`` and their ``room``, added up, is ``wanted`` or more; otherwise that much is necessary, and not enough."""
+    ``least`` and their ``room``, added up, is ``wanted`` or more; otherwise that much is necessary, and not enough.
+    """
 
     least: int
     together: int
@@ -169,7 +170,8 @@ class Needs:
         """One rank more, from the last one to rank 0; 0 when it has no room.
 
         ``held`` has bit i when the ranks so far may hold exactly the first i layers, with one each at least: the last rank
-        holds the first layers. Where nothing is divided by layers it is 1 while all have had room."""
+        holds the first layers. Where nothing is divided by layers it is 1 while all have had room.
+        """
         if split is not Split.PIPELINE:
             return held if self.tensor(size)[rank] <= free else 0
         sums, room = self._sums, free * 100 // self._percent - self._fixed

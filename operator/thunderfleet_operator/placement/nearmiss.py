@@ -120,7 +120,8 @@ def _effort(mac: Mac, request: Request) -> int:
 
 def _mendable(search: Searched, universe: Holders | None, transport: Transport) -> dict[str, Gap]:
     """Macs that cannot take part over this transport beside those of ``universe``, the least first, and what each lacks: the
-    end of a sentence that begins with its name."""
+    end of a sentence that begins with its name.
+    """
     request, found = search.request, dict[str, Gap]()
     backend = "jaccl" if transport in RDMA else "ring"
     for name, mac in search.fleet.macs.items():
@@ -162,7 +163,8 @@ def _alone_mended(search: Searched, universe: Holders | None) -> Miss | None:
 
 def _mended(search: Searched, universe: Holders | None, transport: Transport, able: Sequence[Mac]) -> Miss | None:
     """What a group over this transport would lack if more Macs than the ``able`` ones took part; None when mending Macs
-    makes no difference."""
+    makes no difference.
+    """
     fleet, request, label = search.fleet, search.request, LABELS[transport]
     least, most = max(2, request.min_nodes), request.max_nodes or len(fleet.macs)
     if least > (request.max_nodes or least):

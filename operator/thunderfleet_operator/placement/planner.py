@@ -29,7 +29,8 @@ MAX_RANKS = 64
 @dataclass(frozen=True, slots=True)
 class Universe:
     """Macs whose ranks could work together: the same folder with the same content, the same MLX. Others refuse each other
-    when they meet."""
+    when they meet.
+    """
 
     needs: Needs
     mlx: tuple[str, str]
@@ -364,7 +365,8 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, work_limit: int
     """Where one group goes. The same fleet in any order gives the same answer.
 
     ``runners_up``: how many places that lost to tell of. ``work_limit``: steps of search; at the end of them the best found
-    stands, marked as not proven."""
+    stands, marked as not proven.
+    """
     search = Search(fleet, request, Work(work_limit))
     kept = search.current()
     winner: Candidate | None = kept
@@ -400,7 +402,8 @@ def better(fleet: Fleet, request: Request, running: Transport | None = None) -> 
     """Whether a group that stays where it is (``request.current``) would be placed better today, in words. ``running``: what
     it runs over, since its Macs may have learnt something better.
 
-    Only what its users would notice counts: the transport, the number of Macs, how the model is split, the slowest hop."""
+    Only what its users would notice counts: the transport, the number of Macs, how the model is split, the slowest hop.
+    """
     search = Search(fleet, request, Work(WORK_LIMIT))
     kept = search.current(running)
     if kept is None:

@@ -35,7 +35,8 @@ def _options(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kin
 
 def _reach(fleet: Fleet, other: Mac, options: Options, facts: bool, order: tuple[Kind, ...]) -> Way | None:
     """How ``other`` is to be dialled by a Mac that reaches it at ``options``; None when nobody has reached it. ``facts``:
-    whether any agent concerned publishes what it has dialled."""
+    whether any agent concerned publishes what it has dialled.
+    """
     if facts and len(options) == 1:
         ((only, rank),) = options.items()
         return rank, only, True
@@ -51,7 +52,8 @@ def _reach(fleet: Fleet, other: Mac, options: Options, facts: bool, order: tuple
 
 def leaders(fleet: Fleet, macs: Sequence[Mac], transport: Transport) -> dict[str, dict[str, str]]:
     """Those of these Macs that can be rank 0, the best first: by name, at which address each other one is to dial it. Empty
-    when nobody can be reached by all others yet."""
+    when nobody can be reached by all others yet.
+    """
     facts = any([mac.dials is not None for mac in macs])
     order = RING_ORDER if transport is Transport.RING else SIDE_ORDER
     known_as = {mac.name: mac for mac in macs}

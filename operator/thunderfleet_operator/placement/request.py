@@ -31,7 +31,8 @@ class Request:
 
     ``current`` is where the group is now, rank by rank: kept if it still fits. ``avoid`` maps a Mac to the sentence why
     this group is not to go there, ``no_ring_ports`` one that has no ports for a ring: it is in no TCP ring, and not rank 0 over
-    JACCL."""
+    JACCL.
+    """
 
     path: str | None = None
     repository: str | None = None
@@ -57,7 +58,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Relay:
     """The hop into a rank, carried by supervisors. ``address`` is where the one of the rank before dials the other, or, when it
-    goes ``backwards``, is dialled by it."""
+    goes ``backwards``, is dialled by it.
+    """
 
     address: str
     backwards: bool
@@ -68,7 +70,8 @@ class RankPlacement:
     """One rank. ``layers`` (first included, last excluded) in a pipeline; ``ring_address`` in a ring: where the rank before
     this one dials it, or ``relay`` where the supervisors carry that hop; ``devices`` over JACCL: the RDMA device that faces
     each rank, None for itself and for ranks that it has no cable to in a JACCL ring; ``coordinator``: where this rank reaches
-    rank 0, None for rank 0."""
+    rank 0, None for rank 0.
+    """
 
     rank: int
     node: str
@@ -94,7 +97,8 @@ class RunnerUp:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a group goes and why. ``cables`` join ranks: of a ring, hop i → i+1 runs over ``cables[i]`` (empty for a hop over
-    a LAN); of a mesh, one a pair, in the order (0, 1), (0, 2), …, (1, 2), …"""
+    a LAN); of a mesh, one a pair, in the order (0, 1), (0, 2), …, (1, 2), …
+    """
 
     model_path: str
     transport: Transport

@@ -49,7 +49,8 @@ class Area:
         self, macs: Sequence[Mac], hops: Callable[[str], dict[str, Hop]], top_mbps: int, directed: bool = False
     ) -> None:
         """``hops``: by name. ``top_mbps``: no hop is faster. ``directed``: there may be a hop one way and none, or a slower
-        one, back."""
+        one, back.
+        """
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
@@ -133,7 +134,8 @@ class Shortlist:
 
     def admits(self, key: Key, area: Area, places: Callable[[], tuple[int, ...]]) -> bool:
         """Whether something that is at best so good may still get on. ``places``: the first Macs that it could be, in the order
-        of positions; asked for only when they decide."""
+        of positions; asked for only when they decide.
+        """
         if len(self.entries) < self.size:
             return True
         last = self.entries[-1]
@@ -183,7 +185,8 @@ class Stage:
 
     def _highest(self, root: int) -> int:
         """The least position that the greatest Mac of a set can have, of which this is the least; beyond the end: no set has
-        room."""
+        room.
+        """
         if self.size == 1:
             return root if self.rooms[root] >= self.need.wanted else len(self.area)
         return max(root + self.size - 1, bisect_left(self._windows, self.need.wanted - self.rooms[root]))
@@ -240,7 +243,8 @@ class Stage:
 
     def rings(self) -> None:
         """Rings in which every one has a hop to the next, and the last to the first; of the rings over the same Macs the best
-        (others where they are equally good are left out)."""
+        (others where they are equally good are left out).
+        """
         area = self.area
         # A ring leaves a Mac by one hop and comes back by another; where ways differ, only the first is among its own.
         for root, bound in self._roots(1 if self.size == 2 or area.directed else 2):
@@ -275,7 +279,8 @@ class Stage:
         ring: int | None,
     ) -> None:
         """Adds what is missing from ``candidates``, which are in order and come after all ``chosen``. ``ring``: the set is to
-        have a ring of hops at this pace or better; None: every two of it are to be joined."""
+        have a ring of hops at this pace or better; None: every two of it are to be joined.
+        """
         area, free, rooms, need, work = self.area, self.area.free, self.rooms, self.need, self.work
         left = self.size - len(chosen)
         if not left:

@@ -253,7 +253,8 @@ def growth(small: int, large: int, few: int, many: int) -> tuple[int, int]:
 
 def workspace_of_steps(near: Sample, far: Sample | None, kv: Sequence[KVLayer]) -> Workspace:
     """The workspace from two full steps, at the start of a sequence and at its end. It bends upwards, so what is in between is
-    below the line."""
+    below the line.
+    """
     slope = max(far.nbytes - near.nbytes, 0) / (far.seen - near.seen) if far is not None else 0.0
     return _workspace(near.nbytes, slope, near.tokens, kv)
 

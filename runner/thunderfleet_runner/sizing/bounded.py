@@ -41,7 +41,8 @@ class Limits:
 
 def run(folder: Path, world_sizes: Sequence[int], limits: Limits) -> Facts:
     """What the dry run of the model in ``folder`` found within ``limits``; ``ended`` says why it found no more. Never raises
-    for what the child does."""
+    for what the child does.
+    """
     command = [sys.executable, "-m", __name__, str(folder.absolute()), str(limits.resident_bytes)]
     command += [str(world_size) for world_size in world_sizes]
     environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from thunderfleet_crds.kube import ApiError, Kube
+from thunderfleet_lib.kube import ApiError, Kube
 
 # A busy machine is no failure of a property.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -300,7 +300,8 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
 
 class FakeKube(Kube):
     """An API server in memory with what the agent leans on: apply by field manager on main resources and /status, 404 on the
-    status of what is not there, an apply that changes nothing leaves the resourceVersion alone, lists by label."""
+    status of what is not there, an apply that changes nothing leaves the resourceVersion alone, lists by label.
+    """
 
     def __init__(self) -> None:
         self.away = False

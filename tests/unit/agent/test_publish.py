@@ -10,8 +10,8 @@ from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, profile
 from thunderfleet_agent.facts import Facts
 from thunderfleet_agent.parsers import network, thunderbolt
 from thunderfleet_agent.publish import LINKS, PROFILES, Publisher, covers, field_manager
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.thunderboltlink import Endpoint
+from thunderfleet_lib.kube import ApiError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PROFILE = f"{PROFILES}/studio-1"

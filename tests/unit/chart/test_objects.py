@@ -176,7 +176,7 @@ def test_the_line_of_helm_test_is_python_with_only_our_imports(render: Render, c
     assert container["args"] == [(chart / "files" / "line.py").read_text()]
     assert "$(" not in container["args"][0], "the kubelet would expand it"
     tree = ast.parse(container["args"][0])
-    assert {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} == {"thunderfleet_crds.kube"}
+    assert {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} == {"thunderfleet_lib.kube"}
     hooks = [item for item in render() if "helm.sh/hook" in item["metadata"].get("annotations", {})]
     assert len(hooks) == 6
     for item in hooks:

@@ -12,7 +12,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.kube import ApiError, Kube
 from thunderfleet_kubelet.certificates import (
     CLIENT_SIGNER,
     SERVING_SIGNER,
@@ -29,6 +28,7 @@ from thunderfleet_kubelet.certificates import (
     verdict,
     write_private,
 )
+from thunderfleet_lib.kube import ApiError, Kube
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

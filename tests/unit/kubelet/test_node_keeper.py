@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from thunderfleet_crds.kube import ApiError, Kube
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.machine import GIB, Machine, Readings
 from thunderfleet_kubelet.node import LEASES, NODES, NodeKeeper
+from thunderfleet_lib.kube import ApiError, Kube
 
 Json = dict[str, Any]
 CONFIG = Config(node_name="studio-1", addresses=["127.0.0.1"], node_status_seconds=3600)

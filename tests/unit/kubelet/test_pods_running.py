@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_kubelet import containers, execing, identity, podworker, shim, volumes
 from thunderfleet_kubelet.podmanager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
+from thunderfleet_lib.kube import ApiError
 
 Json = dict[str, Any]
 IMAGE = "test/image:1"

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from thunderfleet_crds.kube import ApiError, Kube
 from thunderfleet_kubelet.auth import (
     ACCESS_REVIEWS,
     BAD_SECONDS,
@@ -21,6 +20,7 @@ from thunderfleet_kubelet.auth import (
     caller_of_certificate,
     question,
 )
+from thunderfleet_lib.kube import ApiError, Kube
 
 PEER = {"subject": ((("organizationName", "system:masters"),), (("commonName", "admin"),))}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act import Actor
 from thunderfleet_operator.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
 from thunderfleet_operator.desired import PodSettings

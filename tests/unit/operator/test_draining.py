@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from thunderfleet_crds.kube import ApiError
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
 from thunderfleet_operator.drains import NOTICE_SECONDS
 from thunderfleet_operator.lifecycle import DRAIN_SECONDS, STOPPED_SECONDS, Heard

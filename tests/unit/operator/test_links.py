@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.kube import Json
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_lib.kube import Json
 from thunderfleet_operator import events, linkstatus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

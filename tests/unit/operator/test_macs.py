@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.common import find_condition
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.nodeprofile import QUARANTINED, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator import macuse
 from thunderfleet_operator.app import Configuration, Operator, _macs_of
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS

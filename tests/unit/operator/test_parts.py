@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.cache import PODS, Store
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.keys import client_context, group_keys

@@ -219,7 +219,8 @@ def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
 def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
     """Mostly such that a group of ``size`` is the smallest that has room, with cables or dials for about that.
 
-    From a seed, since hypothesis' own draws rarely give a group of three or more."""
+    From a seed, since hypothesis' own draws rarely give a group of three or more.
+    """
     dice = random.Random(seed)
     yes, pick = (lambda chance: dice.random() < chance), dice.choice
     count = dice.randint(1, most) if yes(0.2) else dice.randint(3, most)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.kube import ApiError
 from thunderfleet_crds.plan import Plan
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act import NotLeading
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 

@@ -1,5 +1,6 @@
 """Two real ranks of a model whose caches do not batch: mlx-lm serves it one request at a time, and by itself knows neither how
-ranks end a request together nor whether they still agree."""
+ranks end a request together nor whether they still agree.
+"""
 
 import json
 import sys

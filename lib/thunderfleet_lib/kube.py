@@ -25,7 +25,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
 
-from thunderfleet_crds.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
+from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ PAGE = 500
 
 class ApiError(Exception):
     """The API server's refusal: ``status`` (HTTP code), ``reason`` (``NotFound``, ``Conflict``, …), ``message`` and the Status
-    object's ``details``. Status 0 means that no answer came: ``reason`` is then ``Unreachable`` or ``Timeout``."""
+    object's ``details``. Status 0 means that no answer came: ``reason`` is then ``Unreachable`` or ``Timeout``.
+    """
 
     def __init__(self, status: int, reason: str, message: str, details: Json | None = None) -> None:
         super().__init__(f"{message} ({status} {reason})" if status else message)
@@ -288,7 +289,8 @@ class Reflector:
 
     ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included: it says
     *that* something changed, the cache says what is. ``synced`` is set once the first list is in. When the API server is
-    away the cache keeps what it had and ``run`` tries again, for ever, backing off to ``retry_limit`` seconds."""
+    away the cache keeps what it had and ``run`` tries again, for ever, backing off to ``retry_limit`` seconds.
+    """
 
     kube: Kube
     path: str
