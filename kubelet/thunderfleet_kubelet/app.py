@@ -17,7 +17,7 @@ from typing import IO
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
-from thunderfleet_kubelet import node as nodes
+from thunderfleet_kubelet import nodekeeper as nodes
 from thunderfleet_kubelet.auth import Guard
 from thunderfleet_kubelet.certificates import (
     CLIENT_SIGNER,
@@ -33,7 +33,7 @@ from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.join import Identity, JoinError, parse_server
 from thunderfleet_kubelet.machine import Asker, Machine, Reader, look
 from thunderfleet_kubelet.metrics import Metrics
-from thunderfleet_kubelet.node import NodeKeeper
+from thunderfleet_kubelet.nodekeeper import NodeKeeper
 from thunderfleet_kubelet.podmanager import PodManager, RuntimeSettings
 from thunderfleet_kubelet.server import Server, server_context
 

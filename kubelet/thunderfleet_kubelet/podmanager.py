@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet import admission, execing, identity, lifecycle, logs, usage
-from thunderfleet_kubelet.containers import PodFolder
 from thunderfleet_kubelet.events import Recorder
 from thunderfleet_kubelet.lifecycle import Attempt
 from thunderfleet_kubelet.objects import Objects
+from thunderfleet_kubelet.podfolder import PodFolder
 from thunderfleet_kubelet.podworker import PodWorker, Surroundings
 from thunderfleet_kubelet.runtime import RuntimeSettings
 

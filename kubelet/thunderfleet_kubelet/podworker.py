@@ -17,11 +17,11 @@ from typing import Any
 
 from thunderfleet_lib.kube import STRATEGIC_PATCH, ApiError, Json, Kube
 
-from thunderfleet_kubelet import admission, containers, environment, execing, identity, images, lifecycle, probes, volumes
-from thunderfleet_kubelet.containers import PodFolder
+from thunderfleet_kubelet import admission, environment, execing, identity, images, lifecycle, podfolder, probes, volumes
 from thunderfleet_kubelet.events import Recorder
 from thunderfleet_kubelet.lifecycle import Attempt, Decision, Observed, Problem, Start, Stop
 from thunderfleet_kubelet.objects import FRESH_SECONDS, Objects
+from thunderfleet_kubelet.podfolder import PodFolder
 from thunderfleet_kubelet.runtime import RuntimeSettings
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class _Live:
     """What the worker holds of one running attempt."""
 
     number: int
-    watch: containers.Watch
+    watch: podfolder.Watch
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class PodWorker:
             self._status = None
             self._base = dict(pod.get("status") or {})
             for name, live in self._live.items():
-                self._recall(name, containers.container_id(self.uid, name, live.number))
+                self._recall(name, podfolder.container_id(self.uid, name, live.number))
         if self.accepted:
             try:
                 self.folder.save(pod)
@@ -300,7 +300,7 @@ class PodWorker:
                         name,
                     )
             if last is not None and last.live and name not in self._live:
-                watch = containers.Watch(self.folder.attempt(name, last.number), self.wake)
+                watch = podfolder.Watch(self.folder.attempt(name, last.number), self.wake)
                 self._live[name] = _Live(last.number, watch)
                 if last.state == "running":
                     self._start_probes(name, last)
@@ -349,7 +349,7 @@ class PodWorker:
             volumes.link_mounts(container, sandbox, self._places(owner), variables, owner)
             cwd = environment.working_folder(container, image, sandbox)
             _make_folder(cwd, sandbox)
-            launch = containers.Launch(
+            launch = podfolder.Launch(
                 start=start,
                 argv=argv,
                 env=variables,
@@ -368,7 +368,7 @@ class PodWorker:
             self._fail(name, "CreateContainerConfigError", str(error))
         except ApiError as error:
             self._fail(name, "CreateContainerConfigError", f"cannot read what the environment needs: {error}")
-        except (containers.StartFailed, OSError) as error:
+        except (podfolder.StartFailed, OSError) as error:
             self._fail(name, "RunContainerError", str(error))
         else:
             self._problems.pop(name, None)
@@ -428,7 +428,7 @@ class PodWorker:
     async def _end(self, stop: Stop) -> None:
         container, name = self._container(stop.container), stop.container
         began = asyncio.get_running_loop().time()
-        asked = containers.stop_grace(self.folder.attempt(name, stop.number))
+        asked = podfolder.stop_grace(self.folder.attempt(name, stop.number))
         hook = (container.get("lifecycle") or {}).get("preStop")
         if asked is None:
             self._around.recorder.pod(self.pod, "Normal", "Killing", f"Stopping container {name}: {stop.message}", name)

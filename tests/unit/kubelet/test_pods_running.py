@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from thunderfleet_kubelet import containers, execing, identity, podworker, shim, volumes
+from thunderfleet_kubelet import execing, identity, podfolder, podworker, shim, volumes
 from thunderfleet_kubelet.podmanager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
 from thunderfleet_lib.kube import ApiError
 
@@ -705,14 +705,14 @@ async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: W
 def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
-    folder = containers.PodFolder(tmp_path / "pod")
+    folder = podfolder.PodFolder(tmp_path / "pod")
     sandbox = folder.make_sandbox("main", 0)
     owner = identity.Identity(2001, 2002)
     mounts = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/a/b"}]}
     volumes.link_mounts(mounts, sandbox, {"v": outside}, {}, owner)
     # A program of the same user runs already: it must find no way in while the kubelet works there.
     assert (sandbox.stat().st_uid, sandbox.stat().st_mode & 0o777) == (0, 0o700)
-    containers.hand_over(sandbox, owner)
+    podfolder.hand_over(sandbox, owner)
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox, *sandbox.rglob("*")]} == {(2001, 2002)} | {
         (path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox / "a/b"]
     }
@@ -884,7 +884,7 @@ async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(containers.PodFolder, "_launch", hang)
+        patch.setattr(podfolder.PodFolder, "_launch", hang)
         first = await world.boot()
         world.api.add_pod("once", {"restartPolicy": "Never", "containers": [sh("echo up; sleep 600")]})
         await asyncio.wait_for(reached.wait(), 20)
