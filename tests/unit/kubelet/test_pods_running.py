@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from thunderfleet_kubelet import execing, identity, podfolder, podworker, shim, volumes
-from thunderfleet_kubelet.podmanager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
+from thunderfleet_kubelet import shim
+from thunderfleet_kubelet.containers import exec_session, user, volumes
+from thunderfleet_kubelet.containers import folder as podfolder
+from thunderfleet_kubelet.pods import worker as podworker
+from thunderfleet_kubelet.pods.manager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
 from thunderfleet_lib.kube import ApiError
 
 Json = dict[str, Any]
 IMAGE = "test/image:1"
-KUBELET = identity.Self.here()
+KUBELET = user.Self.here()
 DEFAULT = (65534, 65534) if KUBELET.uid == 0 and not KUBELET.in_user_namespace else None
 USER = DEFAULT[0] if DEFAULT else KUBELET.uid
 
@@ -707,7 +710,7 @@ def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     outside.mkdir(mode=0o700)
     folder = podfolder.PodFolder(tmp_path / "pod")
     sandbox = folder.make_sandbox("main", 0)
-    owner = identity.Identity(2001, 2002)
+    owner = user.Identity(2001, 2002)
     mounts = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/a/b"}]}
     volumes.link_mounts(mounts, sandbox, {"v": outside}, {}, owner)
     # A program of the same user runs already: it must find no way in while the kubelet works there.
@@ -723,7 +726,7 @@ def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "empty" / "e"
     # What a kubelet killed in the middle leaves behind.
     (tmp_path / "empty" / ".e.new").mkdir(parents=True)
-    volumes.make_empty(folder, {identity.Identity(USER, USER)})
+    volumes.make_empty(folder, {user.Identity(USER, USER)})
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (USER, 0o700)
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["e"]
 
@@ -761,7 +764,7 @@ async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: 
         await session.kill()
         assert len(world.processes()) >= 2, "what it left in the background goes on, as in any container"
         folder = world.managers[-1]._workers[world.api.pod("shell")["metadata"]["uid"]].folder
-        assert await execing.run(folder, "main", 0, ["sh", "-c", LEAVER], 10) == (0, "said")
+        assert await exec_session.run(folder, "main", 0, ["sh", "-c", LEAVER], 10) == (0, "said")
 
 
 async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:

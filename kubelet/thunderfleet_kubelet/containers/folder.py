@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_kubelet import shim
-from thunderfleet_kubelet.identity import Identity
-from thunderfleet_kubelet.lifecycle import LOST_EXIT_CODE, START_ERROR, STATUS_UNKNOWN, Attempt, Start
+from thunderfleet_kubelet.containers.attempt import LOST_EXIT_CODE, START_ERROR, STATUS_UNKNOWN, Attempt, Start
+from thunderfleet_kubelet.containers.user import Identity
 
 Json = dict[str, Any]
 

@@ -11,19 +11,14 @@ Times are seconds since the epoch (UTC). Names, reasons and phases are those a k
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
+
+from thunderfleet_kubelet.containers.attempt import BACKOFF_RESET_SECONDS, START_ERROR, Attempt, Start
 
 Json = dict[str, Any]
 
 BACKOFF_FIRST_SECONDS = 10.0
 BACKOFF_LIMIT_SECONDS = 300.0
-BACKOFF_RESET_SECONDS = 600.0
-"""A container that ran this long starts its back-off anew."""
-
-START_ERROR = "StartError"
-STATUS_UNKNOWN = "ContainerStatusUnknown"
-LOST_EXIT_CODE = 137
-
 CLOCK_SECONDS = 1.0
 """How far in the future a time on disk may lie before the clock must have been set back since."""
 
@@ -31,39 +26,6 @@ PROBLEM_LIMIT_SECONDS = 60.0
 """The longest wait between two tries of what could not be started."""
 
 TERMINAL_PHASES = ("Succeeded", "Failed")
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of one container, as its folder tells it. ``number`` counts from 0; ``backoff`` is how long after the end of
-    this attempt (seconds) the next one may start at the earliest.
-    """
-
-    number: int
-    state: Literal["starting", "running", "exited"]
-    backoff: float = 0.0
-    started_at: float | None = None
-    finished_at: float | None = None
-    exit_code: int = 0
-    signal: int = 0
-    reason: str = ""
-    message: str = ""
-    stopping: bool = False
-    grace_exceeded: bool = False
-    container_id: str = ""
-    image_id: str = ""
-
-    @property
-    def live(self) -> bool:
-        return self.state != "exited"
-
-    @property
-    def retry_at(self) -> float:
-        """When the next attempt may start."""
-        finished = self.finished_at or 0.0
-        if finished - (self.started_at or finished) > BACKOFF_RESET_SECONDS:
-            return finished
-        return finished + self.backoff
 
 
 @dataclass(frozen=True)
@@ -97,15 +59,6 @@ class Observed:
     def last(self, name: str) -> Attempt | None:
         attempts = self.attempts.get(name) or ()
         return attempts[-1] if attempts else None
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start attempt ``number`` of ``container``; its record keeps ``backoff``."""
-
-    container: str
-    number: int
-    backoff: float
 
 
 @dataclass(frozen=True)

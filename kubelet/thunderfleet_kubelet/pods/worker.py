@@ -17,12 +17,14 @@ from typing import Any
 
 from thunderfleet_lib.kube import STRATEGIC_PATCH, ApiError, Json, Kube
 
-from thunderfleet_kubelet import admission, environment, execing, identity, images, lifecycle, podfolder, probes, volumes
-from thunderfleet_kubelet.events import Recorder
-from thunderfleet_kubelet.lifecycle import Attempt, Decision, Observed, Problem, Start, Stop
-from thunderfleet_kubelet.objects import FRESH_SECONDS, Objects
-from thunderfleet_kubelet.podfolder import PodFolder
-from thunderfleet_kubelet.runtime import RuntimeSettings
+from thunderfleet_kubelet.containers import environment, exec_session, images, user, volumes
+from thunderfleet_kubelet.containers.attempt import START_ERROR, Attempt, Start
+from thunderfleet_kubelet.containers.folder import Launch, PodFolder, StartFailed, Watch, container_id, stop_grace
+from thunderfleet_kubelet.pods import admission, lifecycle, probes
+from thunderfleet_kubelet.pods.events import Recorder
+from thunderfleet_kubelet.pods.lifecycle import Decision, Observed, Problem, Stop
+from thunderfleet_kubelet.pods.objects import FRESH_SECONDS, Objects
+from thunderfleet_kubelet.pods.settings import RuntimeSettings
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Surroundings:
     runtime: Callable[[], RuntimeSettings]
     objects: Objects
     recorder: Recorder
-    kubelet: identity.Self
+    kubelet: user.Self
     admit: Callable[[Json], Awaitable[tuple[str, str] | None]]
     ended: Callable[[str], None]
     now: Callable[[], float] = time.time
@@ -67,7 +69,7 @@ class _Live:
     """What the worker holds of one running attempt."""
 
     number: int
-    watch: podfolder.Watch
+    watch: Watch
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def close(self) -> None:
@@ -140,7 +142,7 @@ class PodWorker:
             self._status = None
             self._base = dict(pod.get("status") or {})
             for name, live in self._live.items():
-                self._recall(name, podfolder.container_id(self.uid, name, live.number))
+                self._recall(name, container_id(self.uid, name, live.number))
         if self.accepted:
             try:
                 self.folder.save(pod)
@@ -300,7 +302,7 @@ class PodWorker:
                         name,
                     )
             if last is not None and last.live and name not in self._live:
-                watch = podfolder.Watch(self.folder.attempt(name, last.number), self.wake)
+                watch = Watch(self.folder.attempt(name, last.number), self.wake)
                 self._live[name] = _Live(last.number, watch)
                 if last.state == "running":
                     self._start_probes(name, last)
@@ -309,8 +311,8 @@ class PodWorker:
         every = lifecycle.init_containers(self.pod) + lifecycle.main_containers(self.pod)
         return next(item for item in every if item["name"] == name)
 
-    def _identity(self, container: Json, image: images.Image) -> identity.Identity:
-        return identity.decide(self.pod, container, image.user, self._around.runtime().default_user, self._around.kubelet)
+    def _identity(self, container: Json, image: images.Image) -> user.Identity:
+        return user.decide(self.pod, container, image.user, self._around.runtime().default_user, self._around.kubelet)
 
     def _image(self, container: Json) -> images.Image:
         policy = str(container.get("imagePullPolicy") or "IfNotPresent")
@@ -349,7 +351,7 @@ class PodWorker:
             volumes.link_mounts(container, sandbox, self._places(owner), variables, owner)
             cwd = environment.working_folder(container, image, sandbox)
             _make_folder(cwd, sandbox)
-            launch = podfolder.Launch(
+            launch = Launch(
                 start=start,
                 argv=argv,
                 env=variables,
@@ -364,17 +366,17 @@ class PodWorker:
             await self.folder.start(name, launch)
         except images.ImageError as error:
             self._fail(name, error.reason, error.message)
-        except identity.ConfigProblem as error:
+        except user.ConfigProblem as error:
             self._fail(name, "CreateContainerConfigError", str(error))
         except ApiError as error:
             self._fail(name, "CreateContainerConfigError", f"cannot read what the environment needs: {error}")
-        except (podfolder.StartFailed, OSError) as error:
+        except (StartFailed, OSError) as error:
             self._fail(name, "RunContainerError", str(error))
         else:
             self._problems.pop(name, None)
             self._tries.pop(name, None)
             attempt = self.folder.read(name, start.number)
-            if attempt.reason == lifecycle.START_ERROR:
+            if attempt.reason == START_ERROR:
                 tell(self.pod, "Warning", "Failed", f"Error: {attempt.message}", name)
                 return
             tell(self.pod, "Normal", "Created", f"Container created: {name}", name)
@@ -396,7 +398,7 @@ class PodWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _run_in(self, name: str, number: int, command: list[str], seconds: float) -> tuple[int, str]:
-        return await execing.run(self.folder, name, number, command, seconds)
+        return await exec_session.run(self.folder, name, number, command, seconds)
 
     def _runner(self, name: str, number: int) -> probes.Exec:
         async def run(command: list[str], seconds: float) -> tuple[int, str]:
@@ -428,7 +430,7 @@ class PodWorker:
     async def _end(self, stop: Stop) -> None:
         container, name = self._container(stop.container), stop.container
         began = asyncio.get_running_loop().time()
-        asked = podfolder.stop_grace(self.folder.attempt(name, stop.number))
+        asked = stop_grace(self.folder.attempt(name, stop.number))
         hook = (container.get("lifecycle") or {}).get("preStop")
         if asked is None:
             self._around.recorder.pod(self.pod, "Normal", "Killing", f"Stopping container {name}: {stop.message}", name)
@@ -504,15 +506,15 @@ class PodWorker:
 
     # Volumes
 
-    def _owners(self) -> dict[str, identity.Identity]:
+    def _owners(self) -> dict[str, user.Identity]:
         """Who each container runs as, of those for which that can be said."""
         owners = {}
         for container in lifecycle.init_containers(self.pod) + lifecycle.main_containers(self.pod):
-            with contextlib.suppress(images.ImageError, identity.ConfigProblem):
+            with contextlib.suppress(images.ImageError, user.ConfigProblem):
                 owners[str(container["name"])] = self._identity(container, self._image(container))
         return owners
 
-    def _places(self, owner: identity.Identity) -> dict[str, Path]:
+    def _places(self, owner: user.Identity) -> dict[str, Path]:
         """Where each volume lies for a container of ``owner``."""
         places = {}
         for volume in self.pod["spec"].get("volumes") or []:
@@ -555,7 +557,7 @@ class PodWorker:
             token: (await self._around.objects.token(self.pod, token.audience, token.seconds)).text
             for token in sorted(wanted, key=lambda item: (item.audience, item.seconds))
         }
-        users: dict[str, set[identity.Identity]] = {}
+        users: dict[str, set[user.Identity]] = {}
         for container in lifecycle.init_containers(self.pod) + lifecycle.main_containers(self.pod):
             for mount in container.get("volumeMounts") or []:
                 if container["name"] in owners:

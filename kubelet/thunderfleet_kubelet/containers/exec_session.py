@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from thunderfleet_kubelet import shim
-from thunderfleet_kubelet.podfolder import PodFolder
+from thunderfleet_kubelet.containers.folder import PodFolder
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from thunderfleet_lib.kube import Json, Kube
 
-from thunderfleet_kubelet.lifecycle import parse_time
+from thunderfleet_kubelet.pods.lifecycle import parse_time
 
 FRESH_SECONDS = 30.0
 ROTATE_AT = 0.8

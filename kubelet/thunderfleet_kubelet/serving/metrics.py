@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from thunderfleet_kubelet.machine import meminfo
-from thunderfleet_kubelet.podmanager import ContainerUsage
+from thunderfleet_kubelet.node.machine import meminfo
+from thunderfleet_kubelet.pods.manager import ContainerUsage
 
 
 class Metrics:

@@ -13,8 +13,8 @@ from typing import Any
 
 from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
 
-from thunderfleet_kubelet.identity import ConfigProblem
-from thunderfleet_kubelet.images import Image
+from thunderfleet_kubelet.containers.images import Image
+from thunderfleet_kubelet.containers.user import ConfigProblem
 from thunderfleet_kubelet.quantity import parse_quantity
 
 Json = dict[str, Any]

@@ -25,7 +25,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from thunderfleet_lib.kube import ApiError, Kube
 
-from thunderfleet_kubelet.certificates import (
+from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
     Pair,
     obtain,

@@ -16,7 +16,7 @@ from thunderfleet_crds.common import LABEL_CHIP, TAINT_MACOS
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.machine import Machine, Readings
+from thunderfleet_kubelet.node.machine import Machine, Readings
 
 log = logging.getLogger(__name__)
 

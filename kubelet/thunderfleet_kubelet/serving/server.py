@@ -20,9 +20,9 @@ from typing import Any
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_kubelet.auth import Guard, Refused
-from thunderfleet_kubelet.metrics import Metrics, resource_text
-from thunderfleet_kubelet.podmanager import ExecSession, PodLookupError, PodManager
+from thunderfleet_kubelet.pods.manager import ExecSession, PodLookupError, PodManager
+from thunderfleet_kubelet.serving.auth import Guard, Refused
+from thunderfleet_kubelet.serving.metrics import Metrics, resource_text
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_kubelet import admission, execing, identity, lifecycle, logs, usage
-from thunderfleet_kubelet.events import Recorder
-from thunderfleet_kubelet.lifecycle import Attempt
-from thunderfleet_kubelet.objects import Objects
-from thunderfleet_kubelet.podfolder import PodFolder
-from thunderfleet_kubelet.podworker import PodWorker, Surroundings
-from thunderfleet_kubelet.runtime import RuntimeSettings
+from thunderfleet_kubelet.containers import exec_session, logs, usage, user
+from thunderfleet_kubelet.containers.attempt import Attempt
+from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.pods import admission, lifecycle
+from thunderfleet_kubelet.pods.events import Recorder
+from thunderfleet_kubelet.pods.objects import Objects
+from thunderfleet_kubelet.pods.settings import RuntimeSettings
+from thunderfleet_kubelet.pods.worker import PodWorker, Surroundings
 
 __all__ = [
     "ContainerNotRunning",
@@ -146,7 +147,7 @@ class PodManager:
             runtime=lambda: self._runtime,
             objects=Objects(kube),
             recorder=self._recorder,
-            kubelet=identity.Self.here(),
+            kubelet=user.Self.here(),
             admit=self._admit,
             ended=self._ended,
             now=now,
@@ -342,7 +343,7 @@ class PodManager:
             raise ContainerNotRunning(f"container {name} in pod {pod} is not running")
         if not command:
             raise FileNotFoundError("no command was given")
-        return await execing.start(worker.folder, name, last.number, command, stdin=stdin, tty=tty)
+        return await exec_session.start(worker.folder, name, last.number, command, stdin=stdin, tty=tty)
 
     def statistics(self) -> dict[str, Any]:
         """Counts for the kubelet's metrics: ``pods``, ``containers`` (running), ``restarts`` (of the pods that are here)."""

@@ -16,7 +16,7 @@ from typing import Literal
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_kubelet.lifecycle import format_time
+from thunderfleet_kubelet.pods.lifecycle import format_time
 
 log = logging.getLogger(__name__)
 

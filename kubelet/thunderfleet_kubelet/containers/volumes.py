@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_kubelet.environment import Sources, data_of, expand, field_value, resource_value
-from thunderfleet_kubelet.identity import ConfigProblem, Identity
+from thunderfleet_kubelet.containers.environment import Sources, data_of, expand, field_value, resource_value
+from thunderfleet_kubelet.containers.user import ConfigProblem, Identity
 
 Json = dict[str, Any]
 
