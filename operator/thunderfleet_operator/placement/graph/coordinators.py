@@ -8,7 +8,7 @@ there are no such facts to go by, and a Mac is taken to be reachable at its Node
 from collections.abc import Mapping, Sequence
 
 from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
-from thunderfleet_operator.placement.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank
+from thunderfleet_operator.placement.graph.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank
 from thunderfleet_operator.placement.words import Transport
 
 CABLE = AddressKind(Kind.THUNDERBOLT)

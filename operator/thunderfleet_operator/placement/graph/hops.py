@@ -9,8 +9,8 @@ ring's port can run code there; they may open the connection from either end, so
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from thunderfleet_operator.placement.amounts import gbits
 from thunderfleet_operator.placement.fleet import AddressKind, Cable, Fleet, Kind, Mac
+from thunderfleet_operator.placement.units import gbits
 from thunderfleet_operator.placement.words import Transport
 
 RING_ORDER = (Kind.THUNDERBOLT, Kind.ETHERNET, Kind.WIFI, Kind.OTHER)

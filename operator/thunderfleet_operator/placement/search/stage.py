@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from thunderfleet_operator.placement.amounts import coarse, steady
 from thunderfleet_operator.placement.fleet import Mac
-from thunderfleet_operator.placement.hops import Hop
+from thunderfleet_operator.placement.graph.hops import Hop
 from thunderfleet_operator.placement.memory import Bounds
+from thunderfleet_operator.placement.units import coarse, steady
 
 Key = tuple[int, int, int, int, int]
 """Shared, slowness, drag, spread, room: the parts of a score that differ within one transport, size and split."""

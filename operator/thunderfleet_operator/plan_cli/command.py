@@ -25,9 +25,9 @@ from thunderfleet_operator import places, snapshot
 from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 from thunderfleet_operator.fleets import Fleets, taints
 from thunderfleet_operator.placement import Fleet, Placement, Transport, Unplaceable
-from thunderfleet_operator.placement.amounts import gbits, gib
-from thunderfleet_operator.placement.hops import rdma_hops, ring_hops
+from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.score import LABELS, PARTS
+from thunderfleet_operator.placement.units import gbits, gib
 from thunderfleet_operator.ports import PortSettings, RankPorts
 from thunderfleet_operator.quantities import to_bytes
 from thunderfleet_operator.resolve import resolve

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Protocol
 
-from thunderfleet_operator.placement.amounts import gib
-from thunderfleet_operator.placement.eligible import wanted_model
-from thunderfleet_operator.placement.fitting import RDMA, Fitting
+from thunderfleet_operator.placement.eligibility import wanted_model
 from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.hops import MESH_RANKS, Hop, rdma_hops, rdma_lack, ring_hops, ring_lack
+from thunderfleet_operator.placement.graph.hops import MESH_RANKS, Hop, rdma_hops, rdma_lack, ring_hops, ring_lack
 from thunderfleet_operator.placement.memory import Bounds, Needs
 from thunderfleet_operator.placement.request import Lack, NearMiss, Request, Unplaceable
 from thunderfleet_operator.placement.score import LABELS
-from thunderfleet_operator.placement.search import Area, Shortlist, Stage, Work
+from thunderfleet_operator.placement.search.fitting import RDMA, Fitting
+from thunderfleet_operator.placement.search.stage import Area, Shortlist, Stage, Work
+from thunderfleet_operator.placement.units import gib
 from thunderfleet_operator.placement.words import Split, Transport, WantedTransport
 
 POOL = 10

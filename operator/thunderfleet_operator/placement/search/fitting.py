@@ -4,12 +4,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from thunderfleet_operator.placement.amounts import steady
 from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.hops import Hop, queue_pairs_suffice
+from thunderfleet_operator.placement.graph.coordinators import leaders
+from thunderfleet_operator.placement.graph.hops import Hop, queue_pairs_suffice
 from thunderfleet_operator.placement.memory import Bounds, Needs
-from thunderfleet_operator.placement.ranks import leaders
-from thunderfleet_operator.placement.search import Area, Found, Shortlist, Work
+from thunderfleet_operator.placement.search.stage import Area, Found, Shortlist, Work
+from thunderfleet_operator.placement.units import steady
 from thunderfleet_operator.placement.words import Split, Transport
 
 RDMA = (Transport.JACCL, Transport.JACCL_RING)
