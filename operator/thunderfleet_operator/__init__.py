@@ -7,6 +7,7 @@ observe    the cached objects as immutable values
 decide     from values to a decision; pure
 placement  the planner; pure
 act        writes to the API server, requests to the groups
+plan_cli   `thunderfleet-operator plan`: the planner on files, without a cluster
 
 Modules:
 

@@ -2,7 +2,7 @@
 
 from thunderfleet_operator.decide.status import Resolution
 from thunderfleet_operator.placement import Fleet, Mac, Request
-from thunderfleet_operator.placement.eligible import wanted_model
+from thunderfleet_operator.placement.eligibility import wanted_model
 
 LISTED = 8
 """Macs named in a message."""
