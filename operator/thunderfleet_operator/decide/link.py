@@ -1,10 +1,12 @@
-"""What a cable comes to: the conditions and columns of a ThunderboltLink, from what its two ends say. Pure.
+"""The status of a ThunderboltLink: conditions and columns, from the reports of its two ends.
 
-Every "no" says what mends it. An end whose Node is not Ready says nothing any more: its last words are of another moment.
+A condition that is False says what to do. The report of an end whose Node is not Ready is out of date and does not count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from thunderfleet_crds.common import Condition, ConditionStatus, find_condition, quantity, set_condition
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, RDMADeviceState
@@ -20,18 +22,20 @@ from thunderfleet_crds.thunderboltlink import (
     ThunderboltLink,
     generation,
 )
-from thunderfleet_lib.kube import Json
+
+from thunderfleet_operator.decide.status.events import Occurrence
+from thunderfleet_operator.observe.observed import ObservedLink
+
+Json = dict[str, Any]
 
 LINGER_SECONDS = 60.0
-"""A cable that neither end has is a link for so long: whoever looks sees that it was pulled, and a plug that is put back is no
-new object. Then the link goes, and an Event tells of it."""
+"""How long a link without any end stays, so that people see that the cable was pulled and a plug put back is the same object."""
 
 DEGRADED_PERCENT = 50
-"""A cable that carries less than so much of what it should is called Degraded."""
+"""A cable that carries less than this share of the expected rate is Degraded."""
 TCP_MBPS = 2_000
-"""What TCP carries on any Thunderbolt cable, also between Macs that have much else to do: there the processors are the limit,
-not the cable, so what it gives is held against this, or the negotiated speed if that is less; half of it is what Gigabit
-Ethernet would give. RDMA is held against the negotiated speed."""
+"""The rate expected of TCP on any Thunderbolt cable, or the negotiated speed if that is lower. The Macs' processors limit TCP,
+not the cable; half of this is what Gigabit Ethernet gives. RDMA is expected to reach the negotiated speed."""
 
 Verdict = tuple[bool, str, str]
 
@@ -91,7 +95,7 @@ def _degraded(link: ThunderboltLink, speed: int) -> str | None:
     )
 
 
-def _hears_nothing(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str]) -> str | None:
+def _hears_nothing(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], ready: frozenset[str]) -> str | None:
     """The end whose own Mac says that nothing is plugged in there: when the other one is off, that is known long before its
     Node is not Ready.
     """
@@ -103,7 +107,7 @@ def _hears_nothing(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], r
     return None
 
 
-def _connected(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str], speed: int) -> Verdict:
+def _connected(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], ready: frozenset[str], speed: int) -> Verdict:
     ends = _speaking(link, ready)
     flapping = [f"port {end.port} of {end.node}" for end in ends.values() if end.flapping]
     if flapping:
@@ -150,14 +154,14 @@ def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     )
 
 
-def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: frozenset[str], speed: int) -> Verdict:
+def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], ready: frozenset[str], speed: int) -> Verdict:
     """Rule 5 of discovery. Causes come before what they lead to: with one Mac's RDMA off, the other's device is Down."""
     ends = _speaking(link, ready)
     for node in _ends(link):
         if node not in ends:
             text = f"{node} does not report its end: is the cable in its port {_port(link, node)}, and its agent running?"
             return False, "EndMissing", f"{text} {_agent(node)}"
-    statuses = {node: profiles[node].status if node in profiles else None for node in ends}
+    statuses = {node: profile.status if (profile := profiles.get(node)) else None for node in ends}
     if not speed:
         mend = "run `system_profiler SPThunderboltDataType` on both and see what it says of these ports"
         return False, "SpeedUnknown", f"neither {' nor '.join(_ends(link))} says a speed of the cable that can be read: {mend}"
@@ -200,12 +204,24 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: fro
     return True, "Usable", "both ends are ready for RDMA"
 
 
+def _alive(observed: ObservedLink) -> frozenset[str]:
+    """The ends whose Node is Ready."""
+    return frozenset(end for end in _ends(observed.link) if (node := observed.nodes.get(end)) is not None and node.ready)
+
+
+def _longest_trip(link: ThunderboltLink) -> int | None:
+    """Microseconds of a round trip, over the transport that is quickest in its slower direction."""
+    trips: dict[MeasurementTransport, int] = {}
+    for one in link.status.measurements:
+        if one.rtt_microseconds:
+            trips[one.transport] = max(one.rtt_microseconds, trips.get(one.transport, 0))
+    return min(trips.values(), default=None)
+
+
 def summary(
-    link: ThunderboltLink, profiles: Mapping[str, NodeProfile], now: datetime, ready: frozenset[str] | None = None
+    link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], now: datetime, ready: frozenset[str] | None = None
 ) -> Json:
-    """``status`` as the operator applies it: conditions and columns, nothing of the agents' parts. ``ready`` are the Nodes that
-    are Ready; None: all.
-    """
+    """The operator's part of the status: conditions and columns. ``ready``: the ends whose Node is Ready; None for both."""
     alive = frozenset(_ends(link)) if ready is None else ready
     ends = _speaking(link, alive)
     speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
@@ -220,26 +236,23 @@ def summary(
     best = _best(link)
     if best is not None:
         status["gbps"] = _each_way(link, best[0])
-    trips: dict[MeasurementTransport, int] = {}
-    for one in link.status.measurements:
-        if one.rtt_microseconds:
-            trips[one.transport] = max(one.rtt_microseconds, trips.get(one.transport, 0))
-    if trips:
-        status["rtt"] = f"{min(trips.values())}us"
+    trip = _longest_trip(link)
+    if trip is not None:
+        status["rtt"] = f"{trip}us"
     return status
 
 
 def current(link: ThunderboltLink) -> Json:
-    """The same part of the status, as it is."""
-    kept = ("rdma", "speed", "generation", "gbps", "rtt")
-    told = link.status.dump()
-    status = {key: told[key] for key in kept if key in told}
+    """The operator's part of the status as it is."""
+    columns = ("rdma", "speed", "generation", "gbps", "rtt")
+    dumped = link.status.dump()
+    status = {key: dumped[key] for key in columns if key in dumped}
     status["conditions"] = [c.dump() for c in link.status.conditions if c.type in CONDITION_TYPES]
     return status
 
 
 def lingers(link: ThunderboltLink, now: datetime) -> float | None:
-    """None for a link that some end has; else the seconds until it goes, 0 when it is time."""
+    """Seconds until a link without any end is removed, 0 when it is time; None for a link that has an end."""
     if link.status.endpoints:
         return None
     found = find_condition(link.status.conditions, CONNECTED)
@@ -249,37 +262,75 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     return max(0.0, left.total_seconds())
 
 
-def change(link: ThunderboltLink, made: Json) -> tuple[str, str, bool] | None:
-    """Reason, message and whether it is a warning, of an Event about a cable that was pulled, plugged in, began to flap or to
-    give little; None when nothing of that kind is new in ``made``.
-    """
+def change(link: ThunderboltLink, made: Json) -> Occurrence | None:
+    """The Event for a cable that was plugged in or pulled, that flaps, or that became slow; None if ``made`` is no news."""
     before = find_condition(link.status.conditions, CONNECTED)
     after = next((c for c in made["conditions"] if c["type"] == CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
         return None
     if before is not None and (before.status.value, before.reason) == (after["status"], after["reason"]):
         return None
-    return str(after["reason"]), str(after["message"]), after["reason"] != "Connected"
+    return Occurrence(str(after["reason"]), str(after["message"]), warning=after["reason"] != "Connected")
 
 
-def gone_ends(link: ThunderboltLink, nodes: frozenset[str]) -> tuple[str, ...]:
-    """Ends whose Node is gone."""
-    return tuple(node for node in _ends(link) if node not in nodes)
-
-
-def switch_of(profile: NodeProfile | None, port: int) -> str | None:
-    """The UID of the switch behind a port, which stays with the hardware whatever the Mac is called; None when it is not known
-    (or all zeros, which is nobody's).
-    """
+def _switch_uid(profile: NodeProfile | None, port: int) -> str | None:
+    """The UID of the switch behind a port, which stays with the hardware when a Mac is renamed; None if unknown or zero."""
     ports = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
     uid = next((one.switch_uid for one in ports if one.receptacle == port), None)
     return uid if uid and uid.strip("0xX") else None
 
 
+def _renamed_ends(observed: ObservedLink) -> Iterator[str]:
+    """Ends whose Node is not Ready while a Ready Node has the same port: the Mac has been renamed since that report."""
+    ready = {name for name, node in observed.nodes.items() if node.ready}
+    for end in observed.link.status.endpoints:
+        if end.node not in observed.nodes or end.node in ready:
+            continue
+        uid = _switch_uid(observed.profiles.get(end.node), end.port)
+        if uid is not None and any(_switch_uid(observed.profiles.get(name), end.port) == uid for name in ready):
+            yield end.node
+
+
 def removal(link: ThunderboltLink, node: str) -> list[Json]:
-    """A JSON patch that takes the entry of ``node`` out, and nothing if somebody was faster."""
+    """A JSON patch that removes a Mac's entry. It does nothing if the entry has moved meanwhile."""
     for position, end in enumerate(link.status.endpoints):
         if end.node == node:
             path = f"/status/endpoints/{position}"
             return [{"op": "test", "path": f"{path}/node", "value": node}, {"op": "remove", "path": path}]
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDecision:
+    """What to do for one cable; at most one of ``delete``, ``patch`` and ``status``."""
+
+    delete: bool = False
+    patch: tuple[Json, ...] = ()
+    """A JSON patch of the status."""
+    status: Json | None = None
+    """The operator's part of the status to apply."""
+    event: Occurrence | None = None
+    recheck_seconds: float | None = None
+
+
+def decide(observed: ObservedLink) -> LinkDecision:
+    """What to do for one cable: take out what a deleted Node left behind, remove a cable that is gone, or report on it."""
+    link = observed.link
+    if link.metadata.deletion_timestamp is not None:
+        return LinkDecision()
+    gone = tuple(node for node in _ends(link) if node not in observed.nodes)
+    if len(gone) == 2:
+        return LinkDecision(delete=True)
+    for node in (*gone, *_renamed_ends(observed)):
+        patch = removal(link, node)
+        if patch:
+            return LinkDecision(patch=tuple(patch), recheck_seconds=0.0)
+    left = lingers(link, observed.now)
+    if left == 0:
+        a, b = _ends(link)
+        text = f"neither {a} nor {b} has reported this cable for {LINGER_SECONDS:.0f} s: the link is removed"
+        return LinkDecision(delete=True, event=Occurrence("Removed", text))
+    made = summary(link, observed.profiles, observed.now, _alive(observed))
+    if made == current(link):
+        return LinkDecision(recheck_seconds=left)
+    return LinkDecision(status=made, event=change(link, made), recheck_seconds=left)
