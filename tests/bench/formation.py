@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from thunderfleet_crds.plan import Plan
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator import keys
 from thunderfleet_runner.attempts import Stage
 from thunderfleet_runner.supervisor import Settings, Supervisor

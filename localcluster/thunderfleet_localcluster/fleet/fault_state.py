@@ -10,10 +10,10 @@ from ipaddress import IPv4Address
 from types import MappingProxyType
 from typing import Any, cast
 
-from thunderfleet_localcluster.catalogue import TB4_GBPS
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet import End
-from thunderfleet_localcluster.layout import Address, CableEnd, Layout, MachineLayout, cable_end
+from thunderfleet_localcluster.fleet.catalogue import TB4_GBPS
+from thunderfleet_localcluster.fleet.file import End
+from thunderfleet_localcluster.fleet.layout import Address, CableEnd, Layout, MachineLayout, cable_end
 
 CABLE_ACTIONS = ("pull", "plug", "slow", "cut", "move")
 LAN_ACTIONS = ("pull", "plug")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster import launchd
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.layout import MachineLayout, Mode
-from thunderfleet_localcluster.processes import Child, Children, tail
+from thunderfleet_localcluster.fleet.layout import MachineLayout, Mode
+from thunderfleet_localcluster.machines import launchd
+from thunderfleet_localcluster.machines.children import Child, Children, tail
 
 log = logging.getLogger(__name__)
 

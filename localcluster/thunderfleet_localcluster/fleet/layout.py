@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Literal
 
-from thunderfleet_localcluster.fleet import Cable, End, Fleet, Machine
+from thunderfleet_localcluster.fleet.file import Cable, End, Fleet, Machine
 
 Mode = Literal["namespaces", "loopback"]
 

@@ -184,9 +184,9 @@ def make(folder: Path, *, seed: int = SEED, layers: int = LAYERS) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m thunderfleet_localcluster.tinymodel FOLDER``."""
+    """``python -m thunderfleet_localcluster.models.tinymodel FOLDER``."""
     parser = argparse.ArgumentParser(
-        prog="python -m thunderfleet_localcluster.tinymodel",
+        prog="python -m thunderfleet_localcluster.models.tinymodel",
         description="Makes the test model (qwen2, float32) in a folder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster import tinymodel
-from thunderfleet_localcluster.assets import find_assets
 from thunderfleet_localcluster.cluster import Cluster, remove, running
+from thunderfleet_localcluster.controlplane.assets import find_assets
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.paths import ClusterFolder
 from thunderfleet_localcluster.progress import Progress
 
@@ -29,7 +29,7 @@ NAMESPACE = "thunderfleet-system"
 MODEL = "thunderfleet/tiny-qwen2"
 DEPLOYMENT = "tiny"
 NAME = "demo"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 """The checkout: the demo installs its chart and applies its example."""
 
 COMMAND_SECONDS = 60
@@ -203,7 +203,7 @@ def is_ready(deployment: Json, parallelism: str | None = None) -> bool:
 
 def reference(model: Path, prompt: str, tokens: int) -> list[int]:
     """What one process of mlx-lm says."""
-    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(model), prompt, "--tokens", str(tokens)]
+    command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), prompt, "--tokens", str(tokens)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

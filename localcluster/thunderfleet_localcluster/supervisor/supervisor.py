@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.launchd import (
+from thunderfleet_localcluster.machines.launchd import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     descendants,
@@ -41,11 +41,11 @@ from thunderfleet_localcluster.paths import ClusterFolder
 if TYPE_CHECKING:
     from thunderfleet_lib.kube import Kube
 
-    from thunderfleet_localcluster.controlplane import Endpoints, Program
-    from thunderfleet_localcluster.layout import CableEnd
-    from thunderfleet_localcluster.machines import Machine
-    from thunderfleet_localcluster.pki import ClusterPki
-    from thunderfleet_localcluster.processes import Child
+    from thunderfleet_localcluster.controlplane.components import Endpoints, Program
+    from thunderfleet_localcluster.controlplane.pki import ClusterPki
+    from thunderfleet_localcluster.fleet.layout import CableEnd
+    from thunderfleet_localcluster.machines.children import Child
+    from thunderfleet_localcluster.machines.machine import Machine
 
 log = logging.getLogger("thunderfleet.keeper")
 
@@ -123,11 +123,11 @@ class Keeper:
     """One cluster from its first process to its last."""
 
     def __init__(self, folder: ClusterFolder, spec: Spec, listeners: list[socket.socket], reporter: Reporter) -> None:
-        from thunderfleet_localcluster.fleet import parse_fleet
-        from thunderfleet_localcluster.layout import plan_layout
-        from thunderfleet_localcluster.live import Live
-        from thunderfleet_localcluster.network import can_bind, missing_aliases
-        from thunderfleet_localcluster.processes import Children
+        from thunderfleet_localcluster.fleet.fault_state import Live
+        from thunderfleet_localcluster.fleet.file import parse_fleet
+        from thunderfleet_localcluster.fleet.layout import plan_layout
+        from thunderfleet_localcluster.machines.children import Children
+        from thunderfleet_localcluster.network.namespaces import can_bind, missing_aliases
 
         self.folder, self.spec, self.reporter = folder, spec, reporter
         self.listeners = listeners
@@ -170,7 +170,7 @@ class Keeper:
         async with step("network and certificates"):
             self._make_folders()
             if self.layout.mode == "namespaces":
-                from thunderfleet_localcluster.network import ip_batch, lan_commands
+                from thunderfleet_localcluster.network.namespaces import ip_batch, lan_commands
 
                 ip_batch(lan_commands(self.layout))
             self._make_pki()
@@ -210,18 +210,18 @@ class Keeper:
             path.chmod(mode)
 
     def _make_pki(self) -> None:
-        from thunderfleet_localcluster import controlplane
-        from thunderfleet_localcluster.pki import kubeconfig, make_pki, write_secret
+        from thunderfleet_localcluster.controlplane import components
+        from thunderfleet_localcluster.controlplane.pki import kubeconfig, make_pki, write_secret
 
         here = str(self.layout.control_plane.ip)
         if self.layout.mode == "namespaces":
-            self.at = controlplane.Endpoints(here, 6443, "127.0.0.1", 2379, 2380, 10257, 10259, loopback=False)
+            self.at = components.Endpoints(here, 6443, "127.0.0.1", 2379, 2380, 10257, 10259, loopback=False)
         else:
             ports: set[int] = set()
             while len(ports) < 4:
                 ports.add(free_port(here))
             client, peer, controllers, scheduler = ports
-            self.at = controlplane.Endpoints(here, 6443, here, client, peer, controllers, scheduler, loopback=True)
+            self.at = components.Endpoints(here, 6443, here, client, peer, controllers, scheduler, loopback=True)
         self.pki = make_pki(self.folder.pki, ["127.0.0.1", "localhost", here], ["127.0.0.1", here, "localhost"])
         outer = f"https://127.0.0.1:{self.listeners[0].getsockname()[1]}"
         pki, admin = self.pki, ("kubernetes-admin", self.pki.admin_certificate, self.pki.admin_key)
@@ -237,19 +237,19 @@ class Keeper:
         audit_log = audit_policy = None
         if self.spec.audit:
             audit_log, audit_policy = self.folder.log("audit"), self.folder.control_plane / "audit-policy.json"
-            audit_policy.write_text(json.dumps(controlplane.AUDIT_POLICY))
+            audit_policy.write_text(json.dumps(components.AUDIT_POLICY))
         assets = self.spec.assets
         programs = (
-            controlplane.etcd(assets / "etcd", self.folder.control_plane / "etcd", pki, self.at),
-            controlplane.api_server(assets / "kube-apiserver", pki, self.at, audit_log, audit_policy),
-            controlplane.controller_manager(assets / "kube-controller-manager", pki, own["kube-controller-manager"], self.at),
-            controlplane.scheduler(assets / "kube-scheduler", pki, own["kube-scheduler"], self.at),
+            components.etcd(assets / "etcd", self.folder.control_plane / "etcd", pki, self.at),
+            components.api_server(assets / "kube-apiserver", pki, self.at, audit_log, audit_policy),
+            components.controller_manager(assets / "kube-controller-manager", pki, own["kube-controller-manager"], self.at),
+            components.scheduler(assets / "kube-scheduler", pki, own["kube-scheduler"], self.at),
         )
         self.programs = {program.name: program for program in programs}
 
     async def _listen(self) -> None:
-        from thunderfleet_localcluster.forward import serve_forward, serve_proxy
-        from thunderfleet_localcluster.layout import CABLES
+        from thunderfleet_localcluster.fleet.layout import CABLES
+        from thunderfleet_localcluster.network.forward import serve_forward, serve_proxy
 
         networks: list[IPv4Network] = [self.layout.control_plane.network, CABLES]
         if self.layout.mode == "loopback":
@@ -307,8 +307,8 @@ class Keeper:
     async def _make_joinable(self) -> None:
         from thunderfleet_lib.kube import ApiError, Kube
 
-        from thunderfleet_localcluster.approver import Approver
-        from thunderfleet_localcluster.controlplane import joining_objects
+        from thunderfleet_localcluster.controlplane.approver import Approver
+        from thunderfleet_localcluster.controlplane.components import joining_objects
 
         for path, body in joining_objects(self.spec.name, self.at.server, self.pki.ca_pem):
             for attempt in range(50):
@@ -363,7 +363,7 @@ class Keeper:
         """Writes what every machine needs on disk."""
         import yaml
 
-        from thunderfleet_localcluster.layout import KUBELET_PORT
+        from thunderfleet_localcluster.fleet.layout import KUBELET_PORT
         from thunderfleet_localcluster.recorded import write_machine
 
         for machine in self.layout.machines:
@@ -385,7 +385,7 @@ class Keeper:
             (home / "kubelet.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
     async def _switch_on_all(self) -> None:
-        from thunderfleet_localcluster.machines import Machine
+        from thunderfleet_localcluster.machines.machine import Machine
 
         for layout in self.layout.machines:
             binaries = self.folder.machine(layout.name) / "bin" if layout.machine.kind == "mac" else None
@@ -398,16 +398,16 @@ class Keeper:
 
     async def _plug(self, fresh: Collection[str], cable: int | None = None) -> None:
         """Plugs in the LAN of the ``fresh`` machines, and every cable that has one of them at an end; and that ``cable``."""
-        from thunderfleet_localcluster import network
-        from thunderfleet_localcluster.live import ends_of
+        from thunderfleet_localcluster.fleet.fault_state import ends_of
+        from thunderfleet_localcluster.network import namespaces
 
         commands, inside = "", {name: "" for name in self.machines}
         for index, layout in enumerate(self.layout.machines):
             if layout.name in fresh:
-                commands += network.plug_lan(index, layout, self.machines[layout.name].pid)
+                commands += namespaces.plug_lan(index, layout, self.machines[layout.name].pid)
                 if layout.name in self.live.cut:
-                    commands += network.pull_lan(index, plugged=False)
-                inside[layout.name] += network.inside_commands(layout)
+                    commands += namespaces.pull_lan(index, plugged=False)
+                inside[layout.name] += namespaces.inside_commands(layout)
         slow: list[tuple[str, str, int]] = []
         deaf: list[tuple[str, str]] = []
         now = self.live.rewired(self.layout)
@@ -417,17 +417,17 @@ class Keeper:
                 continue
             if not all(self.machines[name].on for name in ends):
                 continue
-            commands += network.plug_cable({self.machines[name].pid: (name, end) for name, end in ends.items()})
+            commands += namespaces.plug_cable({self.machines[name].pid: (name, end) for name, end in ends.items()})
             for name, end in ends.items():
-                inside[name] += network.end_commands(end)
+                inside[name] += namespaces.end_commands(end)
                 if not self.live.carries(index):
-                    inside[name] += network.pull_commands(end, plugged=False)
+                    inside[name] += namespaces.pull_commands(end, plugged=False)
                 if rate := self.live.rate(end):
                     slow.append((name, end.interface, rate))
                 if (index, end.peer) in self.live.oneway:
                     deaf.append((name, end.interface))
-        network.ip_batch(commands)
-        ip, tc = network.program("ip") or "ip", network.program("tc") or "tc"
+        namespaces.ip_batch(commands)
+        ip, tc = namespaces.program("ip") or "ip", namespaces.program("tc") or "tc"
 
         async def run(name: str, argv: list[str], text: str = "") -> None:
             ran = await self.machines[name].run(argv, text)
@@ -436,9 +436,9 @@ class Keeper:
 
         await asyncio.gather(*(run(name, [ip, "-batch", "-"], text) for name, text in inside.items() if text))
         for name, interface, rate in slow:
-            await run(name, [tc, *network.rate_rule(interface, rate)])
+            await run(name, [tc, *namespaces.rate_rule(interface, rate)])
         for name, interface in deaf:
-            for rule in network.deafen_rules(interface, True)[1:]:
+            for rule in namespaces.deafen_rules(interface, True)[1:]:
                 await run(name, [tc, *rule])
 
     async def _join_all(self) -> None:
@@ -465,7 +465,7 @@ class Keeper:
 
     async def make_token(self, description: str) -> str:
         """A new bootstrap token, valid for an hour."""
-        from thunderfleet_localcluster.controlplane import bootstrap_token
+        from thunderfleet_localcluster.controlplane.components import bootstrap_token
 
         alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
         identifier, secret = ("".join(secrets.choice(alphabet) for _ in range(length)) for length in (6, 16))
@@ -476,7 +476,7 @@ class Keeper:
         return f"{identifier}.{secret}"
 
     async def _nodes_ready(self) -> None:
-        from thunderfleet_localcluster.processes import tail
+        from thunderfleet_localcluster.machines.children import tail
 
         deadline = time.monotonic() + NODES_SECONDS
         while True:
@@ -592,7 +592,7 @@ class Keeper:
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         from thunderfleet_lib.kube import ApiError
 
-        from thunderfleet_localcluster.processes import tail
+        from thunderfleet_localcluster.machines.children import tail
 
         nodes: dict[str, str] = {}
         with contextlib.suppress(ApiError, LocalClusterError):
@@ -684,7 +684,7 @@ class Keeper:
 
     async def _change(self, order: dict[str, Any]) -> dict[str, Any]:
         """Something happens to a cable, an RDMA stack or a command while the cluster runs."""
-        from thunderfleet_localcluster.live import ends_of, find_cable
+        from thunderfleet_localcluster.fleet.fault_state import ends_of, find_cable
         from thunderfleet_localcluster.recorded import jaccl
 
         what, action = str(order.get("what")), str(order.get("action"))
@@ -727,8 +727,8 @@ class Keeper:
 
     async def _move(self, end: str, to: str) -> dict[str, Any]:
         """The plug at ``end`` goes into the port ``to``: the old line is taken away and a new one laid."""
-        from thunderfleet_localcluster import network
-        from thunderfleet_localcluster.live import ends_of, find_cable
+        from thunderfleet_localcluster.fleet.fault_state import ends_of, find_cable
+        from thunderfleet_localcluster.network import namespaces
 
         before = self.live.rewired(self.layout)
         index = find_cable(before, end)
@@ -738,7 +738,7 @@ class Keeper:
             name, old = ends[0]
             if all(self.machines[owner].on for owner, _ in ends):
                 ran = await self.machines[name].run(
-                    [network.program("ip") or "ip", "-batch", "-"], network.unplug_commands(old)
+                    [namespaces.program("ip") or "ip", "-batch", "-"], namespaces.unplug_commands(old)
                 )
                 if ran.code:
                     raise LocalClusterError(f"{name}: {ran.stderr.strip()}")
@@ -749,32 +749,32 @@ class Keeper:
 
     async def _change_lan(self, machine: "Machine", action: str) -> dict[str, Any]:
         """A machine's LAN port is unplugged or plugged in again."""
-        from thunderfleet_localcluster import network
+        from thunderfleet_localcluster.network import namespaces
 
         if self.layout.mode != "namespaces":
             raise LocalClusterError("without network namespaces there is no LAN to unplug a machine from", usage=True)
         self.live = self.live.lan(machine.name, action)
         self._rewrite()
         if machine.on:
-            network.ip_batch(network.pull_lan(list(self.machines).index(machine.name), machine.name not in self.live.cut))
+            namespaces.ip_batch(namespaces.pull_lan(list(self.machines).index(machine.name), machine.name not in self.live.cut))
         return {}
 
     async def _apply_end(self, name: str, end: "CableEnd") -> None:
         """One end of a cable in its machine's network as the live state has it. A machine that is off has none."""
-        from thunderfleet_localcluster import network
+        from thunderfleet_localcluster.network import namespaces
 
         machine = self.machines[name]
         if not machine.on or not self.machines[end.peer].on:
             return
-        ip, tc = network.program("ip") or "ip", network.program("tc") or "tc"
-        rate, commands = self.live.rate(end), network.pull_commands(end, self.live.carries(end.index))
+        ip, tc = namespaces.program("ip") or "ip", namespaces.program("tc") or "tc"
+        rate, commands = self.live.rate(end), namespaces.pull_commands(end, self.live.carries(end.index))
         ran = await machine.run([ip, "-batch", "-"], commands)
         if not ran.code:
-            ran = await machine.run([tc, *network.rate_rule(end.interface, rate)])
+            ran = await machine.run([tc, *namespaces.rate_rule(end.interface, rate)])
         # There is nothing to take away where nothing was slowed.
         if ran.code and rate is not None:
             raise LocalClusterError(f"{name}: {ran.stderr.strip()}")
-        clear, *rules = network.deafen_rules(end.interface, (end.index, end.peer) in self.live.oneway)
+        clear, *rules = namespaces.deafen_rules(end.interface, (end.index, end.peer) in self.live.oneway)
         await machine.run([tc, *clear])
         for rule in rules:
             ran = await machine.run([tc, *rule])
@@ -939,7 +939,7 @@ def _inside(folder: ClusterFolder, spec: Spec, listeners: list[socket.socket]) -
 
 def _namespaces(folder: ClusterFolder, spec: Spec, listeners: list[socket.socket]) -> int:
     """Runs the keeper as the first process of new namespaces and waits for it."""
-    from thunderfleet_localcluster.network import enter_namespaces
+    from thunderfleet_localcluster.network.namespaces import enter_namespaces
 
     enter_namespaces()
     child = os.fork()
@@ -997,7 +997,3 @@ def main() -> int:
         log.error("%s", error)
         reporter.say(state="failed", error=str(error))
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.launchd import (
+from thunderfleet_localcluster.fleet.layout import CableEnd, Layout, MachineLayout, mac_address
+from thunderfleet_localcluster.machines.launchd import (
     CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWPID,
@@ -21,7 +22,6 @@ from thunderfleet_localcluster.launchd import (
     libc_call,
     mount_own_proc,
 )
-from thunderfleet_localcluster.layout import CableEnd, Layout, MachineLayout, mac_address
 
 CLONE_NEWUSER = 0x10000000
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -50,7 +50,8 @@ def enter_namespaces() -> None:
 
 
 _TRY = (
-    "import sys; sys.path[:0] = [sys.argv[1]]; from thunderfleet_localcluster.network import try_namespaces; try_namespaces()"
+    "import sys; sys.path[:0] = [sys.argv[1]]; "
+    "from thunderfleet_localcluster.network.namespaces import try_namespaces; try_namespaces()"
 )
 
 
@@ -74,7 +75,7 @@ def can_isolate() -> str | None:
         return "there are no network namespaces on this system"
     if program("ip") is None:
         return "the program ip (package iproute2) is not installed"
-    here = str(Path(__file__).resolve().parent.parent)
+    here = str(Path(__file__).resolve().parents[2])
     try:
         tried = subprocess.run(
             [sys.executable, "-c", _TRY, here],

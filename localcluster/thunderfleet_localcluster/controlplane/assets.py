@@ -59,7 +59,7 @@ class Bundle:
     def module(self) -> Path:
         """The folder with go.mod: beside the package in a checkout, inside of it when installed. Raises LocalClusterError."""
         here = Path(__file__).resolve().parent
-        for folder in (here / self.name, here.parent / self.name):
+        for folder in (here.parent / self.name, here.parent.parent / self.name):
             if (folder / "go.mod").is_file():
                 return folder
         raise LocalClusterError(f"the Go module {self.name} is not there: this installation is not complete")

@@ -12,8 +12,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from thunderfleet_localcluster.catalogue import MODELS, TB4_GBPS, MacModel
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.fleet.catalogue import MODELS, TB4_GBPS, MacModel
 
 Location = tuple[int | str, ...]
 MAX_MACHINES = 200

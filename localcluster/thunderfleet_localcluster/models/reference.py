@@ -1,7 +1,7 @@
-"""What one process of mlx-lm, alone, says to a prompt: the yardstick for what a group of Macs answers.
+"""Greedy tokens of one mlx-lm process without Thunderfleet: the reference that a group's answer must equal.
 
-Run as a process of its own (``python -m thunderfleet_localcluster.reference MODEL PROMPT``), so that neither the demo nor a
-test holds a model in memory, and nothing of ours stands between mlx-lm and the answer.
+Run it as a process (``python -m thunderfleet_localcluster.models.reference MODEL PROMPT``), so that neither the demo nor a test
+holds a model in memory.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def greedy(model_path: Path, prompt: str, tokens: int) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m thunderfleet_localcluster.reference",
+        prog="python -m thunderfleet_localcluster.models.reference",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
