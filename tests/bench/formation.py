@@ -20,7 +20,7 @@ from pathlib import Path
 
 from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster import tinymodel
-from thunderfleet_operator import keys
+from thunderfleet_operator.act import keys
 from thunderfleet_runner.attempts import Stage
 from thunderfleet_runner.supervisor import Settings, Supervisor
 

@@ -22,7 +22,8 @@ from thunderfleet_crds.thunderboltlink import (
 )
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, Cache
+from thunderfleet_operator.observe.quantities import to_bytes
+from thunderfleet_operator.observe.snapshot import Parsed, Taken, internal_ip, is_ready
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -38,8 +39,7 @@ from thunderfleet_operator.placement import (
     TensorFacts,
 )
 from thunderfleet_operator.placement.fleet import QUEUE_PAIRS
-from thunderfleet_operator.quantities import to_bytes
-from thunderfleet_operator.snapshot import Parsed, Taken, internal_ip, is_ready
+from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, Cache
 
 KINDS = {
     InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from thunderfleet_crds.common import MANAGED_BY
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
-from thunderfleet_operator import events
-from thunderfleet_operator.cache import Cache, Collection
+from thunderfleet_operator.act import events
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.watch.cache import Cache, Collection
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Whether a model is on any Mac's disk, and if not, where it was looked for. Pure."""
 
+from thunderfleet_operator.decide.status import Resolution
 from thunderfleet_operator.placement import Fleet, Mac, Request
 from thunderfleet_operator.placement.eligibility import wanted_model
-from thunderfleet_operator.status import Resolution
 
 LISTED = 8
 """Macs named in a message."""

@@ -16,9 +16,19 @@ from thunderfleet_crds.plan import Backend, Plan
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_operator import fleets, snapshot
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection, Store
-from thunderfleet_operator.snapshot import Parsed
+from thunderfleet_operator.observe import fleet, snapshot
+from thunderfleet_operator.observe.snapshot import Parsed
+from thunderfleet_operator.watch.cache import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    PODS,
+    Cache,
+    Collection,
+    Store,
+)
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -50,7 +60,7 @@ def cables(plan: Plan, links: Iterable[ThunderboltLink], profiles: Mapping[str, 
         ends = (link.spec.a, link.spec.b)
         if any(end.node not in ranks for end in ends):
             continue
-        told = [fleets.endpoint_of(link, end, profiles.get(end.node)) for end in ends]
+        told = [fleet.endpoint_of(link, end, profiles.get(end.node)) for end in ends]
         for here, there in ((0, 1), (1, 0)):
             if _carries(plan, ranks[ends[here].node], ranks[ends[there].node], told[here], told[there]):
                 found[ends[here].node].add(link.metadata.name)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from thunderfleet_operator.observe.snapshot import RankPorts
+
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
@@ -34,19 +36,6 @@ class PortSettings:
     """Gateway and control ports."""
     ring: PortRange = PortRange(21000, 29999)
     """Blocks of ring ports, a port an attempt and as many again."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankPorts:
-    """The ports of one rank on its Mac."""
-
-    gateway: int
-    control: int
-    ring: tuple[int, ...] = ()
-
-    @property
-    def all(self) -> frozenset[int]:
-        return frozenset((self.gateway, self.control, *self.ring))
 
 
 class NoPortsLeft(Exception):

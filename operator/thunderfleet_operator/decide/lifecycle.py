@@ -13,7 +13,7 @@ from enum import StrEnum
 from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, LastWords, RankPhase
 from thunderfleet_crds.modeldeployment import Failure, GroupStage, Recovery
 
-from thunderfleet_operator.snapshot import GroupView, NodeView, PodView
+from thunderfleet_operator.observe.snapshot import GroupView, NodeView, PodView
 
 UNSCHEDULABLE_SECONDS = 10.0
 SILENT_SECONDS = 60.0

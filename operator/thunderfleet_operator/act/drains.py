@@ -7,8 +7,8 @@ anew, and the runner's own limits hold meanwhile.
 from collections.abc import Callable, Iterable, Set
 from datetime import datetime
 
-from thunderfleet_operator.groups import Groups
-from thunderfleet_operator.snapshot import GroupView
+from thunderfleet_operator.act.group_client import Groups
+from thunderfleet_operator.observe.snapshot import GroupView
 
 NOTICE_SECONDS = 1.0
 """Between the status that names another endpoint and the end of the one before it."""

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupPhase, GroupState
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 
-from thunderfleet_operator.keys import KeyPair, client_context
-from thunderfleet_operator.lifecycle import Heard
+from thunderfleet_operator.act.keys import KeyPair, client_context
+from thunderfleet_operator.decide.lifecycle import Heard
 
 log = logging.getLogger(__name__)
 

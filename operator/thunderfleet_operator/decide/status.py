@@ -38,10 +38,10 @@ from thunderfleet_crds.modeldeployment import (
 from thunderfleet_crds.modeldeployment import Unplaceable as NearMissStatus
 from thunderfleet_crds.plan import Backend, Plan, Split
 
-from thunderfleet_operator.desired import served_name, serving_selector
-from thunderfleet_operator.lifecycle import PROVEN_SECONDS, Decision, Heard, Verdict
+from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Decision, Heard, Verdict
+from thunderfleet_operator.decide.manifests import served_name, serving_selector
+from thunderfleet_operator.observe.snapshot import GroupView, PodView
 from thunderfleet_operator.placement import Unplaceable
-from thunderfleet_operator.snapshot import GroupView, PodView
 
 FRESH_SECONDS = 10.0
 """For so long what rank 0 said last (or the last status, after a restart of the operator) stands though it is silent."""

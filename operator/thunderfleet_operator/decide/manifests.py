@@ -42,9 +42,8 @@ from thunderfleet_crds.plan import (
     loopback_of,
 )
 
-from thunderfleet_operator.keys import KeyPair
+from thunderfleet_operator.observe.snapshot import RankPorts
 from thunderfleet_operator.placement import Placement, Transport
-from thunderfleet_operator.ports import RankPorts
 
 Manifest = dict[str, Any]
 
@@ -178,8 +177,9 @@ def config_map(deployment: ModelDeployment, plan: Plan, spec_hash: str, reason: 
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": data}
 
 
-def secret(deployment: ModelDeployment, plan: Plan, pair: KeyPair) -> Manifest:
-    files = {"tls.crt": pair.certificate, "tls.key": pair.key}
+def secret(deployment: ModelDeployment, plan: Plan, certificate: str, key: str) -> Manifest:
+    """The group's keys (PEM) for its runner pods."""
+    files = {"tls.crt": certificate, "tls.key": key}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

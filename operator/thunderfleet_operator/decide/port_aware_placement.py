@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
 
-from thunderfleet_operator import desired, snapshot
+from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.ports import NoPortsLeft, PortSettings, allocate
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.snapshot import RankPorts, Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, plan
-from thunderfleet_operator.ports import NoPortsLeft, PortSettings, RankPorts, allocate
-from thunderfleet_operator.snapshot import Taken
 
 
 def _without_ports(
@@ -22,7 +23,7 @@ def _without_ports(
     kept: Mapping[str, RankPorts] | None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Macs that have no port for any rank, and those that have none for a ring; what they lack."""
-    ring = desired.RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts
+    ring = manifests.RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts
     anywhere, of_ring = dict[str, str](), dict[str, str]()
     # All Macs of which nothing is taken or kept are alike.
     alike: list[tuple[str | None, str | None]] = []
@@ -75,8 +76,8 @@ def choose(
         settings,
         found.nodes,
         used.ports,
-        ring_size=desired.ring_size(deployment, found),
-        ring_ranks=desired.ring_ranks(found),
+        ring_size=manifests.ring_size(deployment, found),
+        ring_ranks=manifests.ring_ranks(found),
         gateway=deployment.spec.server.port,
         kept=kept,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import kopf
 from thunderfleet_lib.kube import Json, Kube
 
-from thunderfleet_operator.cache import CACHED, Collection
+from thunderfleet_operator.watch.cache import CACHED, Collection
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.nodeprofile import Quarantine
 from thunderfleet_lib.kube import ApiError, Json
 
-from thunderfleet_operator import events, macuse
-from thunderfleet_operator.act import Actor
-from thunderfleet_operator.cache import NODEPROFILES, Cache
-from thunderfleet_operator.snapshot import Parsed
+from thunderfleet_operator.act import events
+from thunderfleet_operator.act.executor import Actor
+from thunderfleet_operator.decide import mac_usage
+from thunderfleet_operator.observe.snapshot import Parsed
+from thunderfleet_operator.watch.cache import NODEPROFILES, Cache
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Macs:
         self._parsed = parsed
         self._actor = actor
         self._clock = clock
-        self._ground = macuse.Ground(cache)
+        self._ground = mac_usage.Ground(cache)
 
     async def settle(self, nodes: Iterable[str]) -> None:
         """Rounds for several Macs: before a group's pods are made there, and after they have gone."""
@@ -35,25 +36,25 @@ class Macs:
 
     async def round(self, node: str) -> None:
         """Writes which groups have this Mac and whether it is in quarantine, if that has changed."""
-        profile = macuse.known(self._cache, self._parsed, node)
+        profile = mac_usage.known(self._cache, self._parsed, node)
         if profile is not None:
-            await self._write(node, macuse.standing(profile, macuse.boot_id(self._cache, node)))
+            await self._write(node, mac_usage.standing(profile, mac_usage.boot_id(self._cache, node)))
 
     async def quarantine(self, failure: Failure, group: str) -> None:
         """Takes the Mac of a failure of class Reboot out of placement, until it has booted anew."""
-        profile = macuse.known(self._cache, self._parsed, failure.node) if failure.node else None
-        boot = macuse.boot_id(self._cache, failure.node) if failure.node else None
-        if profile is None or boot is None or not macuse.wants_quarantine(profile, failure, boot):
+        profile = mac_usage.known(self._cache, self._parsed, failure.node) if failure.node else None
+        boot = mac_usage.boot_id(self._cache, failure.node) if failure.node else None
+        if profile is None or boot is None or not mac_usage.wants_quarantine(profile, failure, boot):
             return
-        await self._write(profile.metadata.name, macuse.quarantine(failure, group, boot, self._clock()))
+        await self._write(profile.metadata.name, mac_usage.quarantine(failure, group, boot, self._clock()))
 
     async def _write(self, node: str, held: Quarantine | None) -> None:
-        profile = macuse.known(self._cache, self._parsed, node)
+        profile = mac_usage.known(self._cache, self._parsed, node)
         if profile is None or profile.metadata.deletion_timestamp is not None:
             return
-        groups = macuse.uses(self._cache, self._parsed, self._ground, node)
-        made = macuse.wanted(profile, groups, held, self._clock())
-        if made == macuse.current(profile):
+        groups = mac_usage.uses(self._cache, self._parsed, self._ground, node)
+        made = mac_usage.wanted(profile, groups, held, self._clock())
+        if made == mac_usage.current(profile):
             return
         body: Json = {"apiVersion": API_VERSION, "kind": NODEPROFILE_KIND, "metadata": {"name": node}, "status": made}
         try:

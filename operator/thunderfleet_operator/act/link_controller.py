@@ -8,11 +8,12 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_operator import linkstatus, snapshot
-from thunderfleet_operator.act import Actor
-from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, Cache
-from thunderfleet_operator.events import Occurrence
-from thunderfleet_operator.snapshot import Parsed
+from thunderfleet_operator.act.events import Occurrence
+from thunderfleet_operator.act.executor import Actor
+from thunderfleet_operator.decide import link as linkstatus
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.snapshot import Parsed
+from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, Cache
 
 
 class Links:

@@ -30,14 +30,7 @@ from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeplo
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.cache import (
-    CONFIGMAPS,
-    DEPLOYMENTS,
-    NODES,
-    PODS,
-    Cache,
-    Store,
-)
+from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.placement import (
     MemoryRequest,
     Request,
@@ -45,8 +38,14 @@ from thunderfleet_operator.placement import (
     WantedSplit,
     WantedTransport,
 )
-from thunderfleet_operator.ports import RankPorts
-from thunderfleet_operator.quantities import to_bytes
+from thunderfleet_operator.watch.cache import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    NODES,
+    PODS,
+    Cache,
+    Store,
+)
 
 T = TypeVar("T", bound=ApiModel)
 F = TypeVar("F")
@@ -230,6 +229,19 @@ def pod_view(pod: Json) -> PodView:
 def _last_words(container: Json) -> str:
     ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
     return str(ended.get("message") or "").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class RankPorts:
+    """The ports of one rank on its Mac."""
+
+    gateway: int
+    control: int
+    ring: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> frozenset[int]:
+        return frozenset((self.gateway, self.control, *self.ring))
 
 
 # --- a deployment's groups ------------------------------------------------------------------------------------------
