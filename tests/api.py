@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
 Json = dict[str, Any]

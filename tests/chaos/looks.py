@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from thunderfleet_crds.group import STATE_PATH, GroupPhase, RankPhase
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.api import LOOK_SECONDS, Api, Away, load_pair
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_lib.kube import ApiError, Kube
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 
 Json = dict[str, Any]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.api import OURS, Api

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
 
 from tests.api import Api
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster.cluster import Cluster, kubelet_command, running
+from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
 from thunderfleet_localcluster.paths import ClusterFolder
@@ -324,7 +324,7 @@ def test_the_same_folder_takes_one_cluster(cluster: Cluster) -> None:
 _PARENT = """
 import sys, time
 from pathlib import Path
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 cluster = Cluster.start({fleet!r}, name="child", directory=Path({folder!r}), network={mode!r})
 print(cluster.server, cluster.proxy, cluster.pid, flush=True)
 time.sleep(600)

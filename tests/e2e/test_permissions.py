@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster, remove
 from thunderfleet_localcluster.models import tinymodel
 
 Json = dict[str, Any]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from thunderfleet_crds.group import FaultClass, GroupPhase
 from thunderfleet_crds.plan import Plan
-from thunderfleet_localcluster import recorded
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.recorded.folder import write_machine
 from thunderfleet_runner import attempts, protocol
 from thunderfleet_runner.rankprocess import rank_command
 from thunderfleet_runner.service import Unavailable
@@ -51,7 +51,7 @@ class Macs:
         self.layout = plan_layout(parse_fleet(FLEET), "loopback", block=64 + os.getpid() % 128)
         self.homes = [folder / machine.name for machine in self.layout.machines]
         for machine, home in zip(self.layout.machines, self.homes, strict=True):
-            recorded.write_machine(self.layout, machine, home / "bin")
+            write_machine(self.layout, machine, home / "bin")
         plan = group.plan.model_dump(mode="json", by_alias=True)
         # The model has two KV heads: three ranks are a pipeline.
         plan |= {"modelPath": str(model), "backend": "jaccl", "split": "Tensor" if size == 2 else "Pipeline"}
