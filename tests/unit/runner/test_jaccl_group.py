@@ -16,9 +16,10 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster import recorded, tinymodel
 from thunderfleet_localcluster.fleet import parse_fleet
 from thunderfleet_localcluster.layout import plan_layout
-from thunderfleet_runner import attempts, protocol
-from thunderfleet_runner.rankprocess import rank_command
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import attempts
+from thunderfleet_runner.host.rankprocess import rank_command
 
 SECONDS = 150.0
 """For what takes a few when the machine is not busy: imports of real ranks."""
