@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 Json = dict[str, Any]
 Deploy = Callable[..., Any]

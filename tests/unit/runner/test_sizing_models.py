@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_crds.nodeprofile import Model, SizedBy
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner import capabilities, sizing, weightfiles
 
 
