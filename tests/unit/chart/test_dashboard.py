@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from thunderfleet_agent.metrics import Metrics as AgentMetrics
-from thunderfleet_kubelet.metrics import Metrics as KubeletMetrics
+from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
 from thunderfleet_runner.api import gateway
 from thunderfleet_runner.group.metrics import GroupMetrics

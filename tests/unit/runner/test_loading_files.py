@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.plan import Split
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel
 from thunderfleet_runner.rank import loading

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from thunderfleet_crds.group import GroupPhase
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.sizing import command
 
 LAYERS = 4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_crds.nodeprofile import KVLayer, SizedBy
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.sizing import arithmetic, bounded, command
 from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, Workspace
 from thunderfleet_runner.sizing.bounded import Limits

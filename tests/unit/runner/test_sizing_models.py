@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_crds.nodeprofile import Model, SizedBy
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.rank import capabilities
 from thunderfleet_runner.sizing import command

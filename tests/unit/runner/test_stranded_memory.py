@@ -7,8 +7,8 @@ from typing import Any
 
 from thunderfleet_crds.group import FaultClass, GroupPhase
 from thunderfleet_localcluster import recorded
-from thunderfleet_localcluster.fleet import parse_fleet
-from thunderfleet_localcluster.layout import plan_layout
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_runner.host import wired_memory
 from thunderfleet_runner.host.wired_memory import Ledger, Verdict
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.rank import mlxlm
 
 
