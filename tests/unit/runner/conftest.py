@@ -23,8 +23,8 @@ from cryptography.x509.oid import NameOID
 from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import attempts, follower
-from thunderfleet_runner.rankprocess import rank_command
+from thunderfleet_runner.group import attempts, follower
+from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")

@@ -17,9 +17,10 @@ from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.recorded.folder import write_machine
-from thunderfleet_runner import attempts, protocol
-from thunderfleet_runner.rankprocess import rank_command
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import attempts
+from thunderfleet_runner.host.rankprocess import rank_command
 
 SECONDS = 150.0
 """For what takes a few when the machine is not busy: imports of real ranks."""

@@ -18,7 +18,7 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.attempts import GRACE_IS_OVER
+from thunderfleet_runner.faults import GRACE_IS_OVER
 
 MOVED_SECONDS = 30
 """When a client whose answer a drain has cut may find the group elsewhere."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from thunderfleet_crds.group import GroupPhase, GroupState
 from thunderfleet_crds.plan import Plan
 
-from thunderfleet_runner import peers
-from thunderfleet_runner.control import Connection, JoinRefused, join_group
-from thunderfleet_runner.member import Member
+from thunderfleet_runner.group.member import Member
+from thunderfleet_runner.net import peers
+from thunderfleet_runner.net.control import Connection, JoinRefused, join_group
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.pulse import Pulse
+from thunderfleet_runner.rank.step_clock import Pulse
 
 SMALL_BYTES = 4096
 SMALL_TIMES = 30

@@ -17,11 +17,13 @@ from aiohttp import web
 from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import faults, jaccl, peers, preflight, protocol, stranded
+from thunderfleet_runner import faults, framing, protocol
 from thunderfleet_runner.faults import Fault, Stage
-from thunderfleet_runner.ports import NoFreePort, PortBlock
-from thunderfleet_runner.rankprocess import RankProcess, rank_command, resident_bytes
-from thunderfleet_runner.relay import NOT_YET, Relays, not_taken
+from thunderfleet_runner.host import preflight, wired_memory
+from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
+from thunderfleet_runner.net import jaccl, peers
+from thunderfleet_runner.net.ports import NoFreePort, PortBlock
+from thunderfleet_runner.net.relay import NOT_YET, Relays, not_taken
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class Member:
         on_rank: Callable[[protocol.FromRank], None],
         command: Callable[[str, int, int], list[str]] = rank_command,
         jaccl_environment: bool = False,
-        wired: stranded.Reader | None = None,
+        wired: wired_memory.Reader | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.plan = plan
@@ -84,7 +86,7 @@ class Member:
         self._wired = wired
         self._tls = tls
         self._relays: Relays | None = None
-        self._ledger = stranded.Ledger()
+        self._ledger = wired_memory.Ledger()
         self.blocked: Fault | None = None
         """What keeps this supervisor itself from serving: every attempt fails with it."""
         self._block = PortBlock(self.entry.ring_ports)
@@ -277,9 +279,9 @@ class Member:
         while True:
             wired, ledger = await asyncio.to_thread(self._wired), self._ledger
             verdict = ledger.verdict(time.monotonic(), wired, self.entry.memory_bytes)
-            if verdict is stranded.Verdict.STRANDED and ledger.before is not None and wired is not None:
-                return stranded.stranded(self.entry.node, ledger.before, wired)
-            if verdict is stranded.Verdict.FREE:
+            if verdict is wired_memory.Verdict.STRANDED and ledger.before is not None and wired is not None:
+                return wired_memory.stranded(self.entry.node, ledger.before, wired)
+            if verdict is wired_memory.Verdict.FREE:
                 break
             if self._end_asked >= self._attempt:
                 # The attempt has ended elsewhere; the next one looks again.
@@ -287,7 +289,7 @@ class Member:
             await asyncio.sleep(TICK_SECONDS)
         self._ledger = self._ledger.settled()
         hold = self._ledger.hold_seconds(time.monotonic())
-        return stranded.held(self.entry.node, hold) if hold > 0 else None
+        return wired_memory.held(self.entry.node, hold) if hold > 0 else None
 
     def _take_port(self) -> int:
         """The port that this rank's MLX is to listen on; 0 when it does not listen."""
@@ -418,7 +420,7 @@ class Member:
             memory=plan.memory,
             hostfile=str(hostfile) if hostfile else None,
             jaccl_environment=jaccl_environment,
-            environment={protocol.ATTEMPT_VARIABLE: str(attempt), **told},
+            environment={framing.ATTEMPT_VARIABLE: str(attempt), **told},
         )
 
     def _write_hostfile(self, attempt: int, hosts: Sequence[str]) -> Path:

@@ -12,8 +12,8 @@ from enum import Enum
 
 from thunderfleet_crds.group import FaultClass
 
-from thunderfleet_runner import commands
 from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.host import commands
 
 BACK_SECONDS = 30.0
 """How long after a kill its memory may take to come back."""

@@ -18,7 +18,7 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
+from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 
 log = logging.getLogger(__name__)
 

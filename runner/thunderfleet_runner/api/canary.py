@@ -11,7 +11,7 @@ import time
 import uuid
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
+from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 
 log = logging.getLogger(__name__)
 

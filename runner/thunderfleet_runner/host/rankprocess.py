@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from thunderfleet_runner import protocol
+from thunderfleet_runner import framing, protocol
 
 log = logging.getLogger(__name__)
 rank_log = logging.getLogger("rank")
@@ -37,7 +37,7 @@ def rank_command(group: str, epoch: int, rank: int) -> list[str]:
     """The rank's command line. What follows the module is read by nobody but people with ``ps`` and ``end_orphan``."""
     told = ["--group", group, "--epoch", str(epoch), "--rank", str(rank)]
     # -P: the folder that the pod happens to work in is not searched for modules.
-    return [sys.executable, "-P", "-m", f"{RANK_MODULE}start", *told]
+    return [sys.executable, "-P", "-m", RANK_MODULE, *told]
 
 
 def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
@@ -45,7 +45,7 @@ def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
     heard. What MLX is to know of its group comes with ``Start``.
     """
     clean = {name: value for name, value in base.items() if name in _OF_ONE_PROCESS or not name.startswith(_OF_A_GROUP)}
-    clean |= {protocol.FD_VARIABLE: str(fd), protocol.PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    clean |= {framing.FD_VARIABLE: str(fd), framing.PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     clean |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return clean
 
@@ -162,7 +162,7 @@ class RankProcess:
 
     async def _listen(self, on_message: Callable[[protocol.FromRank], None]) -> None:
         loop = asyncio.get_running_loop()
-        frames = protocol.Frames()
+        frames = framing.Frames()
         try:
             while data := await loop.sock_recv(self._socket, 1 << 16):
                 for body in frames.feed(data):
@@ -172,7 +172,7 @@ class RankProcess:
                     on_message(message)
         except ConnectionError:
             pass
-        except protocol.BrokenStream as error:
+        except framing.BrokenStream as error:
             self.failed = protocol.Failed(stage="serve", text=str(error))
             on_message(self.failed)
 

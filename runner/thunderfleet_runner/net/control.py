@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 
-from thunderfleet_runner import peers
 from thunderfleet_runner.doors import Doors
-from thunderfleet_runner.relay import RELAY_PATH
+from thunderfleet_runner.net import peers
+from thunderfleet_runner.net.relay import RELAY_PATH
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from thunderfleet_crds.group import FaultClass
 
-from thunderfleet_runner import commands
 from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.host import commands
 
 PREFIX = "rdma_"
 """A device is named after its interface: rdma_en2 is en2's."""

@@ -17,10 +17,11 @@ from typing import Any, Literal
 import mlx.core as mx
 from pydantic import BaseModel
 
-from thunderfleet_runner import allreduce, mlxlm, protocol
-from thunderfleet_runner.mlxlm import Broken, Ended, Prefilling, Sampled, Started, Work
-from thunderfleet_runner.pulse import Pulse
-from thunderfleet_runner.stops import StopFinder
+from thunderfleet_runner import protocol
+from thunderfleet_runner.rank import allreduce, mlxlm
+from thunderfleet_runner.rank.mlxlm import Broken, Ended, Prefilling, Sampled, Started, Work
+from thunderfleet_runner.rank.step_clock import Pulse
+from thunderfleet_runner.rank.stops import StopFinder
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,12 @@ from aiohttp import web
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from thunderfleet_runner import openai, protocol
-from thunderfleet_runner.admission import Admission, Full, Place
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api import openai
+from thunderfleet_runner.api.admission import Admission, Full, Place
+from thunderfleet_runner.api.openai import ApiError, Endpoint
+from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 from thunderfleet_runner.doors import Doors
-from thunderfleet_runner.openai import ApiError, Endpoint
-from thunderfleet_runner.service import GenerationFailed, Refused, Service, Unavailable
 
 log = logging.getLogger(__name__)
 

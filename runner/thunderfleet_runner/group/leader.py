@@ -14,12 +14,15 @@ from pathlib import Path
 from thunderfleet_crds.group import Failure, FaultClass, GroupPhase, GroupState, RankPhase, RankReport
 from thunderfleet_crds.plan import Backend, Plan
 
-from thunderfleet_runner import attempts, faults, history, jaccl, peers, preflight, protocol
-from thunderfleet_runner.attempts import Machine, Stage
-from thunderfleet_runner.control import Connection
-from thunderfleet_runner.member import Member
-from thunderfleet_runner.rendezvous import Identity, Rendezvous
-from thunderfleet_runner.service import Service, Vocabulary
+from thunderfleet_runner import faults, protocol
+from thunderfleet_runner.api.service import Service, Vocabulary
+from thunderfleet_runner.group import attempts, history
+from thunderfleet_runner.group.attempts import Machine, Stage
+from thunderfleet_runner.group.member import Member
+from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
+from thunderfleet_runner.host import preflight
+from thunderfleet_runner.net import jaccl, peers
+from thunderfleet_runner.net.control import Connection
 
 log = logging.getLogger(__name__)
 

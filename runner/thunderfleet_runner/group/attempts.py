@@ -39,9 +39,6 @@ class Stage(StrEnum):
     STOPPED = "Stopped"
 
 
-GRACE_IS_OVER = "the deployment is being stopped or moved, and the grace for running requests is over"
-"""What a client is told whose answer a drain has cut."""
-
 RUNNING = frozenset({Stage.FORMING, Stage.LOADING, Stage.COMPARING, Stage.READY, Stage.DRAINING, Stage.STOPPING})
 """Stages in which processes of the attempt may be there."""
 
@@ -456,7 +453,7 @@ class Machine:
         unserve = {
             Stage.READY: f"{cut}: {first}",
             Stage.DRAINING: f"the group failed while its deployment was being stopped or moved: {first}",
-            Stage.STOPPING: GRACE_IS_OVER,
+            Stage.STOPPING: faults.GRACE_IS_OVER,
         }.get(self.stage)
         state, timer = self._enter(Stage.ENDING, self.limits.end_seconds)
         state = replace(state, done=frozenset(range(self.size)) - state.present, cut=cut)

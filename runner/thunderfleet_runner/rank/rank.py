@@ -16,16 +16,17 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from thunderfleet_crds.plan import Backend, Split
 
-from thunderfleet_runner import protocol
-from thunderfleet_runner.pulse import Pulse
-from thunderfleet_runner.rankstart import Begun, NotFormed, all_sum, begin, checked
+from thunderfleet_runner import framing, protocol
+from thunderfleet_runner.rank.channel import Channel
+from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
+from thunderfleet_runner.rank.step_clock import Pulse
 
 if TYPE_CHECKING:
-    from thunderfleet_runner.generation import Engine
+    from thunderfleet_runner.rank.generation import Engine
 
 log = logging.getLogger("thunderfleet.rank")
 
@@ -33,9 +34,9 @@ log = logging.getLogger("thunderfleet.rank")
 class Rank:
     """The process's state: where it stands, and how its threads reach each other."""
 
-    def __init__(self, begun: Begun) -> None:
-        self._begun = begun
-        self._channel = protocol.Channel(begun.end)
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._channel = Channel(started.end)
         self._pulse = Pulse()
         self._engine: Engine | None = None
         self._early: list[protocol.ToRank] = []
@@ -60,7 +61,7 @@ class Rank:
         try:
             while True:
                 self._route(self._channel.receive())
-        except (EOFError, OSError, protocol.BrokenStream) as error:
+        except (EOFError, OSError, framing.BrokenStream) as error:
             log.error("the supervisor's channel ended: %s", error)
         except Exception:
             log.exception("the reader thread failed")
@@ -132,8 +133,8 @@ class Rank:
 
     def run(self) -> None:
         """The whole life, as the protocol tells it. Raises what went wrong; ``stage`` says where."""
-        start = protocol.Start.model_validate_json(json.dumps(self._begun.start))
-        group = self._begun.group
+        start = protocol.Start.model_validate_json(json.dumps(self._started.start))
+        group = self._started.group
         if start.backend is not Backend.RING:
             group = form(start, self.exchange)
             self.send(formed(group))
@@ -149,15 +150,15 @@ class Rank:
         engine.run()
         self.stage = "stop"
         if group is not None:
-            from thunderfleet_runner.loading import barrier
+            from thunderfleet_runner.rank.loading import barrier
 
             barrier(group)
 
     def _load(self, start: protocol.Start, group: Any) -> "Engine":
         import mlx.core as mx
 
-        from thunderfleet_runner import loading, mlxlm
-        from thunderfleet_runner.generation import Engine
+        from thunderfleet_runner.rank import loading, mlxlm
+        from thunderfleet_runner.rank.generation import Engine
 
         mlxlm.forget_wired_limit()
         if mx.metal.is_available():
@@ -229,13 +230,10 @@ def vocabulary(config: dict[str, Any]) -> int:
     return 0
 
 
-def main(begun: Begun | None = None) -> int:
-    """The rest of a rank's life, or with nothing begun all of it: never returns normally but by exit code."""
+def run(started: Started) -> NoReturn:
+    """Runs the rank until its end, and exits the process."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    begun = begun or begin()
-    if begun is None:
-        return 0
-    rank = Rank(begun)
+    rank = Rank(started)
     threading.Thread(target=rank.read, name="reader", daemon=True).start()
     code = 0
     try:

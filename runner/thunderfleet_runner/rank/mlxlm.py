@@ -25,7 +25,7 @@ from mlx_lm import server as _server
 from mlx_lm import utils as _utils
 from mlx_lm.models import cache as _cache
 
-from thunderfleet_runner.pulse import Pulse, Shape
+from thunderfleet_runner.rank.step_clock import Pulse, Shape
 
 # ``mlx_lm.generate`` names a function too, which hides the module from a plain import.
 _generate: Any = importlib.import_module("mlx_lm.generate")

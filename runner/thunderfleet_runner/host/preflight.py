@@ -15,8 +15,9 @@ from pathlib import Path
 from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import Backend, Plan, RankPlan
 
-from thunderfleet_runner import jaccl, ports, rdma, weightfiles
 from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.host import rdma, weightfiles
+from thunderfleet_runner.net import jaccl, ports
 
 _TOKENIZER_FILES = (
     "config.json",

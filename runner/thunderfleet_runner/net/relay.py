@@ -24,8 +24,9 @@ import aiohttp
 from aiohttp import web
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
 
-from thunderfleet_runner import commands, faults
+from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.host import commands
 
 log = logging.getLogger(__name__)
 

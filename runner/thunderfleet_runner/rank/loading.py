@@ -13,7 +13,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from thunderfleet_crds.plan import Split
 
-from thunderfleet_runner import mlxlm, weightfiles
+from thunderfleet_runner.host import weightfiles
+from thunderfleet_runner.rank import mlxlm
 
 Report = Callable[[int, int, int], None]
 """Called with loaded bytes, total bytes, loaded layers."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from thunderfleet_crds.plan import Plan
 
-from thunderfleet_runner.peers import Hello, Refusal
+from thunderfleet_runner.net.peers import Hello, Refusal
 
 
 @dataclass(frozen=True)
