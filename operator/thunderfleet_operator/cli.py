@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_operator.ports import PortRange, PortSettings
+from thunderfleet_operator.decide.ports import PortRange, PortSettings
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     # Later than the arguments, so that --help does not wait for kopf.
     from thunderfleet_operator.app import Configuration, run
-    from thunderfleet_operator.desired import PodSettings
+    from thunderfleet_operator.decide.manifests import PodSettings
     from thunderfleet_operator.reconcile import Settings
 
     lasting, ring = arguments.ports, arguments.ring_ports

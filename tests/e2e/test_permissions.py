@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster import tinymodel
 from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.waiting import until
 

@@ -21,17 +21,18 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator import places, snapshot
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
-from thunderfleet_operator.fleets import Fleets, taints
+from thunderfleet_operator.decide import port_aware_placement
+from thunderfleet_operator.decide.model import resolve
+from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.fleet import Fleets, taints
+from thunderfleet_operator.observe.quantities import to_bytes
+from thunderfleet_operator.observe.snapshot import Parsed, RankPorts, Taken
 from thunderfleet_operator.placement import Fleet, Placement, Transport, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.score import LABELS, PARTS
 from thunderfleet_operator.placement.units import gbits, gib
-from thunderfleet_operator.ports import PortSettings, RankPorts
-from thunderfleet_operator.quantities import to_bytes
-from thunderfleet_operator.resolve import resolve
-from thunderfleet_operator.snapshot import Parsed, Taken
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
 KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
     "Node": (NODES, None),
@@ -271,7 +272,9 @@ def decide(cache: Cache, deployment: ModelDeployment, settings: PortSettings, ru
         before = next((group for group in deployment.status.groups if group.index == index), None)
         current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
         kept = _kept_ports(left, deployment, index)
-        found = places.choose(fleet, deployment, used, settings, current=current, kept=kept, runners_up=runners_up)
+        found = port_aware_placement.choose(
+            fleet, deployment, used, settings, current=current, kept=kept, runners_up=runners_up
+        )
         if isinstance(found, Unplaceable):
             decided.append(Decided(index, found, free))
             continue

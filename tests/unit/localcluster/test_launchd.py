@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster import launchd
+from thunderfleet_localcluster.machines import launchd
 
 from tests.support.processes import alive
 from tests.support.waiting import until

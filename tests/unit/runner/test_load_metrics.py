@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
-from thunderfleet_runner.metrics import GroupMetrics
+from thunderfleet_runner.group.metrics import GroupMetrics
 
 
 def test_each_rank_shows_the_bytes_and_layers_that_it_has_loaded() -> None:

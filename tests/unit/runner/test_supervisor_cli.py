@@ -11,7 +11,8 @@ import pytest
 from thunderfleet_crds.group import FaultClass, LastWords
 from thunderfleet_crds.plan import Plan
 from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
-from thunderfleet_runner import cli, history, supervisor
+from thunderfleet_runner import cli, supervisor
+from thunderfleet_runner.group import history
 from thunderfleet_runner.supervisor import api_keys
 
 
