@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass
 
 
 class Stage(StrEnum):

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.plan import Backend, MemoryPlan, Split
+from thunderfleet_crds.plan import MemoryPlan
+from thunderfleet_crds.vocabulary import Backend, Split
 
 from thunderfleet_runner import rankstart
 

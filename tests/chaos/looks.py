@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from thunderfleet_crds.group import STATE_PATH, GroupPhase, RankPhase
+from thunderfleet_crds.group import STATE_PATH
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_localcluster.cluster import Cluster
 
 from tests.api import LOOK_SECONDS, Api, Away, load_pair

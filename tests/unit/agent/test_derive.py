@@ -15,15 +15,10 @@ from thunderfleet_agent.derive import PeerPort, cables, find_peer, gpu_memory_li
 from thunderfleet_agent.facts import Facts, Source
 from thunderfleet_agent.host import Failure, FailureKind
 from thunderfleet_agent.parsers import ParseError, hardware, network, rdma, thunderbolt
-from thunderfleet_crds.common import Condition, ConditionStatus, ObjectMeta, find_condition
-from thunderfleet_crds.nodeprofile import (
-    AddressClass,
-    InterfaceKind,
-    NodeProfile,
-    NodeProfileStatus,
-    RDMADeviceState,
-)
+from thunderfleet_crds.common import Condition, ObjectMeta, find_condition
+from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -32,8 +32,9 @@ from thunderfleet_agent.measure.settings import Settings, parse
 from thunderfleet_agent.measure.steady import best, is_steady
 from thunderfleet_agent.measure.streams import rate_mbps, trips
 from thunderfleet_agent.measure.verdict import verdict
-from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability, ReachabilityState
-from thunderfleet_crds.thunderboltlink import LinkEnd, MeasurementTransport, ThunderboltLink, ordered
+from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
+from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
+from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
 
 WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GPU = Probe(Key(Kind.GPU), 3600, 20)

@@ -4,7 +4,8 @@ import copy
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator import places, snapshot
 from thunderfleet_operator.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS
 from thunderfleet_operator.fleets import Fleets

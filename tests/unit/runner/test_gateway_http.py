@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
+from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import benchmark, gateway, protocol
 from thunderfleet_runner.admission import Admission, Full
 from thunderfleet_runner.service import Service, Vocabulary

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster import recorded, tinymodel
 from thunderfleet_localcluster.fleet import parse_fleet
 from thunderfleet_localcluster.layout import plan_layout

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import preflight
 from thunderfleet_runner.preflight import PreflightFailed
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_runner import control, peers, protocol
 from thunderfleet_runner import leader as leader_module
 from thunderfleet_runner import member as member_module

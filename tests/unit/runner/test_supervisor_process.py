@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import rankprocess
 
 SERVE = Path(__file__).with_name("serve_stand_in.py")
