@@ -69,7 +69,7 @@ test: lint types unit e2e ## Everything that must pass
 .PHONY: fuzz
 fuzz: install ## Parsers and decisions of discovery against 20,000 inputs each
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 \
-	  tests/unit/agent/test_parsers.py tests/unit/agent/test_damp.py tests/unit/agent/test_reach.py
+	  tests/unit/agent/test_parsers.py tests/unit/agent/test_flap_damper.py tests/unit/agent/test_reach.py
 
 .PHONY: chaos
 chaos: programs ## Faults at every stage of groups' lives, by a seed that is printed (SEED=N FAULTS=N JSON=FILE)

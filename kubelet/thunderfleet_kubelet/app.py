@@ -17,9 +17,7 @@ from typing import IO
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
-from thunderfleet_kubelet import node as nodes
-from thunderfleet_kubelet.auth import Guard
-from thunderfleet_kubelet.certificates import (
+from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
     SERVING_SIGNER,
     CertificateError,
@@ -29,13 +27,15 @@ from thunderfleet_kubelet.certificates import (
     read_pair,
     usable,
 )
+from thunderfleet_kubelet.bootstrap.join import Identity, JoinError, parse_server
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.join import Identity, JoinError, parse_server
-from thunderfleet_kubelet.machine import Asker, Machine, Reader, look
-from thunderfleet_kubelet.metrics import Metrics
-from thunderfleet_kubelet.node import NodeKeeper
-from thunderfleet_kubelet.podmanager import PodManager, RuntimeSettings
-from thunderfleet_kubelet.server import Server, server_context
+from thunderfleet_kubelet.node import keeper as nodes
+from thunderfleet_kubelet.node.keeper import NodeKeeper
+from thunderfleet_kubelet.node.machine import Asker, Machine, Reader, look
+from thunderfleet_kubelet.pods.manager import PodManager, RuntimeSettings
+from thunderfleet_kubelet.serving.auth import Guard
+from thunderfleet_kubelet.serving.metrics import Metrics
+from thunderfleet_kubelet.serving.server import Server, server_context
 
 log = logging.getLogger(__name__)
 

@@ -88,7 +88,8 @@ def settings(file: Path | None) -> Config:
 
 
 async def _join(arguments: argparse.Namespace) -> None:
-    from thunderfleet_kubelet import app, join
+    from thunderfleet_kubelet import app
+    from thunderfleet_kubelet.bootstrap import join
 
     server = join.parse_server(arguments.server)
     token = join.check_token(arguments.token)
@@ -117,7 +118,8 @@ async def _join(arguments: argparse.Namespace) -> None:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    from thunderfleet_kubelet import app, join
+    from thunderfleet_kubelet import app
+    from thunderfleet_kubelet.bootstrap import join
 
     root = arguments.root.resolve()
     known = join.load_identity(root)
@@ -148,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Late: --help should not wait for the API client.
     from thunderfleet_lib.kube import ApiError
 
-    from thunderfleet_kubelet.certificates import CertificateError
-    from thunderfleet_kubelet.join import JoinError, UsageError
+    from thunderfleet_kubelet.bootstrap.certificates import CertificateError
+    from thunderfleet_kubelet.bootstrap.join import JoinError, UsageError
 
     try:
         asyncio.run(_join(arguments) if arguments.command == "join" else _run(arguments))

@@ -21,12 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from thunderfleet_localcluster.assets import find_assets
+from thunderfleet_localcluster.controlplane.assets import find_assets
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet import DEFAULT_FLEET, Fleet, parse_fleet
+from thunderfleet_localcluster.fleet.file import DEFAULT_FLEET, Fleet, parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.image import IMAGE, Image, make_image
-from thunderfleet_localcluster.layout import plan_layout
-from thunderfleet_localcluster.network import can_isolate
+from thunderfleet_localcluster.network.namespaces import can_isolate
 from thunderfleet_localcluster.paths import DEFAULT_NAME, ClusterFolder, cache_folder
 
 UP_SECONDS = 300
@@ -488,7 +488,7 @@ def _make_folder(folder: ClusterFolder) -> None:
 def _spawn_keeper(folder: ClusterFolder, spec: Path) -> subprocess.Popen[bytes]:
     with folder.log("keeper").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "thunderfleet_localcluster.keeper", str(spec), "--folder", str(folder.root)],
+            [sys.executable, "-m", "thunderfleet_localcluster.supervisor", str(spec), "--folder", str(folder.root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -22,21 +22,21 @@ from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
-from thunderfleet_agent import identity
-from thunderfleet_agent.collect import Collector
-from thunderfleet_agent.damp import Damper
-from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, find_peer, profile, seen_by, wanted_uuids
-from thunderfleet_agent.explore import Explorer
-from thunderfleet_agent.facts import Facts
-from thunderfleet_agent.host import Host
-from thunderfleet_agent.measure import settings as measuring
+from thunderfleet_agent.derive.flap_damper import Damper
+from thunderfleet_agent.derive.previous_profile import Recall
+from thunderfleet_agent.derive.profile import Cable, PeerPort, Profile, cables, find_peer, profile, seen_by, wanted_uuids
 from thunderfleet_agent.measure.prober import Prober
-from thunderfleet_agent.measure.results import Ledger
-from thunderfleet_agent.measure.view import view
+from thunderfleet_agent.measure.schedule import settings as measuring
+from thunderfleet_agent.measure.schedule.results import Ledger
+from thunderfleet_agent.measure.schedule.view import view
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.publish import PROFILES, Publisher
-from thunderfleet_agent.reach import listen_addresses
-from thunderfleet_agent.recall import Recall
+from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_agent.observe.facts import Facts
+from thunderfleet_agent.observe.host import Host
+from thunderfleet_agent.peers import identity
+from thunderfleet_agent.peers.explorer import Explorer
+from thunderfleet_agent.peers.reach import listen_addresses
+from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.server import Server
 
 log = logging.getLogger(__name__)

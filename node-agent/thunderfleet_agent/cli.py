@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """0: done; 1: failed; 2: used wrongly (argparse)."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["measure-child"]:
-        from thunderfleet_agent.measure.child import main as measure
+        from thunderfleet_agent.measure.worker.child import main as measure
 
         measure(json.loads(words[1]))
     arguments = _parser().parse_args(words)
@@ -154,12 +154,12 @@ async def _inspect(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.common import ObjectMeta
     from thunderfleet_crds.nodeprofile import NodeProfile
 
-    from thunderfleet_agent.collect import Collector
-    from thunderfleet_agent.derive import profile
-    from thunderfleet_agent.host import Host
+    from thunderfleet_agent.derive.profile import profile
+    from thunderfleet_agent.observe.collector import Collector
+    from thunderfleet_agent.observe.host import Host
 
     node = arguments.node_name or socket.gethostname()
-    from thunderfleet_agent.models import hub_caches
+    from thunderfleet_agent.observe.models import hub_caches
 
     collector = Collector(Host(), [*arguments.model_folder, *hub_caches(os.environ, Path.home())])
     await asyncio.gather(collector.fast(), collector.slow(), collector.runtime(), collector.scan_models())
@@ -167,13 +167,13 @@ async def _inspect(arguments: argparse.Namespace) -> int:
         pass
     found = profile(collector.facts, datetime.now(UTC))
     if arguments.output == "table":
-        from thunderfleet_agent.inspection import page
+        from thunderfleet_agent.inspection.page import page
 
         print(page(node, found, collector.facts if arguments.why else None))
         return 0
     whole = NodeProfile(metadata=ObjectMeta(name=node, labels=found.labels), status=found.status).dump()
     if arguments.why:
-        from thunderfleet_agent.inspection import why
+        from thunderfleet_agent.inspection.page import why
 
         whole["why"] = why(found.status, collector.facts)
     if arguments.output == "json":
@@ -189,8 +189,8 @@ async def _run(arguments: argparse.Namespace) -> int:
     from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.agent import Settings, run
-    from thunderfleet_agent.measure import settings as measuring
-    from thunderfleet_agent.models import hub_caches
+    from thunderfleet_agent.measure.schedule import settings as measuring
+    from thunderfleet_agent.observe.models import hub_caches
 
     if not arguments.node_name or not arguments.host_ip:
         print("thunderfleet-agent run needs --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
@@ -222,13 +222,15 @@ async def _measure(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.vocabulary import MeasurementTransport
     from thunderfleet_lib.sandbox import mounted
 
-    from thunderfleet_agent.measure import byhand
-    from thunderfleet_agent.measure.settings import Rdma, Settings
+    from thunderfleet_agent.measure import measure_cli
+    from thunderfleet_agent.measure.schedule.settings import Rdma, Settings
 
     if (arguments.what == "link") != (arguments.peer is not None):
         print("thunderfleet-agent measure link PEER names the other Mac; gpu and memory name none", file=sys.stderr)
         return 2
     transport = {"rdma": MeasurementTransport.RDMA, "ring": MeasurementTransport.RING}[arguments.transport]
     state = mounted(arguments.state_folder)
-    own = byhand.Own(arguments.node_name, arguments.host_ip, state if state.is_dir() else None, arguments.kubeconfig)
-    return await byhand.run(arguments.what, arguments.peer, own, Settings(rdma=Rdma(transport=transport)), arguments.output)
+    own = measure_cli.Own(arguments.node_name, arguments.host_ip, state if state.is_dir() else None, arguments.kubeconfig)
+    return await measure_cli.run(
+        arguments.what, arguments.peer, own, Settings(rdma=Rdma(transport=transport)), arguments.output
+    )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from thunderfleet_agent.facts import Source
-from thunderfleet_agent.host import Failure
-from thunderfleet_agent.reach import Outcome
+from thunderfleet_agent.observe.facts import Source
+from thunderfleet_agent.observe.host import Failure
+from thunderfleet_agent.peers.reach import Outcome
 
 if TYPE_CHECKING:
     from thunderfleet_agent.measure.prober import Prober

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import web
 
-from thunderfleet_agent.dial import NODE_HEADER, PATH
-from thunderfleet_agent.measure import talk
+from thunderfleet_agent.measure.session import talk
 from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.peers.dial import NODE_HEADER, PATH
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,16 @@ from aiohttp import web
 from prometheus_client import generate_latest
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
-from thunderfleet_operator import frame
-from thunderfleet_operator.act import Actor, NotLeading
-from thunderfleet_operator.cache import (
+from thunderfleet_operator.act.executor import Actor, NotLeading
+from thunderfleet_operator.act.group_client import Groups
+from thunderfleet_operator.act.keys import MASTER_BYTES
+from thunderfleet_operator.act.link_controller import Links
+from thunderfleet_operator.act.mac_controller import Macs
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.observe.snapshot import Parsed, ended, internal_ip, owner_key, owner_uid, pod_node, read_epoch
+from thunderfleet_operator.reconcile import Reconciler, Settings
+from thunderfleet_operator.watch import kopf_watch
+from thunderfleet_operator.watch.cache import (
     CACHED,
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -30,15 +37,8 @@ from thunderfleet_operator.cache import (
     Cache,
     Collection,
 )
-from thunderfleet_operator.groups import Groups
-from thunderfleet_operator.keys import MASTER_BYTES
-from thunderfleet_operator.leader import Leader
-from thunderfleet_operator.links import Links
-from thunderfleet_operator.macs import Macs
-from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.reconcile import Reconciler, Settings
-from thunderfleet_operator.snapshot import Parsed, ended, internal_ip, owner_key, owner_uid, pod_node, read_epoch
-from thunderfleet_operator.workqueue import WorkQueue
+from thunderfleet_operator.watch.leader import Leader
+from thunderfleet_operator.watch.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -364,7 +364,7 @@ class Operator:
                 start.cancel()
                 return
             await start
-            watch = asyncio.create_task(frame.run(self._kube, self._told, self._stop, self._watching), name="kopf")
+            watch = asyncio.create_task(kopf_watch.run(self._kube, self._told, self._stop, self._watching), name="kopf")
             tasks.append(watch)
             ready = asyncio.create_task(_wait(self._watching), name="kopf-ready")
             await asyncio.wait({ready, watch, waiter}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_operator.ports import PortRange, PortSettings
+from thunderfleet_operator.decide.ports import PortRange, PortSettings
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from thunderfleet_operator import offline
+    from thunderfleet_operator.plan_cli import command
 
     if arguments.schema:
-        print(offline.schema())
+        print(command.schema())
         return 0
     missing = [name for name in ("fleet", "deployment") if getattr(arguments, name) is None]
     if missing:
@@ -114,8 +114,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         return 2
     settings = PortSettings(arguments.ports, arguments.ring_ports)
     try:
-        status, text = offline.run(arguments.fleet, arguments.deployment, arguments.output, settings, arguments.runners_up)
-    except offline.BadInput as error:
+        status, text = command.run(arguments.fleet, arguments.deployment, arguments.output, settings, arguments.runners_up)
+    except command.BadInput as error:
         print(f"thunderfleet-operator plan: {error}", file=sys.stderr)
         return 2
     print(text)
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     # Later than the arguments, so that --help does not wait for kopf.
     from thunderfleet_operator.app import Configuration, run
-    from thunderfleet_operator.desired import PodSettings
+    from thunderfleet_operator.decide.manifests import PodSettings
     from thunderfleet_operator.reconcile import Settings
 
     lasting, ring = arguments.ports, arguments.ring_ports

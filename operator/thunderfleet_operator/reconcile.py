@@ -21,9 +21,23 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.kube import ApiError, Json
 
-from thunderfleet_operator import desired, events, places, snapshot, status
-from thunderfleet_operator.act import Actor
-from thunderfleet_operator.cache import (
+from thunderfleet_operator.act import events
+from thunderfleet_operator.act.drains import Drains
+from thunderfleet_operator.act.executor import Actor
+from thunderfleet_operator.act.group_client import Groups
+from thunderfleet_operator.act.keys import KeyPair, group_keys
+from thunderfleet_operator.act.mac_controller import Macs
+from thunderfleet_operator.decide import manifests, port_aware_placement, status
+from thunderfleet_operator.decide.lifecycle import Decision, Heard, Verdict, decide, may_roll, must_drain, ready
+from thunderfleet_operator.decide.model import resolve
+from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.status import Blocked, Outcome, Resolution
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.fleet import Fleets
+from thunderfleet_operator.observe.snapshot import GroupView, Parsed, PodView, RankPorts
+from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
+from thunderfleet_operator.watch.cache import (
     CONFIGMAPS,
     DEPLOYMENTS,
     PODS,
@@ -31,18 +45,6 @@ from thunderfleet_operator.cache import (
     SERVICES,
     Cache,
 )
-from thunderfleet_operator.drains import Drains
-from thunderfleet_operator.fleets import Fleets
-from thunderfleet_operator.groups import Groups
-from thunderfleet_operator.keys import KeyPair, group_keys
-from thunderfleet_operator.lifecycle import Decision, Heard, Verdict, decide, may_roll, must_drain, ready
-from thunderfleet_operator.macs import Macs
-from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
-from thunderfleet_operator.ports import PortSettings, RankPorts
-from thunderfleet_operator.resolve import resolve
-from thunderfleet_operator.snapshot import GroupView, Parsed, PodView
-from thunderfleet_operator.status import Blocked, Outcome, Resolution
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ PORT_TAKEN = ("PortInUse", "PortTaken", "AddressInUse")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    pods: desired.PodSettings
+    pods: manifests.PodSettings
     ports: PortSettings
 
 
@@ -220,10 +222,10 @@ class Reconciler:
         """The keys and the plan of the next epoch whose names are free."""
         epoch = view.last_epoch + 1
         while True:
-            made = desired.make_plan(md, view.index, epoch, placement, ports)
+            made = manifests.make_plan(md, view.index, epoch, placement, ports)
             try:
                 await self._secret(md, made)
-                await self._actor.apply(CONFIGMAPS, desired.config_map(md, made, wanted_hash, placement.reason))
+                await self._actor.apply(CONFIGMAPS, manifests.config_map(md, made, wanted_hash, placement.reason))
                 return made
             except ApiError as error:
                 # Of a deployment of that name that was deleted: the garbage collector has not come to it yet, and we cannot
@@ -249,7 +251,9 @@ class Reconciler:
             held = kept.pop(failure.node, None)
             if held is not None:
                 used = snapshot.with_ports(used, failure.node, held.all)
-        return places.choose(fleet, md, used, self._settings.ports, current=current, avoid=decision.avoid, kept=kept)
+        return port_aware_placement.choose(
+            fleet, md, used, self._settings.ports, current=current, avoid=decision.avoid, kept=kept
+        )
 
     def _better_place(
         self, md: ModelDeployment, outcome: Outcome, fleet: Fleet, used: snapshot.Taken
@@ -276,9 +280,10 @@ class Reconciler:
 
     async def _secret(self, md: ModelDeployment, made: Plan) -> None:
         """Once a run of the operator: the bytes are derived, so applying them again changes nothing."""
-        name = f"{made.namespace}/{desired.group_name(made.deployment, made.index, made.epoch)}/{made.uid}"
+        name = f"{made.namespace}/{manifests.group_name(made.deployment, made.index, made.epoch)}/{made.uid}"
         if name not in self._secrets:
-            await self._actor.apply(SECRETS, desired.secret(md, made, self._keys(made.uid, made.index, made.epoch)))
+            pair = self._keys(made.uid, made.index, made.epoch)
+            await self._actor.apply(SECRETS, manifests.secret(md, made, pair.certificate, pair.key))
             self._secrets.add(name)
 
     async def _complete(self, md: ModelDeployment, made: Plan, view: GroupView | None) -> Blocked | None:
@@ -291,7 +296,7 @@ class Reconciler:
         try:
             await self._secret(md, made)
             for entry in missing:
-                await self._actor.apply(PODS, desired.pod(md, made, entry.rank, self._settings.pods))
+                await self._actor.apply(PODS, manifests.pod(md, made, entry.rank, self._settings.pods))
         except ApiError as error:
             if error.status not in (403, 422):
                 raise
@@ -328,7 +333,7 @@ class Reconciler:
                     await self._actor.delete(CONFIGMAPS, md.metadata.namespace, epoch.config_map)
 
     async def _service(self, md: ModelDeployment) -> None:
-        manifest = desired.service(md)
+        manifest = manifests.service(md)
         known = self._cache[SERVICES].items.get(f"{md.metadata.namespace}/{md.metadata.name}")
         if snapshot.loopback(self._cache):
             return

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from thunderfleet_crds.vocabulary import FaultClass
 
+GRACE_IS_OVER = "the deployment is being stopped or moved, and its grace period is over"
+"""Sent to a client whose response a drain has cut."""
+
 
 class Stage(StrEnum):
     """Where a rank was when it failed."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from thunderfleet_agent.parsers import thunderbolt as parser
-from thunderfleet_localcluster.fleet import parse_fleet
-from thunderfleet_localcluster.layout import plan_layout
+from thunderfleet_agent.observe.parsers import thunderbolt as parser
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded import as_json, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 

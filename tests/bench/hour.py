@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_agent.agent import Settings
-from thunderfleet_agent.collect import Collector
-from thunderfleet_agent.damp import Damper
-from thunderfleet_agent.derive import profile
-from thunderfleet_agent.host import Host
+from thunderfleet_agent.derive.flap_damper import Damper
+from thunderfleet_agent.derive.profile import profile
+from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_agent.observe.host import Host
 
 HOUR_SECONDS = 3600
 

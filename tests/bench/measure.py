@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from thunderfleet_agent.measure import process, streams
-from thunderfleet_agent.measure.settings import Settings
+from thunderfleet_agent.measure.schedule.settings import Settings
+from thunderfleet_agent.measure.session import streams
+from thunderfleet_agent.measure.worker import process
 
 from tests.bench import models, processes
 from tests.bench.figures import Bound, Figure
@@ -56,7 +57,7 @@ print(2 * size**3 / best)
 """
 ANSWERER = """
 import asyncio, sys
-from thunderfleet_agent.measure.streams import DOWN, UP, Gate
+from thunderfleet_agent.measure.session.streams import DOWN, UP, Gate
 async def main():
     gate = Gate("127.0.0.1", "127.0.0.1")
     print(gate.port, gate.token.hex(), flush=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
-from thunderfleet_operator.cache import LINKS, NODEPROFILES, NODES, PODS, Cache
-from thunderfleet_operator.fleets import Fleets
+from thunderfleet_operator.observe.fleet import Fleets
+from thunderfleet_operator.observe.snapshot import Parsed, Usage, taken
 from thunderfleet_operator.placement import (
     Cable,
     Dials,
@@ -31,7 +31,7 @@ from thunderfleet_operator.placement import (
     WantedTransport,
     plan,
 )
-from thunderfleet_operator.snapshot import Parsed, Usage, taken
+from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, Cache
 
 from tests.bench.figures import Bound, Figure, table
 

@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_agent.derive import profile
-from thunderfleet_agent.facts import Facts
-from thunderfleet_agent.parsers import hardware, network, rdma, thunderbolt
-from thunderfleet_agent.publish import LINKS, PROFILES, field_manager
+from thunderfleet_agent.derive.profile import profile
+from thunderfleet_agent.observe.facts import Facts
+from thunderfleet_agent.observe.parsers import hardware, network, rdma, thunderbolt
+from thunderfleet_agent.publish.publisher import LINKS, PROFILES, field_manager
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
 from thunderfleet_lib.kube import Kube
 from thunderfleet_localcluster.cluster import Cluster, remove
-from thunderfleet_localcluster.fleet import parse_fleet
-from thunderfleet_localcluster.layout import plan_layout
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded import texts
 
 from tests.bench import processes

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster import tinymodel
 from thunderfleet_localcluster.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.models import tinymodel
 
 from tests.chaos import checks, faults, stages
 from tests.chaos.clients import Clients, Outcome, Question
@@ -65,7 +65,7 @@ def cluster() -> Iterator[Line]:
 # One process of mlx-lm for all prompts: starting one costs more than what it says.
 ALONE = """
 import json, pathlib, sys
-from thunderfleet_localcluster.reference import greedy
+from thunderfleet_localcluster.models.reference import greedy
 print(json.dumps([greedy(pathlib.Path(sys.argv[1]), prompt, tokens) for prompt, tokens in json.loads(sys.argv[2])]))
 """
 

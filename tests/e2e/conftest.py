@@ -24,9 +24,9 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from thunderfleet_localcluster import tinymodel
 from thunderfleet_localcluster.cluster import Cluster, remove
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.models import tinymodel
 
 from tests.api import OURS, Api
 
@@ -463,7 +463,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[int]]:
         if (prompt, tokens, layers) not in known:
             folder = tmp_path_factory.mktemp("model")
             tinymodel.make(folder, layers=layers)
-            command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(folder), prompt]
+            command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(folder), prompt]
             done = subprocess.run(
                 [*command, "--tokens", str(tokens)], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
             )

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 Json = dict[str, Any]
 Deploy = Callable[..., Any]
@@ -271,8 +271,8 @@ def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> N
 # Memory is read as on a real Mac (elsewhere a kill strands none), and what is not back is known soon.
 MEASURED = """#!/bin/sh
 exec {python} -P -c 'import sys
-from thunderfleet_runner import stranded
-stranded.reader, stranded.BACK_SECONDS = (lambda: stranded.wired_bytes), 3.0
+from thunderfleet_runner.host import wired_memory
+wired_memory.reader, wired_memory.BACK_SECONDS = (lambda: wired_memory.wired_bytes), 3.0
 from thunderfleet_runner.cli import main
 sys.exit(main())' "$@"
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 Json = dict[str, Any]
 Deploy = Callable[..., Any]

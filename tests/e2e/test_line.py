@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 Json = dict[str, Any]
 Alone = Callable[[str, int], list[int]]

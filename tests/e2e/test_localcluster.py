@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_localcluster.cluster import Cluster, kubelet_command, running
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.network import can_isolate
+from thunderfleet_localcluster.network.namespaces import can_isolate
 from thunderfleet_localcluster.paths import ClusterFolder
 
 FLEET = """
@@ -398,7 +398,7 @@ def test_up_and_down_by_command(tmp_path: Path) -> None:
 
 
 def test_a_control_plane_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from thunderfleet_localcluster.assets import CONTROL_PLANE, find_assets
+    from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, find_assets
 
     real, broken = find_assets(lambda event: None), tmp_path / "assets"
     broken.mkdir()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.assets import MONITORING, find_assets
+from thunderfleet_localcluster.controlplane.assets import MONITORING, find_assets
 
 Json = dict[str, Any]
 

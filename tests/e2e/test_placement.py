@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 Json = dict[str, Any]
 Deploy = Callable[..., Any]

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 FLEET = """
 machines:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.plan import PLAN_KEY, Plan
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 FLEET = """
 machines:
@@ -35,7 +35,7 @@ def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Any, 
     assert all((entry.ring_address or "").startswith("127.") for entry in plan.ranks)
     assert "hops over the LAN relayed by the supervisors" in json.dumps(item["metadata"]["annotations"], ensure_ascii=False)
     model = line.cluster.models / "thunderfleet" / "tiny-qwen2"
-    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(model), PROMPT, "--tokens", str(TOKENS)]
+    command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), PROMPT, "--tokens", str(TOKENS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert served.tokens(PROMPT, TOKENS) == json.loads(done.stdout)
 

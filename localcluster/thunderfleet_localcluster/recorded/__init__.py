@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.layout import Layout, MachineLayout
+from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.recorded import hardware, jaccl, network, rdma
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 

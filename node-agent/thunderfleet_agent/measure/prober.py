@@ -19,17 +19,19 @@ from typing import Any, Protocol
 
 from thunderfleet_crds.nodeprofile import GroupUse
 
-from thunderfleet_agent.derive import Verdict
-from thunderfleet_agent.measure import gates, process, sessions, talk
-from thunderfleet_agent.measure.desk import Busy, Desk
-from thunderfleet_agent.measure.due import WINDOW_SECONDS, due, room
-from thunderfleet_agent.measure.probes import Key, Kind, Need, Probe, Target, rdma, socket
-from thunderfleet_agent.measure.results import Figures, Ledger
-from thunderfleet_agent.measure.sessions import Found
-from thunderfleet_agent.measure.settings import Settings
-from thunderfleet_agent.measure.talk import Answer, Ask, Broken, Line, Refused, Step
-from thunderfleet_agent.measure.verdict import verdict
-from thunderfleet_agent.measure.view import View, notes, wanted
+from thunderfleet_agent.derive.profile import Verdict
+from thunderfleet_agent.measure.schedule import gates
+from thunderfleet_agent.measure.schedule.due import WINDOW_SECONDS, due, room
+from thunderfleet_agent.measure.schedule.probes import Key, Kind, Need, Probe, Target, rdma, socket
+from thunderfleet_agent.measure.schedule.results import Figures, Ledger
+from thunderfleet_agent.measure.schedule.settings import Settings
+from thunderfleet_agent.measure.schedule.verdict import verdict
+from thunderfleet_agent.measure.schedule.view import View, notes, wanted
+from thunderfleet_agent.measure.session import sessions, talk
+from thunderfleet_agent.measure.session.probe_lock import Busy, Desk
+from thunderfleet_agent.measure.session.sessions import Found
+from thunderfleet_agent.measure.session.talk import Answer, Ask, Broken, Line, Refused, Step
+from thunderfleet_agent.measure.worker import process
 
 log = logging.getLogger(__name__)
 

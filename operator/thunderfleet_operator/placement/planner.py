@@ -8,15 +8,15 @@ it is the search's work (``search``), whether and how a set takes it that of ``f
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from thunderfleet_operator.placement.eligible import lack, wanted_model
-from thunderfleet_operator.placement.fitting import RDMA, Fitting, members_of
+from thunderfleet_operator.placement.eligibility import lack, wanted_model
+from thunderfleet_operator.placement.explain.near_misses import explain
 from thunderfleet_operator.placement.fleet import Fleet, Mac, ModelFacts
-from thunderfleet_operator.placement.hops import MESH_RANKS, RELAY_COST, RELAY_MBPS, hops_of, rdma_lack
+from thunderfleet_operator.placement.graph.hops import MESH_RANKS, RELAY_COST, RELAY_MBPS, hops_of, rdma_lack
 from thunderfleet_operator.placement.memory import Bounds, Division, Needs
-from thunderfleet_operator.placement.nearmiss import explain
 from thunderfleet_operator.placement.request import Placement, RankPlacement, Relay, Request, RunnerUp, Unplaceable
 from thunderfleet_operator.placement.score import LAN_RING, RANKING, Score
-from thunderfleet_operator.placement.search import Area, Found, Shortlist, Stage, Work
+from thunderfleet_operator.placement.search.fitting import RDMA, Fitting, members_of
+from thunderfleet_operator.placement.search.stage import Area, Found, Shortlist, Stage, Work
 from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
 WORK_LIMIT = 400_000

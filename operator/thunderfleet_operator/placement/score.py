@@ -19,7 +19,7 @@ considered (nothing here downloads them), so weights to fetch are no part of it.
 
 from dataclasses import dataclass, field
 
-from thunderfleet_operator.placement.amounts import gbits, gib, gigabytes
+from thunderfleet_operator.placement.units import gbits, gib, gigabytes
 from thunderfleet_operator.placement.words import Transport
 
 RANKING = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)

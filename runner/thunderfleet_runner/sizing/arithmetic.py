@@ -9,7 +9,7 @@ from typing import Any
 from thunderfleet_crds.nodeprofile import KVLayer, Model, PipelineSize, TensorSize
 from thunderfleet_crds.vocabulary import SizedBy
 
-from thunderfleet_runner.weightfiles import Tensor
+from thunderfleet_runner.host.weightfiles import Tensor
 
 TEXT_LIMIT = 500
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")

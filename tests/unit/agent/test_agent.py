@@ -19,15 +19,16 @@ import aiohttp
 import pytest
 import yaml
 from thunderfleet_agent import agent as agent_module
-from thunderfleet_agent import cli, identity
+from thunderfleet_agent import cli
 from thunderfleet_agent.agent import Loop, Settings
-from thunderfleet_agent.collect import PATIENCE, QUESTIONS, Collector
-from thunderfleet_agent.derive import profile
-from thunderfleet_agent.facts import Facts, Source
-from thunderfleet_agent.host import FailureKind, Host
+from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.parsers import thunderbolt
-from thunderfleet_agent.publish import LINKS, PROFILES, Publisher
+from thunderfleet_agent.observe.collector import PATIENCE, QUESTIONS, Collector
+from thunderfleet_agent.observe.facts import Facts, Source
+from thunderfleet_agent.observe.host import FailureKind, Host
+from thunderfleet_agent.observe.parsers import thunderbolt
+from thunderfleet_agent.peers import identity
+from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile
@@ -482,7 +483,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
 
 
 def test_failure_kinds_are_told_apart_in_metrics() -> None:
-    from thunderfleet_agent.host import Failure
+    from thunderfleet_agent.observe.host import Failure
 
     metrics = Metrics()
     metrics.observed(Source.RDMA_INFO, 5.0, Failure("ibv_devinfo -v", FailureKind.TIMED_OUT, "did not answer within 5 s"))

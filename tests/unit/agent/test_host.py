@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_agent import host as host_module
-from thunderfleet_agent.host import Failure, FailureKind, Host, Output
+from thunderfleet_agent.observe import host as host_module
+from thunderfleet_agent.observe.host import Failure, FailureKind, Host, Output
 
 
 def gone(pid: int) -> bool:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_agent.measure import gates, view
-from thunderfleet_agent.measure.desk import Busy, Desk
-from thunderfleet_agent.measure.due import (
+from thunderfleet_agent.measure.schedule import gates, view
+from thunderfleet_agent.measure.schedule.due import (
     BACKOFF_LIMIT_SECONDS,
     WINDOW_SECONDS,
     History,
@@ -26,12 +25,13 @@ from thunderfleet_agent.measure.due import (
     stale,
     when,
 )
-from thunderfleet_agent.measure.probes import Key, Kind, Need, Probe, Target
-from thunderfleet_agent.measure.results import FILE, Figures, Ledger, moved, result
-from thunderfleet_agent.measure.settings import Settings, parse
-from thunderfleet_agent.measure.steady import best, is_steady
-from thunderfleet_agent.measure.streams import rate_mbps, trips
-from thunderfleet_agent.measure.verdict import verdict
+from thunderfleet_agent.measure.schedule.probes import Key, Kind, Need, Probe, Target
+from thunderfleet_agent.measure.schedule.results import FILE, Figures, Ledger, moved, result
+from thunderfleet_agent.measure.schedule.settings import Settings, parse
+from thunderfleet_agent.measure.schedule.verdict import verdict
+from thunderfleet_agent.measure.session.probe_lock import Busy, Desk
+from thunderfleet_agent.measure.session.streams import rate_mbps, trips
+from thunderfleet_agent.measure.worker.steady import best, is_steady
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
 from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState

@@ -21,18 +21,20 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_agent import identity, reach
-from thunderfleet_agent.measure import byhand, process, streams, talk
-from thunderfleet_agent.measure.desk import Busy
+from thunderfleet_agent.measure import measure_cli
 from thunderfleet_agent.measure.prober import Ended, Prober
-from thunderfleet_agent.measure.probes import Key, Kind, Probe, Target, rdma
-from thunderfleet_agent.measure.probes import socket as socket_probe
-from thunderfleet_agent.measure.results import FILE, Figures, Ledger
-from thunderfleet_agent.measure.sessions import End
-from thunderfleet_agent.measure.settings import Settings, parse
-from thunderfleet_agent.measure.streams import DOWN, ECHO, TOKEN_BYTES, UP, Gate, dial, in_thread
-from thunderfleet_agent.measure.view import Cable, View
+from thunderfleet_agent.measure.schedule.probes import Key, Kind, Probe, Target, rdma
+from thunderfleet_agent.measure.schedule.probes import socket as socket_probe
+from thunderfleet_agent.measure.schedule.results import FILE, Figures, Ledger
+from thunderfleet_agent.measure.schedule.settings import Settings, parse
+from thunderfleet_agent.measure.schedule.view import Cable, View
+from thunderfleet_agent.measure.session import streams, talk
+from thunderfleet_agent.measure.session.probe_lock import Busy
+from thunderfleet_agent.measure.session.sessions import End
+from thunderfleet_agent.measure.session.streams import DOWN, ECHO, TOKEN_BYTES, UP, Gate, dial, in_thread
+from thunderfleet_agent.measure.worker import process
 from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.peers import identity, reach
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
@@ -215,13 +217,13 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
 # --- by hand: the agent lends its Mac ---
 
 
-def by_hand(mac: Mac) -> tuple[byhand.Lender, Prober]:
+def by_hand(mac: Mac) -> tuple[measure_cli.Lender, Prober]:
     """What somebody at the terminal of that Mac has."""
     prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name), by_hand=True)
     prober.look(mac.prober.view)
     prober.use(())
     to = reach.Target(mac.name, mac.address, mac.port, mac.certificate.sha256)
-    return byhand.Lender(mac.name, to, mac.certificate.client), prober
+    return measure_cli.Lender(mac.name, to, mac.certificate.client), prober
 
 
 async def test_while_one_measures_by_hand_his_agent_is_in_no_other_probe(tmp_path: Path, until: Until) -> None:
@@ -559,7 +561,7 @@ async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() ->
 
 
 async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_agent.measure.sessions.SETUP_SECONDS", 0.5)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.SETUP_SECONDS", 0.5)
     async with macs(2, tmp_path, settings()) as (a, b):
         b.sees(a)
         b_target = a.prober.view  # nobody looks at it
@@ -634,7 +636,7 @@ async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the time for a group, since a rank that is frozen costs it whole.
-    monkeypatch.setattr("thunderfleet_agent.measure.sessions.FORM_SECONDS", -15.0)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.FORM_SECONDS", -15.0)
     run, struck = process.run, list[int]()
 
     async def runs(order: dict[str, object], heard: process.Heard) -> dict[str, object]:
@@ -701,14 +703,15 @@ AGENT = (
     + """
 import asyncio, json, signal, sys
 from pathlib import Path
-from thunderfleet_agent import identity, server as serving
-from thunderfleet_agent.measure import sessions
+from thunderfleet_agent import server as serving
+from thunderfleet_agent.measure.session import sessions
+from thunderfleet_agent.peers import identity
 from thunderfleet_agent.measure.prober import Prober
-from thunderfleet_agent.measure.probes import Target
-from thunderfleet_agent.measure.results import Ledger
-from thunderfleet_agent.measure.sessions import End
-from thunderfleet_agent.measure.settings import parse
-from thunderfleet_agent.measure.view import Cable, View
+from thunderfleet_agent.measure.schedule.probes import Target
+from thunderfleet_agent.measure.schedule.results import Ledger
+from thunderfleet_agent.measure.session.sessions import End
+from thunderfleet_agent.measure.schedule.settings import parse
+from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.nodeprofile import Agent
@@ -797,8 +800,8 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
 ) -> None:
     """The other end is free long before the group's own limit, no process is left, and the pair is measured afterwards."""
     monkeypatch.setenv(MARK, str(tmp_path))
-    monkeypatch.setattr("thunderfleet_agent.measure.sessions.ALIVE_SECONDS", ALIVE)
-    monkeypatch.setattr("thunderfleet_agent.measure.sessions.SILENT_SECONDS", 5.0)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.ALIVE_SECONDS", ALIVE)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.SILENT_SECONDS", 5.0)
     moving = asyncio.Event()
 
     def moves(real: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thunderfleet_agent import models
-from thunderfleet_agent.host import Host
-from thunderfleet_agent.models import Library, find, look, sized
+from thunderfleet_agent.observe import models
+from thunderfleet_agent.observe.host import Host
+from thunderfleet_agent.observe.models import Library, find, look, sized
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import SizedBy
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from thunderfleet_agent.collect import parse_capabilities
-from thunderfleet_agent.parsers import ParseError, Partial, clean, hardware, network, rdma, thunderbolt
+from thunderfleet_agent.observe.collector import parse_capabilities
+from thunderfleet_agent.observe.parsers import ParseError, Partial, clean, hardware, network, rdma, thunderbolt
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "thunderbolt": thunderbolt.parse,

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from thunderfleet_agent.derive import Cable, PeerPort, Profile, cables, profile
-from thunderfleet_agent.facts import Facts
-from thunderfleet_agent.parsers import network, thunderbolt
-from thunderfleet_agent.publish import LINKS, PROFILES, Publisher, covers, field_manager
+from thunderfleet_agent.derive.profile import Cable, PeerPort, Profile, cables, profile
+from thunderfleet_agent.observe.facts import Facts
+from thunderfleet_agent.observe.parsers import network, thunderbolt
+from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher, covers, field_manager
 from thunderfleet_crds.thunderboltlink import Endpoint
 from thunderfleet_lib.kube import ApiError
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_agent import dial as dial_module
-from thunderfleet_agent import identity, reach
-from thunderfleet_agent.dial import DialError, dial
-from thunderfleet_agent.explore import Explorer
-from thunderfleet_agent.host import Host
-from thunderfleet_agent.identity import Identity
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.publish import PROFILES, Publisher
-from thunderfleet_agent.reach import Ledger, Outcome, Target
+from thunderfleet_agent.observe.host import Host
+from thunderfleet_agent.peers import dial as dial_module
+from thunderfleet_agent.peers import identity, reach
+from thunderfleet_agent.peers.dial import DialError, dial
+from thunderfleet_agent.peers.explorer import Explorer
+from thunderfleet_agent.peers.identity import Identity
+from thunderfleet_agent.peers.reach import Ledger, Outcome, Target
+from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import (

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from thunderfleet_agent import cli as agent_cli
-from thunderfleet_agent.measure.settings import Settings, parse
+from thunderfleet_agent.measure.schedule.settings import Settings, parse
 from thunderfleet_crds.common import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.app import KEY_SECRET
-from thunderfleet_operator.cache import CACHED
-from thunderfleet_operator.desired import GATEWAY_PORT
-from thunderfleet_operator.leader import LEASE_NAME
+from thunderfleet_operator.decide.manifests import GATEWAY_PORT
+from thunderfleet_operator.watch.cache import CACHED
+from thunderfleet_operator.watch.leader import LEASE_NAME
 
 Json = dict[str, Any]
 Render = Callable[..., list[Json]]

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.certificates import (
+from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
     SERVING_SIGNER,
     CertificateError,
@@ -184,7 +184,7 @@ class Signer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_kubelet.certificates.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("thunderfleet_kubelet.bootstrap.certificates.POLL_SECONDS", 0.0)
 
 
 async def ask(signer: Signer, limit: float = 10.0) -> Pair:

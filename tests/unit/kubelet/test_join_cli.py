@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_kubelet import app
+from thunderfleet_kubelet.bootstrap.join import JoinError
 from thunderfleet_kubelet.cli import main
-from thunderfleet_kubelet.join import JoinError
 
 JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
 

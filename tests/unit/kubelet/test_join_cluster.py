@@ -17,9 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet import join
-from thunderfleet_kubelet.certificates import read_pair, usable
-from thunderfleet_kubelet.join import JoinError, Server, UsageError
+from thunderfleet_kubelet.bootstrap import join
+from thunderfleet_kubelet.bootstrap.certificates import read_pair, usable
+from thunderfleet_kubelet.bootstrap.join import JoinError, Server, UsageError
 
 TOKEN = "abcdef.0123456789abcdef"
 PEM = serialization.Encoding.PEM
@@ -141,7 +141,7 @@ def sends_ca() -> bool:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, sends_ca: bool, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr("thunderfleet_kubelet.certificates.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("thunderfleet_kubelet.bootstrap.certificates.POLL_SECONDS", 0.0)
     authority = Authority()
     made = Cluster(authority, Server("127.0.0.1", 0))
     application = web.Application()

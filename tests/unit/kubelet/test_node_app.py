@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet.app import EVENTS, Kubelet, runtime_settings
-from thunderfleet_kubelet.certificates import CertificateError, Pair
+from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair
+from thunderfleet_kubelet.bootstrap.join import Identity, JoinError, Server, save_identity
 from thunderfleet_kubelet.config import Config, User
-from thunderfleet_kubelet.join import Identity, JoinError, Server, save_identity
-from thunderfleet_kubelet.machine import GIB, Asker, Machine, Reader
+from thunderfleet_kubelet.node.machine import GIB, Asker, Machine, Reader
 from thunderfleet_lib.kube import ApiError, Kube
 
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.machine import GIB, Machine, Readings
-from thunderfleet_kubelet.node import LEASES, NODES, NodeKeeper
+from thunderfleet_kubelet.node.keeper import LEASES, NODES, NodeKeeper
+from thunderfleet_kubelet.node.machine import GIB, Machine, Readings
 from thunderfleet_lib.kube import ApiError, Kube
 
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.machine import GIB, Asker, Reader, go_architecture, look, meminfo, wired_limit_bytes
+from thunderfleet_kubelet.node.machine import GIB, Asker, Reader, go_architecture, look, meminfo, wired_limit_bytes
 
 SYSCTL = """#!/bin/sh
 case "$2" in
@@ -109,7 +109,7 @@ async def test_nothing_of_our_environment_reaches_a_command(tmp_path: Path, monk
 
 
 async def test_a_child_that_left_its_group_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_kubelet.machine.COMMAND_SECONDS", 0.1)
+    monkeypatch.setattr("thunderfleet_kubelet.node.machine.COMMAND_SECONDS", 0.1)
     leaver = "import os, time\nif os.fork():\n    time.sleep(60)\nos.setsid()\nprint(os.getpid(), file=open('child', 'w'))\n"
     monkeypatch.chdir(tmp_path)
     command(tmp_path / "bin", "hangs", f"#!{sys.executable} -S\n{leaver}time.sleep(60)\n")

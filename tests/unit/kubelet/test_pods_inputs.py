@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_kubelet import admission, environment, identity, images, shim, usage, volumes
-from thunderfleet_kubelet.environment import Sources, expand
-from thunderfleet_kubelet.identity import ConfigProblem, Identity, Self
-from thunderfleet_kubelet.images import Image, ImageError
+from thunderfleet_kubelet import shim
+from thunderfleet_kubelet.containers import environment, images, usage, user, volumes
+from thunderfleet_kubelet.containers.environment import Sources, expand
+from thunderfleet_kubelet.containers.images import Image, ImageError
+from thunderfleet_kubelet.containers.user import ConfigProblem, Identity, Self
+from thunderfleet_kubelet.containers.volumes import File, TokenWanted, VolumeProblem
+from thunderfleet_kubelet.pods import admission
 from thunderfleet_kubelet.quantity import parse_quantity
-from thunderfleet_kubelet.volumes import File, TokenWanted, VolumeProblem
 
 Json = dict[str, Any]
 ROOT = Self(0, 0)
@@ -50,7 +52,7 @@ def pod(container: Json | None = None, **spec: Any) -> Json:
 )
 def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, expected: Identity) -> None:
     spec = {"name": "c", "securityContext": container}
-    assert identity.decide(pod(securityContext=of_pod), spec, image_user, default, ROOT) == expected
+    assert user.decide(pod(securityContext=of_pod), spec, image_user, default, ROOT) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,12 +69,12 @@ def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, 
 def test_identity_that_cannot_be_had(context: Json, default: Any, kubelet: Self, sentence: str) -> None:
     of_pod = {key: value for key, value in context.items() if key == "supplementalGroups"}
     with pytest.raises(ConfigProblem, match=sentence):
-        identity.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", default, kubelet)
+        user.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", default, kubelet)
 
 
 def test_mapped_root_is_nobody_in_particular() -> None:
-    assert identity.decide(pod(), {"name": "c"}, "", None, Self(0, 0, ((0, 1),))) == Identity(0, 0)
-    assert identity.decide(pod(), {"name": "c"}, "", None, Self(501, 20)) == Identity(501, 20)
+    assert user.decide(pod(), {"name": "c"}, "", None, Self(0, 0, ((0, 1),))) == Identity(0, 0)
+    assert user.decide(pod(), {"name": "c"}, "", None, Self(501, 20)) == Identity(501, 20)
 
 
 # Environment

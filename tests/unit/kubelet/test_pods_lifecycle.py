@@ -6,17 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_kubelet import lifecycle
-from thunderfleet_kubelet.lifecycle import (
-    BACKOFF_LIMIT_SECONDS,
-    Attempt,
-    Decision,
-    Observed,
-    Problem,
-    Start,
-    decide,
-    next_backoff,
-)
+from thunderfleet_kubelet.containers.attempt import Attempt, Start
+from thunderfleet_kubelet.pods import lifecycle
+from thunderfleet_kubelet.pods.lifecycle import BACKOFF_LIMIT_SECONDS, Decision, Observed, Problem, decide, next_backoff
 
 Json = dict[str, Any]
 NOW = 1_800_000_000.0

@@ -11,9 +11,10 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_kubelet import logs, probes
-from thunderfleet_kubelet.logs import LogOptions
-from thunderfleet_kubelet.probes import Count
+from thunderfleet_kubelet.containers import logs
+from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.pods import probes
+from thunderfleet_kubelet.pods.probes import Count
 from thunderfleet_kubelet.shim import LINE_BYTES, Log, Stream
 
 Json = dict[str, Any]

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from thunderfleet_kubelet import containers, execing, identity, podworker, shim, volumes
-from thunderfleet_kubelet.podmanager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
+from thunderfleet_kubelet import shim
+from thunderfleet_kubelet.containers import exec_session, user, volumes
+from thunderfleet_kubelet.containers import folder as podfolder
+from thunderfleet_kubelet.pods import worker as podworker
+from thunderfleet_kubelet.pods.manager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
 from thunderfleet_lib.kube import ApiError
 
 Json = dict[str, Any]
 IMAGE = "test/image:1"
-KUBELET = identity.Self.here()
+KUBELET = user.Self.here()
 DEFAULT = (65534, 65534) if KUBELET.uid == 0 and not KUBELET.in_user_namespace else None
 USER = DEFAULT[0] if DEFAULT else KUBELET.uid
 
@@ -705,14 +708,14 @@ async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: W
 def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
-    folder = containers.PodFolder(tmp_path / "pod")
+    folder = podfolder.PodFolder(tmp_path / "pod")
     sandbox = folder.make_sandbox("main", 0)
-    owner = identity.Identity(2001, 2002)
+    owner = user.Identity(2001, 2002)
     mounts = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/a/b"}]}
     volumes.link_mounts(mounts, sandbox, {"v": outside}, {}, owner)
     # A program of the same user runs already: it must find no way in while the kubelet works there.
     assert (sandbox.stat().st_uid, sandbox.stat().st_mode & 0o777) == (0, 0o700)
-    containers.hand_over(sandbox, owner)
+    podfolder.hand_over(sandbox, owner)
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox, *sandbox.rglob("*")]} == {(2001, 2002)} | {
         (path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox / "a/b"]
     }
@@ -723,7 +726,7 @@ def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "empty" / "e"
     # What a kubelet killed in the middle leaves behind.
     (tmp_path / "empty" / ".e.new").mkdir(parents=True)
-    volumes.make_empty(folder, {identity.Identity(USER, USER)})
+    volumes.make_empty(folder, {user.Identity(USER, USER)})
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (USER, 0o700)
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["e"]
 
@@ -761,7 +764,7 @@ async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: 
         await session.kill()
         assert len(world.processes()) >= 2, "what it left in the background goes on, as in any container"
         folder = world.managers[-1]._workers[world.api.pod("shell")["metadata"]["uid"]].folder
-        assert await execing.run(folder, "main", 0, ["sh", "-c", LEAVER], 10) == (0, "said")
+        assert await exec_session.run(folder, "main", 0, ["sh", "-c", LEAVER], 10) == (0, "said")
 
 
 async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:
@@ -884,7 +887,7 @@ async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(containers.PodFolder, "_launch", hang)
+        patch.setattr(podfolder.PodFolder, "_launch", hang)
         first = await world.boot()
         world.api.add_pod("once", {"restartPolicy": "Never", "containers": [sh("echo up; sleep 600")]})
         await asyncio.wait_for(reached.wait(), 20)

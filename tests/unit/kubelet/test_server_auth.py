@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from thunderfleet_kubelet.auth import (
+from thunderfleet_kubelet.serving.auth import (
     ACCESS_REVIEWS,
     BAD_SECONDS,
     CACHE_SIZE,

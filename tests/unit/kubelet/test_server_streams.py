@@ -17,10 +17,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from thunderfleet_kubelet.auth import Guard
-from thunderfleet_kubelet.metrics import Metrics
-from thunderfleet_kubelet.podmanager import ContainerNotRunning, ContainerUsage, ExecSession, NoSuchPod, PodManager
-from thunderfleet_kubelet.server import BadRequest, Server, exit_status, log_options, resize_of, server_context, stream_options
+from thunderfleet_kubelet.pods.manager import ContainerNotRunning, ContainerUsage, ExecSession, NoSuchPod, PodManager
+from thunderfleet_kubelet.serving.auth import Guard
+from thunderfleet_kubelet.serving.metrics import Metrics
+from thunderfleet_kubelet.serving.server import (
+    BadRequest,
+    Server,
+    exit_status,
+    log_options,
+    resize_of,
+    server_context,
+    stream_options,
+)
 from thunderfleet_lib.kube import Kube
 
 PEM = serialization.Encoding.PEM

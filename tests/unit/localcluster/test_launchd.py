@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster import launchd
+from thunderfleet_localcluster.machines import launchd
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans have another parent elsewhere")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from thunderfleet_localcluster import recorded
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet import parse_fleet
-from thunderfleet_localcluster.layout import Layout, plan_layout
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import Layout, plan_layout
 
 MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true"
 ASK = """

@@ -9,16 +9,16 @@ import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act import Actor
-from thunderfleet_operator.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
-from thunderfleet_operator.desired import PodSettings
-from thunderfleet_operator.lifecycle import Heard
-from thunderfleet_operator.links import Links
-from thunderfleet_operator.macs import Macs
+from thunderfleet_operator.act.executor import Actor
+from thunderfleet_operator.act.link_controller import Links
+from thunderfleet_operator.act.mac_controller import Macs
+from thunderfleet_operator.decide.lifecycle import Heard
+from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.ports import PortSettings
+from thunderfleet_operator.observe.snapshot import Parsed
 from thunderfleet_operator.reconcile import Reconciler, Settings
-from thunderfleet_operator.snapshot import Parsed
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
 
 Json = dict[str, Any]
 GIB = 2**30

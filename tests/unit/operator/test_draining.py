@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
-from thunderfleet_operator.drains import NOTICE_SECONDS
-from thunderfleet_operator.lifecycle import DRAIN_SECONDS, STOPPED_SECONDS, Heard
+from thunderfleet_operator.act.drains import NOTICE_SECONDS
+from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS, STOPPED_SECONDS, Heard
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
 
 GIB = 2**30
 

@@ -13,12 +13,12 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, Split
-from thunderfleet_operator import groups as listening
-from thunderfleet_operator.groups import Groups
-from thunderfleet_operator.keys import KeyPair, group_keys
-from thunderfleet_operator.linkstatus import summary
+from thunderfleet_operator.act import group_client as listening
+from thunderfleet_operator.act.group_client import Groups
+from thunderfleet_operator.act.keys import KeyPair, group_keys
+from thunderfleet_operator.decide.link import summary
+from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
-from thunderfleet_operator.resolve import resolve
 
 MASTER = b"m" * 32
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,8 @@ import pytest
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json
-from thunderfleet_operator import events, linkstatus
+from thunderfleet_operator.act import events
+from thunderfleet_operator.decide import link as linkstatus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOTH = frozenset("ab")

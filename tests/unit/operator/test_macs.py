@@ -10,12 +10,12 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator import macuse
 from thunderfleet_operator.app import Configuration, Operator, _macs_of
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
-from thunderfleet_operator.desired import PodSettings
-from thunderfleet_operator.ports import PortSettings
+from thunderfleet_operator.decide import mac_usage
+from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.reconcile import Settings
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 
 CABLE = "studio-1.tb1--studio-2.tb1"
 
@@ -162,7 +162,7 @@ def test_over_rdma_the_cables_are_those_of_the_device_matrix() -> None:
         cable("a", "rdma_en5", "b", "rdma_en5", port=2),
         cable("a", "rdma_en2", "z", "rdma_en2", port=3),
     ]
-    assert macuse.cables(plan, links, {}) == {
+    assert mac_usage.cables(plan, links, {}) == {
         "a": ("a.tb1--b.tb1", "a.tb1--c.tb1"),
         "b": ("a.tb1--b.tb1",),
         "c": ("a.tb1--c.tb1",),

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.plan import GROUP_TLS_NAME
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.cache import PODS, Store
+from thunderfleet_operator.act.keys import client_context, group_keys
 from thunderfleet_operator.cli import main
-from thunderfleet_operator.keys import client_context, group_keys
-from thunderfleet_operator.leader import Leader
-from thunderfleet_operator.lifecycle import backoff_seconds
-from thunderfleet_operator.ports import NoPortsLeft, PortRange, PortSettings, RankPorts, allocate
-from thunderfleet_operator.quantities import to_bytes
-from thunderfleet_operator.workqueue import WorkQueue
+from thunderfleet_operator.decide.lifecycle import backoff_seconds
+from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, RankPorts, allocate
+from thunderfleet_operator.observe.quantities import to_bytes
+from thunderfleet_operator.watch.cache import PODS, Store
+from thunderfleet_operator.watch.leader import Leader
+from thunderfleet_operator.watch.workqueue import WorkQueue
 
 MASTER = b"m" * 32
 
@@ -249,7 +249,7 @@ class Leases:
 
 async def test_one_of_two_leads_and_the_other_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("thunderfleet_operator.leader.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("thunderfleet_operator.watch.leader.time.monotonic", lambda: clock[0])
     leases = Leases()
     one, other = (Leader(leases, "ns", name, lambda: None) for name in ("one", "other"))  # type: ignore[arg-type]
     assert await one._try() and not await other._try()

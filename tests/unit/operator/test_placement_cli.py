@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_operator.cache import LINKS
 from thunderfleet_operator.cli import main
+from thunderfleet_operator.watch.cache import LINKS
 
 GIB = 2**30
 MEASURED = {

@@ -33,7 +33,7 @@ from thunderfleet_operator.placement import (
     WantedTransport,
     plan,
 )
-from thunderfleet_operator.placement.hops import RELAY_MBPS
+from thunderfleet_operator.placement.graph.hops import RELAY_MBPS
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"

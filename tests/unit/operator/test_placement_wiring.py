@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
-from thunderfleet_operator import places, snapshot
-from thunderfleet_operator.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS
-from thunderfleet_operator.fleets import Fleets
+from thunderfleet_operator.decide import port_aware_placement
+from thunderfleet_operator.decide.ports import PortRange, PortSettings
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.fleet import Fleets
+from thunderfleet_operator.observe.snapshot import Parsed
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
-from thunderfleet_operator.ports import PortRange, PortSettings
-from thunderfleet_operator.snapshot import Parsed
+from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS
 
 GIB = 2**30
 WHEN = "2026-01-01T00:00:00Z"
@@ -241,21 +242,21 @@ async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: 
     world.deploy()
     settings = PortSettings(PortRange(20000, 20003), PortRange(21000, 21015))
     used = taken_ports(world, studio_1=range(21000, 21001))
-    found = places.choose(fleet_of(world), world.md, used, settings)
+    found = port_aware_placement.choose(fleet_of(world), world.md, used, settings)
     assert isinstance(found, Unplaceable) and "has no block of 16 ring ports left in 21000-21015" in found.message
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
-    found = places.choose(fleet_of(world), world.md, used, settings)
+    found = port_aware_placement.choose(fleet_of(world), world.md, used, settings)
     assert not isinstance(found, Unplaceable) and found[0].nodes == ("studio-2", "studio-3") and found[0].proven
     rdma(world, "studio-1", "studio-2", cable="studio-1.tb1--studio-2.tb1")
-    found = places.choose(fleet_of(world), world.md, used, settings)
+    found = port_aware_placement.choose(fleet_of(world), world.md, used, settings)
     assert not isinstance(found, Unplaceable) and isinstance(found[0], Placement)
     assert found[0].nodes == ("studio-2", "studio-1"), "over JACCL rank 0 alone needs them"
     assert found[0].transport.value == "JACCL"
     full = taken_ports(world, studio_1=range(20000, 20003))
-    found = places.choose(fleet_of(world), world.md, full, settings)
+    found = port_aware_placement.choose(fleet_of(world), world.md, full, settings)
     assert not isinstance(found, Unplaceable) and found[0].nodes == ("studio-2", "studio-3")
-    avoided = places.choose(fleet_of(world), world.md, full, settings, avoid={"studio-3": "has failed"})
+    avoided = port_aware_placement.choose(fleet_of(world), world.md, full, settings, avoid={"studio-3": "has failed"})
     assert not isinstance(avoided, Unplaceable) and avoided[0].nodes == ("studio-2", "studio-3"), "when no others will do"
 
 
@@ -263,5 +264,5 @@ def test_plans_are_equal_whatever_was_asked_before(world: Any) -> None:
     world.deploy()
     used = snapshot.taken(world.cache)
     fleet = fleet_of(world)
-    first = places.choose(fleet, world.md, used, PortSettings())
-    assert first == places.choose(copy.copy(fleet), world.md, used, PortSettings())
+    first = port_aware_placement.choose(fleet, world.md, used, PortSettings())
+    assert first == port_aware_placement.choose(copy.copy(fleet), world.md, used, PortSettings())

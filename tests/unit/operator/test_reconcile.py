@@ -8,8 +8,8 @@ import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act import NotLeading
-from thunderfleet_operator.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
+from thunderfleet_operator.act.executor import NotLeading
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 
 GIB = 2**30
 

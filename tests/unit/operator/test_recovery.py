@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.plan import PLAN_KEY, Plan
-from thunderfleet_operator.cache import CONFIGMAPS, LINKS, NODES, PODS
+from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODES, PODS
 
 GIB = 2**30
 CABLE = "studio-1.tb1--studio-2.tb1"

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_localcluster import tinymodel
-from thunderfleet_runner import attempts, follower
-from thunderfleet_runner.rankprocess import rank_command
+from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_runner.group import attempts, follower
+from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
@@ -208,7 +208,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def yardstick(tiny: Path) -> list[int]:
     """What one process of mlx-lm says to the demo's chat."""
-    command = [sys.executable, "-m", "thunderfleet_localcluster.reference", str(tiny), tinymodel.DEMO_MESSAGES[0]["content"]]
+    command = [
+        sys.executable,
+        "-m",
+        "thunderfleet_localcluster.models.reference",
+        str(tiny),
+        tinymodel.DEMO_MESSAGES[0]["content"],
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     tokens: list[int] = json.loads(done.stdout)
     assert len(tokens) == tinymodel.DEMO_TOKENS

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
-from thunderfleet_localcluster import recorded, tinymodel
-from thunderfleet_localcluster.fleet import parse_fleet
-from thunderfleet_localcluster.layout import plan_layout
-from thunderfleet_runner import attempts, protocol
-from thunderfleet_runner.rankprocess import rank_command
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_localcluster import recorded
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
+from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import attempts
+from thunderfleet_runner.host.rankprocess import rank_command
 
 SECONDS = 150.0
 """For what takes a few when the machine is not busy: imports of real ranks."""
@@ -148,7 +150,7 @@ async def answer(leader: Any, name: str) -> list[int]:
 
 
 async def yardstick(model: Path) -> list[int]:
-    command = ["-m", "thunderfleet_localcluster.reference", str(model), tinymodel.DEMO_MESSAGES[0]["content"]]
+    command = ["-m", "thunderfleet_localcluster.models.reference", str(model), tinymodel.DEMO_MESSAGES[0]["content"]]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), 120)
     tokens: list[int] = json.loads(out)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_runner import leader as leader_module
-from thunderfleet_runner import peers, protocol
-from thunderfleet_runner.attempts import Stage
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import leader as leader_module
+from thunderfleet_runner.group.attempts import Stage
+from thunderfleet_runner.net import peers
 
 MakeGroup = Callable[..., Any]
 

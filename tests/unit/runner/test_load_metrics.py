@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
-from thunderfleet_runner.metrics import GroupMetrics
+from thunderfleet_runner.group.metrics import GroupMetrics
 
 
 def test_each_rank_shows_the_bytes_and_layers_that_it_has_loaded() -> None:

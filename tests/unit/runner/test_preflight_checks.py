@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass
-from thunderfleet_runner import preflight
-from thunderfleet_runner.preflight import PreflightFailed
+from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host.preflight import PreflightFailed
 
 
 @pytest.fixture

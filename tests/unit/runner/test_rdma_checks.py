@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_localcluster import recorded
-from thunderfleet_localcluster.fleet import parse_fleet
-from thunderfleet_localcluster.layout import plan_layout
-from thunderfleet_runner import commands, rdma
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
+from thunderfleet_runner.host import commands, rdma
 
 MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB"
 

@@ -12,8 +12,9 @@ import pytest
 from mlx.utils import tree_flatten
 from thunderfleet_crds.nodeprofile import KVLayer, Model
 from thunderfleet_crds.vocabulary import SizedBy, Split
-from thunderfleet_runner import loading, mlxlm
-from thunderfleet_runner.sizing import StandIn, arithmetic, blank, dryrun
+from thunderfleet_runner.rank import loading, mlxlm
+from thunderfleet_runner.sizing import arithmetic, blank, dryrun
+from thunderfleet_runner.sizing.arithmetic import StandIn
 
 Made = Callable[..., tuple[Path, Model]]
 WORLD_SIZES = (1, 2, 3, 4)

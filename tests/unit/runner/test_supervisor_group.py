@@ -15,11 +15,12 @@ import aiohttp
 import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_runner import control, peers, protocol
-from thunderfleet_runner import leader as leader_module
-from thunderfleet_runner import member as member_module
-from thunderfleet_runner.attempts import Stage
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import leader as leader_module
+from thunderfleet_runner.group import member as member_module
+from thunderfleet_runner.group.attempts import Stage
+from thunderfleet_runner.net import control, peers
 from thunderfleet_runner.supervisor import Supervisor
 
 MakeGroup = Callable[..., Any]
@@ -402,7 +403,7 @@ async def test_a_stream_that_outlasts_a_drains_grace_is_told_so(make_group: Make
     stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
     await anext(stream)
     leader.end()
-    with pytest.raises(Unavailable, match="being stopped or moved, and the grace for running requests is over"):
+    with pytest.raises(Unavailable, match="being stopped or moved, and its grace period is over"):
         async for _ in stream:
             pass
     await group.running[0][1]
@@ -457,7 +458,7 @@ def test_the_message_counts_the_ranks_that_it_names(make_group: MakeGroup, stage
 
 
 def _timer(number: int) -> Any:
-    from thunderfleet_runner import attempts
+    from thunderfleet_runner.group import attempts
 
     return attempts.Timer(number)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import thunderfleet_runner
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_runner import rankprocess
+from thunderfleet_runner.host import rankprocess
 
 SERVE = Path(__file__).with_name("serve_stand_in.py")
 
@@ -131,9 +132,9 @@ async def test_a_rank_that_an_earlier_supervisor_left_is_ended(make_group: Calla
 
 
 def test_the_supervisor_imports_no_mlx_and_no_tokenizer() -> None:
-    modules = sorted(
-        path.stem for path in Path(rankprocess.__file__).parent.glob("*.py") if path.stem in {"gateway", "openai", "benchmark"}
-    )
+    rooms = [Path(thunderfleet_runner.__file__).parent / room for room in ("group", "net", "host", "api")]
+    modules = [f"{path.parent.name}.{path.stem}" for room in rooms for path in room.glob("[a-z]*.py")]
+    assert {"group.member", "net.control", "host.preflight", "api.gateway"} <= set(modules)
     code = (
         "import sys, thunderfleet_runner.cli, thunderfleet_runner.supervisor\n"
         + "".join(f"import thunderfleet_runner.{module}\n" for module in modules)

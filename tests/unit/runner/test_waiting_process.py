@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_runner import preflight
-from thunderfleet_runner.rankprocess import RankProcess, rank_command, resident_bytes
+from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 
 MakeGroup = Callable[..., Any]
 

@@ -1,0 +1,124 @@
+"""Events about pods (core/v1): what somebody sees in ``kubectl describe``.
+
+The same thing said again raises the count of the Event that is there, and no more often than every ``QUIET_SECONDS``, so that
+a container that crashes for a week does not fill etcd. Events are news, not state: when the API server is away they are kept
+for a while, then dropped.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from thunderfleet_lib.kube import ApiError, Json, Kube
+
+from thunderfleet_kubelet.pods.lifecycle import format_time
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 15.0
+KEPT = 500
+RETRY_SECONDS = 5.0
+COMPONENT = "thunderfleet-kubelet"
+
+
+@dataclass
+class _Known:
+    name: str = ""
+    count: int = 0
+    first: float = 0.0
+    written: float = 0.0
+
+
+@dataclass
+class Recorder:
+    """Takes Events without waiting, and sends them one after the other while ``run`` runs."""
+
+    kube: Callable[[], Kube]
+    node_name: str
+    _queue: "deque[tuple[tuple[str, ...], Json]]" = field(default_factory=lambda: deque(maxlen=KEPT))
+    _known: dict[tuple[str, ...], _Known] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def pod(
+        self, pod: Json, kind: Literal["Normal", "Warning"], reason: str, message: str, container: str | None = None
+    ) -> None:
+        """An Event about ``pod``, or about one container of it."""
+        metadata = pod["metadata"]
+        reference: Json = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        }
+        if container:
+            inits = {item["name"] for item in pod["spec"].get("initContainers") or []}
+            reference["fieldPath"] = f"spec.{'initContainers' if container in inits else 'containers'}{{{container}}}"
+        message = message[:1024]
+        key = (metadata["uid"], container or "", kind, reason, message)
+        known = self._known.setdefault(key, _Known(first=time.time()))
+        known.count += 1
+        level = logging.INFO if known.count == 1 else logging.DEBUG
+        log.log(level, "%s/%s: %s: %s", metadata["namespace"], metadata["name"], reason, message)
+        if known.count > 1 and time.time() - known.written < QUIET_SECONDS:
+            return
+        known.written = time.time()
+        body: Json = {"involvedObject": reference, "type": kind, "reason": reason, "message": message}
+        self._queue.append((key, body))
+        self._wake.set()
+        if len(self._known) > KEPT:
+            self._known.pop(next(iter(self._known)))
+
+    async def _send(self, key: tuple[str, ...], body: Json) -> None:
+        known = self._known.get(key) or _Known(first=time.time(), count=1)
+        path = f"/api/v1/namespaces/{body['involvedObject']['namespace']}/events"
+        now = format_time(time.time())
+        if known.name:
+            try:
+                await self.kube().patch(f"{path}/{known.name}", {"count": known.count, "lastTimestamp": now})
+                return
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        name = f"{body['involvedObject']['name']}.{uuid.uuid4().hex[:16]}"
+        await self.kube().create(
+            path,
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": name, "namespace": body["involvedObject"]["namespace"]},
+                **body,
+                "count": known.count,
+                "firstTimestamp": format_time(known.first),
+                "lastTimestamp": now,
+                "source": {"component": COMPONENT, "host": self.node_name},
+                "reportingComponent": COMPONENT,
+                "reportingInstance": self.node_name,
+            },
+        )
+        known.name = name
+
+    async def run(self) -> None:
+        """Sends until cancelled."""
+        while True:
+            while self._queue:
+                key, body = self._queue[0]
+                try:
+                    await self._send(key, body)
+                except ApiError as error:
+                    if error.transient:
+                        await asyncio.sleep(RETRY_SECONDS)
+                        continue
+                    log.debug("event %s refused: %s", body["reason"], error)
+                except Exception:
+                    # News that cannot be told must not end the telling.
+                    log.exception("event %s lost", body["reason"])
+                if self._queue and self._queue[0][0] == key:
+                    self._queue.popleft()
+            self._wake.clear()
+            await self._wake.wait()

@@ -1,0 +1,83 @@
+"""ConfigMaps, Secrets and tokens that pods of this node use, read from the API server and remembered for a short while.
+
+A node may read only what its own pods name, by name. Several containers of several pods often name the same object, so what
+was read is shared for ``FRESH_SECONDS``.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from thunderfleet_lib.kube import Json, Kube
+
+from thunderfleet_kubelet.pods.lifecycle import parse_time
+
+FRESH_SECONDS = 30.0
+ROTATE_AT = 0.8
+"""A token is replaced after this share of the life that the API server gave it."""
+
+Kind = Literal["ConfigMap", "Secret"]
+_PLURALS: dict[Kind, str] = {"ConfigMap": "configmaps", "Secret": "secrets"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """A service account's token and when to replace it (seconds since the epoch)."""
+
+    text: str
+    rotate_at: float
+
+
+class Objects:
+    """The API server as volumes and environments see it."""
+
+    def __init__(self, kube: Callable[[], Kube]) -> None:
+        self._kube = kube
+        self._known: dict[tuple[Kind, str, str], tuple[float, Json | None]] = {}
+        self._locks: dict[tuple[Kind, str, str], asyncio.Lock] = {}
+        self._tokens: dict[tuple[str, str, str, str, int], Token] = {}
+
+    async def get(self, kind: Kind, namespace: str, name: str, *, max_age: float = FRESH_SECONDS) -> Json | None:
+        """The object, at most ``max_age`` seconds old, or None when there is none. Raises ApiError."""
+        key = (kind, namespace, name)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            at, item = self._known.get(key, (float("-inf"), None))
+            if time.monotonic() - at <= max_age and item is not None:
+                return item
+            item = await self._kube().get_or_none(f"/api/v1/namespaces/{namespace}/{_PLURALS[kind]}/{name}")
+            self._known[key] = (time.monotonic(), item)
+            return item
+
+    async def token(self, pod: Json, audience: str, seconds: int) -> Token:
+        """A token of the pod's service account, bound to the pod: the same until ``ROTATE_AT`` of its life. Raises ApiError."""
+        metadata = pod["metadata"]
+        account = str(pod["spec"].get("serviceAccountName") or "default")
+        key = (metadata["namespace"], account, metadata["uid"], audience, seconds)
+        known = self._tokens.get(key)
+        now = time.time()
+        if known is not None and now < known.rotate_at:
+            return known
+        spec: Json = {
+            "expirationSeconds": seconds,
+            "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]},
+        }
+        if audience:
+            spec["audiences"] = [audience]
+        answer = await self._kube().create(
+            f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token",
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
+        )
+        # The token's own expiry may be extended by the API server; what counts is what it says here.
+        end = parse_time(str(answer["status"]["expirationTimestamp"]))
+        fresh = Token(str(answer["status"]["token"]), now + ROTATE_AT * (end - now))
+        self._tokens[key] = fresh
+        return fresh
+
+    def forget(self, uid: str) -> None:
+        """Forgets the tokens of a pod that has ended, and objects that nobody asked for in a long while."""
+        self._tokens = {key: token for key, token in self._tokens.items() if key[2] != uid}
+        old = time.monotonic() - 600
+        self._known = {key: known for key, known in self._known.items() if known[0] > old}
+        self._locks = {key: lock for key, lock in self._locks.items() if key in self._known or lock.locked()}

@@ -1,0 +1,1 @@
+"""derive: TODO one line a module."""

@@ -1,0 +1,1 @@
+"""inspection: TODO one line a module."""

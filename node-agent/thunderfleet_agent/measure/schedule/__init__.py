@@ -1,0 +1,1 @@
+"""schedule: TODO one line a module."""

@@ -1,0 +1,1 @@
+"""session: TODO one line a module."""

@@ -1,0 +1,1 @@
+"""worker: TODO one line a module."""

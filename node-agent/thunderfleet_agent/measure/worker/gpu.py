@@ -1,0 +1,165 @@
+"""The GPU's arithmetic and its memory, through MLX on its default device: what a rank of a group will get.
+
+Runs in a process of its own (``child``), which imports MLX, so nothing of it stays in the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+# One run takes about so long: long enough for the clock and the launch of a kernel to vanish, short enough to end at once.
+RUN_SECONDS = 0.04
+# A matrix grows until one product takes this long, or to this order.
+PRODUCT_SECONDS = 0.02
+LARGEST_ORDER = 8192
+SMALLEST_ORDER = 256
+# The buffer is this much larger than a last-level cache whose size is known, or this part of the memory where it is not.
+CACHES = 8
+PART_OF_MEMORY = 128
+SMALLEST_BUFFER = 64 * MIB
+USUAL_BUFFER = 256 * MIB
+LARGEST_BUFFER = 4096 * MIB
+
+_PAGES = re.compile(r"^Pages (free|inactive|speculative|purgeable):\s*(\d+)\.", re.MULTILINE)
+_PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
+
+Told = Callable[[float, bool], None]
+
+
+class NotMeasured(Exception):
+    """Why it cannot be measured now."""
+
+
+def available_bytes() -> int | None:
+    """What is free for a new process, as this system says it; None when nothing says it."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        text = subprocess.run(["vm_stat"], capture_output=True, text=True, timeout=5, check=True).stdout
+        size = _PAGE_SIZE.search(text)
+        if size:
+            found.append(int(size.group(1)) * sum(int(count) for _, count in _PAGES.findall(text)))
+    return min(found) if found else None
+
+
+def cache_bytes() -> int | None:
+    """The last-level cache, where the system says it (macOS does not tell of its system-level cache)."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(file.read_text().strip().removesuffix("K")) * 1024)
+    return max(sizes, default=None)
+
+
+def buffer_bytes(free: int | None, memory: int | None, cache: int | None) -> int:
+    """How large a buffer to stream over: past the cache, within half of what is free. Raises NotMeasured."""
+    wanted = CACHES * cache if cache else max(USUAL_BUFFER, (memory or 0) // PART_OF_MEMORY)
+    size = min(max(wanted, SMALLEST_BUFFER), LARGEST_BUFFER)
+    if free is not None:
+        size = min(size, free // 2)
+    least = max(SMALLEST_BUFFER, 2 * (cache or 0))
+    if size < least:
+        raise NotMeasured(
+            f"{(free or 0) // MIB} MiB of memory are free, {2 * least // MIB} MiB are needed for a buffer past the cache"
+        )
+    return size // MIB * MIB
+
+
+def order(fits: int, took: Callable[[int], float]) -> int:
+    """The order of the matrices: doubled until a product takes long enough or no more than ``fits`` bytes hold three."""
+    size = SMALLEST_ORDER
+    while size < LARGEST_ORDER and took(size) < PRODUCT_SECONDS and 3 * 2 * (2 * size) ** 2 <= fits:
+        size *= 2
+    return size
+
+
+def versions(mx: Any) -> dict[str, str]:
+    """What measured: device, MLX and operating system."""
+    info = mx.device_info()
+    device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
+    system = platform.mac_ver()[0] or f"{platform.system()} {platform.release()}"
+    kind = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+    return {"device": f"{kind}: {device}"[:64], "mlxVersion": str(mx.__version__)[:64], "osVersion": system[:64]}
+
+
+def compute(warm_seconds: float, told: Told) -> dict[str, Any]:
+    """``flops`` (a second) of a square fp16 product, and what measured."""
+    import mlx.core as mx
+
+    from thunderfleet_agent.measure.worker.steady import best
+
+    free = available_bytes()
+
+    def matrices(size: int) -> tuple[Any, Any]:
+        # Products of a chain stay finite: entries of about 1 / sqrt(size) keep the norm.
+        pair = tuple(
+            (mx.random.normal((size, size), key=mx.random.key(seed)) / size**0.5).astype(mx.float16) for seed in (1, 2)
+        )
+        mx.eval(*pair)
+        return pair[0], pair[1]
+
+    def took(size: int) -> float:
+        a, b = matrices(size)
+        mx.eval(a @ b)
+        begun = time.perf_counter()
+        mx.eval(a @ b)
+        return time.perf_counter() - begun
+
+    size = order((free or 2**33) // 4, took)
+    a, b = matrices(size)
+    chain = max(1, round(RUN_SECONDS / max(took(size), 1e-6)))
+
+    def run() -> float:
+        # A chain keeps the GPU busy from the first product to the last.
+        product = a
+        for _ in range(chain):
+            product = product @ b
+        mx.eval(product)
+        return 2.0 * size**3 * chain
+
+    found = best(
+        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, told=lambda rate, steady: told(rate / 1e9, steady)
+    )
+    return {"flops": round(found.rate), "steady": found.steady, "order": size, **versions(mx)}
+
+
+def memory(warm_seconds: float, told: Told) -> dict[str, Any]:
+    """``megabytesPerSecond`` of a streaming sum, and what measured."""
+    import mlx.core as mx
+
+    from thunderfleet_agent.measure.worker.steady import best
+
+    total = mx.device_info().get("memory_size")
+    size = buffer_bytes(available_bytes(), int(total) if isinstance(total, int) else None, cache_bytes())
+    count = size // 4
+    buffer = mx.ones((count,), mx.float32)
+    mx.eval(buffer)
+    summed = mx.sum(buffer).item()
+    # A CPU adds float32 one by one, and 2^24 and one is 2^24.
+    if not isinstance(summed, float) or not min(count, 2**24) <= summed <= 1.01 * count:
+        raise NotMeasured(f"the sum over {count} ones came out as {summed}")
+
+    def run() -> float:
+        mx.eval(mx.sum(buffer))
+        return float(size)
+
+    found = best(
+        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, told=lambda rate, steady: told(rate / 1e6, steady)
+    )
+    return {
+        "megabytesPerSecond": max(1, round(found.rate / 1e6)),
+        "steady": found.steady,
+        "bufferBytes": size,
+        **versions(mx),
+    }

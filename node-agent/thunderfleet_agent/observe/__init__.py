@@ -1,0 +1,1 @@
+"""observe: TODO one line a module."""

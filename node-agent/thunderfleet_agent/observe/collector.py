@@ -1,0 +1,205 @@
+"""Asks this Mac's commands and keeps the latest facts.
+
+Effects only: which command, how long it may take, and which parser reads it. A command that fails once has not changed the
+Mac: its last answer stands until it has failed ``PATIENCE`` times in a row (for what cannot change, for ever), while its
+failure is published at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+from thunderfleet_crds.nodeprofile import Runtime
+
+from thunderfleet_agent.observe.facts import Facts, Source
+from thunderfleet_agent.observe.host import Failure, FailureKind, Host, Output, quote
+from thunderfleet_agent.observe.models import RUNNER, Library
+from thunderfleet_agent.observe.parsers import ParseError, Partial, hardware, network, rdma, require_text, thunderbolt
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3
+# What hardly ever changes is asked again after this time.
+STATIC_SECONDS = 3600.0
+CAPABILITIES_COMMAND = (RUNNER, "capabilities", "-o", "json")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One command: where its answer goes in ``Facts``, how it is read, and how long it may take.
+
+    ``salvage`` gives the text to read although the command failed, or None.
+    """
+
+    source: Source
+    part: str
+    argv: tuple[str, ...]
+    seconds: float
+    parse: Callable[[str], Any]
+    static: bool = False
+    salvage: Callable[[Failure], str | None] = lambda failure: None
+
+
+def parse_capabilities(text: str) -> Runtime:
+    """What ``thunderfleet-runner capabilities -o json`` says. Raises ParseError."""
+    try:
+        said = json.loads(text)
+        return Runtime.load(
+            {
+                "mlxVersion": said.get("mlxVersion"),
+                "mlxLmVersion": said.get("mlxLmVersion"),
+                "backends": said.get("backends") or [],
+            }
+        )
+    except (ValueError, AttributeError, RecursionError, ValidationError) as error:
+        raise ParseError(" ".join(CAPABILITIES_COMMAND), f"printed what cannot be read: {quote(str(error))}") from None
+
+
+def _no_devices(failure: Failure) -> str | None:
+    """`ibv_devinfo` may call it an error that there is no device."""
+    return rdma.NO_DEVICES if rdma.NO_DEVICES in failure.text + failure.error else None
+
+
+def _partial(failure: Failure) -> str | None:
+    """`sysctl` exits with an error for one unknown variable though it printed the others."""
+    return failure.text if failure.kind is FailureKind.FAILED and failure.text.strip() else None
+
+
+# Limits are far above what these commands take, because "it hangs" has consequences and a busy machine is no reason for them.
+INTERFACES = Question(Source.INTERFACES, "interfaces", network.IFCONFIG_COMMAND, 10, network.parse_ifconfig)
+RDMA_SWITCH = Question(Source.RDMA_SWITCH, "rdma_switch", rdma.STATUS_COMMAND, 10, rdma.parse_status)
+RDMA_DEVICES = Question(Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 10, rdma.parse_devices, salvage=_no_devices)
+RDMA_INFO = Question(Source.RDMA_INFO, "rdma_info", rdma.DEVINFO_COMMAND, 10, rdma.parse_devinfo, salvage=_no_devices)
+THUNDERBOLT = Question(Source.THUNDERBOLT, "thunderbolt", thunderbolt.COMMAND, 20, thunderbolt.parse)
+HARDWARE_PORTS = Question(
+    Source.HARDWARE_PORTS, "hardware_ports", network.HARDWARE_PORTS_COMMAND, 10, network.parse_hardware_ports
+)
+SERVICES = Question(Source.SERVICES, "services", network.SERVICE_ORDER_COMMAND, 10, network.parse_service_order)
+SYSCTL = Question(Source.SYSCTL, "sysctl", hardware.SYSCTL_COMMAND, 10, hardware.parse_sysctl, salvage=_partial)
+HARDWARE = Question(Source.HARDWARE, "hardware", hardware.HARDWARE_COMMAND, 20, hardware.parse_hardware, static=True)
+DISPLAYS = Question(Source.DISPLAYS, "gpu_cores", hardware.DISPLAYS_COMMAND, 20, hardware.parse_displays, static=True)
+SYSTEM = Question(Source.SYSTEM, "system", hardware.SW_VERS_COMMAND, 10, hardware.parse_sw_vers, static=True)
+RUNTIME = Question(Source.RUNTIME, "runtime", CAPABILITIES_COMMAND, 60, parse_capabilities, static=True)
+QUESTIONS = (
+    *(HARDWARE, DISPLAYS, SYSCTL, SYSTEM, RUNTIME, THUNDERBOLT, HARDWARE_PORTS),
+    *(INTERFACES, SERVICES, RDMA_SWITCH, RDMA_DEVICES, RDMA_INFO),
+)
+
+
+class Collector:
+    """The facts so far, and the rounds that renew them. Rounds of different kinds may run at the same time."""
+
+    def __init__(
+        self,
+        host: Host,
+        model_folders: Sequence[Path] = (),
+        observed: Callable[[Source, float, Failure | None], None] = lambda source, seconds, failure: None,
+    ) -> None:
+        self.facts = Facts()
+        self.library = Library(host, model_folders)
+        self._host = host
+        self._observed = observed
+        self._misses: dict[Source, int] = {}
+        self._answered: dict[Source, float] = {}
+
+    async def fast(self) -> None:
+        """Addresses, carriers, RDMA: what changes while people pull cables."""
+        await asyncio.gather(self._ask(INTERFACES), self._rdma())
+
+    async def _rdma(self) -> None:
+        await asyncio.gather(self._ask(RDMA_SWITCH), self._ask(RDMA_DEVICES))
+        if self.facts.rdma_devices:
+            await self._ask(RDMA_INFO)
+        else:
+            # Nothing to describe; and on a Mac whose stack is dead, one command less to hang.
+            self._answer(RDMA_INFO, ())
+
+    async def slow(self) -> None:
+        """Thunderbolt's tree, the ports' names, limits; and what never changes, when it is not known yet."""
+        await asyncio.gather(*(self._ask(question) for question in (THUNDERBOLT, HARDWARE_PORTS, SERVICES, SYSCTL)))
+        for question in (HARDWARE, DISPLAYS, SYSTEM):
+            await self._ask_once(question)
+
+    async def runtime(self) -> None:
+        """What runners on this Mac will use."""
+        await self._ask_once(RUNTIME)
+
+    async def scan_models(self) -> None:
+        """Looks at the disk."""
+        await asyncio.to_thread(self.library.scan)
+        self._models()
+
+    async def size_model(self) -> bool:
+        """Sizes one model; False when there was none to size."""
+        done = await self.library.size_next()
+        self._models()
+        return done
+
+    def _models(self) -> None:
+        failures = dict(self.facts.failures)
+        failures.pop(Source.MODELS, None)
+        if self.library.problems:
+            folders = " ".join(f"--model-folder {root}" for root in self.library.roots)
+            text = "cannot be read wholly: " + "; ".join(self.library.problems)
+            failures[Source.MODELS] = Failure(folders, FailureKind.UNREADABLE, text)
+        self.facts = replace(self.facts, models=self.library.models, failures=MappingProxyType(failures))
+
+    async def _ask_once(self, question: Question) -> None:
+        answered = self._answered.get(question.source)
+        if answered is None or time.monotonic() - answered >= STATIC_SECONDS:
+            await self._ask(question)
+
+    async def _ask(self, question: Question) -> None:
+        began = time.monotonic()
+        outcome = await self._host.run(question.argv, question.seconds)
+        failure: Failure | None = None
+        partial: Partial | None = None
+        text: str | None
+        if isinstance(outcome, Output):
+            text = outcome.text
+        else:
+            text = question.salvage(outcome)
+            failure = outcome if text is None else None
+        if text is not None:
+            try:
+                require_text(" ".join(question.argv), text)
+                self._answer(question, question.parse(text))
+            except ParseError as error:
+                failure = Failure(error.command, FailureKind.UNREADABLE, error.problem)
+                partial = error if isinstance(error, Partial) else None
+        self._observed(question.source, time.monotonic() - began, failure)
+        if failure is not None:
+            self._fail(question, failure, partial)
+
+    def _answer(self, question: Question, value: Any) -> None:
+        if self._misses.pop(question.source, 0):
+            log.info("`%s` answers again", " ".join(question.argv))
+        self._answered[question.source] = time.monotonic()
+        failures = {source: failure for source, failure in self.facts.failures.items() if source is not question.source}
+        self.facts = replace(self.facts, **{question.part: value, "failures": MappingProxyType(failures)})
+
+    def _fail(self, question: Question, failure: Failure, partial: Partial | None) -> None:
+        """Publishes the failure; a whole answer of before stands for a while, and half of one is better than none."""
+        if self.facts.failures.get(question.source) != failure:
+            log.warning("%s", failure)
+        misses = self._misses[question.source] = self._misses.get(question.source, 0) + 1
+        changes: dict[str, Any] = {
+            "failures": MappingProxyType({**self.facts.failures, question.source: replace(failure, text="", error="")})
+        }
+        known = getattr(self.facts, question.part)
+        if partial is not None:
+            self._answered[question.source] = time.monotonic()
+            if known is None or (misses >= PATIENCE and not question.static):
+                changes[question.part] = partial.value
+        elif misses >= PATIENCE and not question.static:
+            changes[question.part] = None
+        self.facts = replace(self.facts, **changes)

@@ -1,0 +1,61 @@
+"""Everything that was observed of this Mac at one moment, as one immutable value: what ``derive`` decides from.
+
+A part is None when its command has not answered (yet); why stands in ``failures``, by source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from thunderfleet_crds.nodeprofile import Model, Runtime
+
+from thunderfleet_agent.observe.host import Failure
+from thunderfleet_agent.observe.parsers.hardware import Hardware, System
+from thunderfleet_agent.observe.parsers.network import Interface, Service
+from thunderfleet_agent.observe.parsers.rdma import DeviceInfo
+from thunderfleet_agent.observe.parsers.thunderbolt import Thunderbolt
+
+
+class Source(StrEnum):
+    """What is asked; each is one command with its own time limit and interval."""
+
+    THUNDERBOLT = "thunderbolt"
+    HARDWARE = "hardware"
+    DISPLAYS = "displays"
+    SYSCTL = "sysctl"
+    SYSTEM = "system"
+    HARDWARE_PORTS = "hardware-ports"
+    SERVICES = "services"
+    INTERFACES = "interfaces"
+    RDMA_SWITCH = "rdma-switch"
+    RDMA_DEVICES = "rdma-devices"
+    RDMA_INFO = "rdma-info"
+    RUNTIME = "runtime"
+    MODELS = "models"
+
+
+def _nothing() -> Mapping[Source, Failure]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """See the module. ``hardware_ports`` maps an interface to its port's name, ``sysctl`` a variable to its text."""
+
+    thunderbolt: Thunderbolt | None = None
+    hardware: Hardware | None = None
+    gpu_cores: int | None = None
+    sysctl: Mapping[str, str] | None = None
+    system: System | None = None
+    hardware_ports: Mapping[str, str] | None = None
+    services: tuple[Service, ...] | None = None
+    interfaces: tuple[Interface, ...] | None = None
+    rdma_switch: bool | None = None
+    rdma_devices: tuple[str, ...] | None = None
+    rdma_info: tuple[DeviceInfo, ...] | None = None
+    runtime: Runtime | None = None
+    models: tuple[Model, ...] | None = None
+    failures: Mapping[Source, Failure] = field(default_factory=_nothing)

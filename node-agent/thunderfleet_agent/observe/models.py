@@ -1,0 +1,371 @@
+"""The models on this Mac's disk: where they are, whether they are whole, and what placement needs to know of them.
+
+Whether a model is whole is read from the index and the headers of its safetensors files, without MLX. Sizes come from
+``thunderfleet-runner size``, mlx-lm's own dry run, as a child with a time limit: the agent stays small, and a model that
+makes mlx-lm fall over costs its own entry only. A folder that has not changed is not sized again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from thunderfleet_crds.nodeprofile import Model
+
+from thunderfleet_agent.observe.host import Failure, Host, quote
+from thunderfleet_agent.observe.parsers import clean
+
+log = logging.getLogger(__name__)
+
+RUNNER = "thunderfleet-runner"
+SIZE_SECONDS = 300.0
+# A model that could not be sized is tried again after this time, or as soon as its folder changes.
+RETRY_SECONDS = 300.0
+MAX_DEPTH = 4
+MAX_MODELS = 64
+MAX_FILES = 4096
+# The limit of the safetensors format itself.
+MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 64 * 2**20
+MAX_PATH = 1024
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model*.safetensors"
+
+# What `thunderfleet-runner size` says of a model; path, repository and bytes are the agent's.
+SIZE_FIELDS = frozenset(
+    (
+        "architecture",
+        "quantized",
+        "bits",
+        "layers",
+        "contextLengthTokens",
+        "prefillWorkspaceBytes",
+        "prefillWorkspaceBytesPerToken",
+        "sizes",
+        "pipeline",
+        "kv",
+        "sizedBy",
+    )
+)
+
+
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+
+
+def hub_caches(environment: Mapping[str, str], home: Path) -> list[Path]:
+    """The Hugging Face cache, where its own variables say or where it is by default, if it is there."""
+    if named := environment.get("HF_HUB_CACHE"):
+        found = Path(named)
+    elif named := environment.get("HF_HOME"):
+        found = Path(named) / "hub"
+    else:
+        found = home / ".cache" / "huggingface" / "hub"
+    return [found] if found.is_absolute() and _is_folder(found) else []
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that holds a model, and what its place says: the hub's repository and revision."""
+
+    path: Path
+    repository: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in a model's folder. ``fingerprint`` changes when a file comes, goes, or is written."""
+
+    fingerprint: str
+    bytes: int
+    architecture: str | None = None
+    problem: str | None = None
+
+
+def find(roots: Sequence[Path]) -> tuple[list[Folder], list[str]]:
+    """The model folders below the roots, by path, and what could not be looked at. A root that is not there holds none."""
+    folders: dict[Path, Folder] = {}
+    problems: list[str] = []
+    for root in roots:
+        absolute = Path(os.path.abspath(root))
+        for folder in _below(absolute, absolute, 0, problems):
+            if len(str(folder.path)) > MAX_PATH:
+                problems.append(f"{str(folder.path)[:200]}…: the path is longer than {MAX_PATH} characters")
+            else:
+                folders.setdefault(folder.path, folder)
+    found = [folders[path] for path in sorted(folders)]
+    if len(found) > MAX_MODELS:
+        problems.append(f"{len(found)} models, of which the first {MAX_MODELS} by path are published")
+    return found[:MAX_MODELS], problems
+
+
+def _below(root: Path, folder: Path, depth: int, problems: list[str]) -> Iterator[Folder]:
+    try:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"{folder}: {error.strerror or error}")
+        return
+    if any(entry.name == CONFIG for entry in entries):
+        relative = folder.relative_to(root).as_posix()
+        yield Folder(folder, clean(relative if relative != "." else folder.name, 253))
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or not _is_folder(entry):
+            continue
+        if entry.name.startswith("models--"):
+            yield from _hub_repository(entry, problems)
+        elif depth < MAX_DEPTH:
+            yield from _below(root, entry, depth + 1, problems)
+
+
+def _hub_repository(folder: Path, problems: list[str]) -> Iterator[Folder]:
+    """The Hugging Face cache keeps ``models--<org>--<name>/snapshots/<revision>/``."""
+    repository = clean(folder.name.removeprefix("models--").replace("--", "/", 1), 253)
+    try:
+        snapshots = sorted((folder / "snapshots").iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"{folder}: {error.strerror or error}")
+        return
+    for snapshot in snapshots:
+        # One that was begun and has no configuration yet is a model all the same: an incomplete one.
+        if not snapshot.name.startswith(".") and _is_folder(snapshot) and ((snapshot / CONFIG).is_file() or _begun(snapshot)):
+            yield Folder(snapshot, repository, clean(snapshot.name, 128))
+
+
+def _begun(snapshot: Path) -> bool:
+    try:
+        return any(entry.match(WEIGHTS) or entry.name in (CONFIG, INDEX) for entry in snapshot.iterdir())
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def listing(path: Path) -> tuple[str, int]:
+    """A digest of the folder's files, their sizes and times, and the sum of the sizes in bytes. Raises OSError."""
+    total, digest = 0, hashlib.sha256()
+    for file in _files(path):
+        if file.is_file():
+            stat = file.stat()
+            total += stat.st_size
+            digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace"))
+        elif file.is_symlink():
+            digest.update(f"{file.name}\0broken\n".encode("utf-8", "replace"))
+    return digest.hexdigest(), total
+
+
+def _fingerprint(path: Path) -> str | None:
+    try:
+        return listing(path)[0]
+    except OSError:
+        return None
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))[:MAX_FILES]
+
+
+def look(path: Path) -> Contents:
+    """Reads the folder's list of files, its configuration, and the headers of its weights. Never raises: damage is a problem
+    of this model.
+    """
+    try:
+        fingerprint, total = listing(path)
+        files = _files(path)
+    except OSError as error:
+        return Contents("", 0, problem=f"{path}: {error.strerror or error}")
+    return Contents(fingerprint, total, _architecture(path), _what_lacks(path, files))
+
+
+def _architecture(path: Path) -> str | None:
+    try:
+        return clean(_json_object(path / CONFIG).get("model_type"), 128)
+    except (OSError, ValueError):
+        return None
+
+
+def _what_lacks(path: Path, files: Sequence[Path]) -> str | None:
+    """Why the model is not complete, None when it is."""
+    try:
+        _json_object(path / CONFIG)
+        weights = {file.name: file for file in files if file.match(WEIGHTS)}
+        index = path / INDEX
+        wanted: dict[str, set[str]] = {}
+        if index.exists():
+            for tensor, name in _weight_map(index).items():
+                wanted.setdefault(name, set()).add(tensor)
+        elif not weights:
+            return f"no {WEIGHTS} in it: the weights are not there"
+        for name in weights:
+            # Without an index, the names themselves say how many there are.
+            if (part := _PART.search(name)) and not wanted:
+                count = min(int(part.group(1)), MAX_FILES)
+                wanted = {f"{name[: part.start()]}-{n:05}-of-{count:05}.safetensors": set() for n in range(1, count + 1)}
+        missing = sorted(name for name in wanted if name not in weights)
+        if missing:
+            return f"{len(missing)} of {len(wanted)} weight files are missing: {quote(', '.join(missing))}"
+        for name in sorted(wanted or weights):
+            lacking = sorted(wanted.get(name, set()) - tensors(weights[name]))
+            if lacking:
+                return f"{name} lacks {len(lacking)} tensors of the index, {quote(lacking[0])} first"
+    except OSError as error:
+        return f"{error.filename or path}: {error.strerror or error}"
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    mapping = _json_object(index).get("weight_map")
+    if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
+        raise ValueError(f"{INDEX} has no weight_map")
+    return mapping
+
+
+def tensors(file: Path) -> set[str]:
+    """The names of a safetensors file's tensors. Raises ValueError when the file is shorter than its header says, or no such
+    file at all; OSError when it cannot be read.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"{file.name} is cut off or no safetensors file ({size} bytes)")
+        try:
+            header = json.loads(stream.read(length))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{file.name} has a header that cannot be read") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{file.name} has a header that is no object")
+    names, end = set(), 0
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+        if not (isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(offset, int) for offset in offsets)):
+            raise ValueError(f"{file.name} has a tensor without data_offsets")
+        end = max(end, offsets[1])
+        names.add(name)
+    if size < 8 + length + end:
+        raise ValueError(f"{file.name} has {size} of {8 + length + end} bytes: not downloaded to its end")
+    return names
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise ValueError(f"{file.name} is larger than {MAX_JSON_BYTES // 2**20} MiB")
+    try:
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        raise ValueError(f"{file.name} is no JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{file.name} is no JSON object")
+    return value
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model as it was found last. ``tried`` is when sizing was tried last (monotonic seconds), None when it never was."""
+
+    fingerprint: str
+    model: Model
+    tried: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether it is to be sized: whole, and neither sized nor tried a moment ago."""
+        if not self.model.complete or self.model.sized_by is not None:
+            return False
+        return self.tried is None or now - self.tried >= RETRY_SECONDS
+
+
+class Library:
+    """The models of this Mac, looked at again with every ``scan`` and sized one at a time."""
+
+    def __init__(self, host: Host, roots: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
+        self.roots = tuple(roots)
+        self.problems: tuple[str, ...] = ()
+        self._host = host
+        self._clock = clock
+        self._known: dict[str, Known] = {}
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return tuple(self._known[path].model for path in sorted(self._known))
+
+    def scan(self) -> None:
+        """Looks at the disk (blocks on it; run it in a thread). What has not changed keeps its sizes."""
+        folders, problems = find(self.roots)
+        known: dict[str, Known] = {}
+        for folder in folders:
+            path = str(folder.path)
+            before = self._known.get(path)
+            if before is not None and before.model.complete and before.fingerprint == _fingerprint(folder.path):
+                known[path] = before
+                continue
+            contents = look(folder.path)
+            known[path] = Known(
+                contents.fingerprint,
+                Model(
+                    path=path,
+                    repository=folder.repository,
+                    revision=folder.revision,
+                    bytes=contents.bytes,
+                    complete=contents.problem is None,
+                    problem=contents.problem,
+                    architecture=contents.architecture,
+                ),
+            )
+        self._known, self.problems = known, tuple(problems)
+
+    async def size_next(self) -> bool:
+        """Sizes one model that is due; False when none is."""
+        now = self._clock()
+        path = next((path for path in sorted(self._known) if self._known[path].due(now)), None)
+        if path is None:
+            return False
+        known = self._known[path]
+        answer = await self._host.run((RUNNER, "size", path, "-o", "json"), SIZE_SECONDS)
+        if isinstance(answer, Failure):
+            model = known.model.model_copy(update={"problem": f"not sized: {answer}"})
+        else:
+            model = sized(known.model, answer.text)
+        if model.sized_by is None:
+            log.warning("%s: %s", path, model.problem)
+        self._known[path] = replace(known, model=model, tried=self._clock())
+        return True
+
+
+def sized(model: Model, text: str) -> Model:
+    """The model with what ``thunderfleet-runner size -o json`` said of it; with a problem when that cannot be read."""
+    try:
+        said = json.loads(text)
+        if not isinstance(said, dict):
+            raise ValueError("no JSON object")
+        facts = {key: value for key, value in said.items() if key in SIZE_FIELDS and value is not None}
+        found = Model.load({**model.dump(), **facts})
+    except (ValueError, RecursionError, ValidationError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed what cannot be read: {quote(why)}"})
+    if found.sized_by is None:
+        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` does not say how it sized the model"})
+    return found.model_copy(update={"problem": None})

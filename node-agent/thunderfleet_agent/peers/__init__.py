@@ -1,0 +1,1 @@
+"""peers: TODO one line a module."""

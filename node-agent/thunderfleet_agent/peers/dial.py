@@ -1,0 +1,87 @@
+"""One dial of another agent: TLS with both certificates pinned, a few echoes, and by which address it left.
+
+The TLS handshake proves who answers before a byte of ours is sent; the other side asks for our certificate and knows it by our
+NodeProfile, so no token travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import ssl
+import time
+from dataclasses import dataclass
+
+from thunderfleet_agent.peers.reach import Target
+
+SECONDS = 5.0
+ECHOES = 4
+MAX_ANSWER_BYTES = 4096
+PATH = "/v1/hello"
+NODE_HEADER = "Thunderfleet-Node"
+
+
+class DialError(Exception):
+    """Why there is no round trip; names the address."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The round trip in microseconds (the fastest of some echoes) and the local address of the socket."""
+
+    rtt_microseconds: int
+    local: str
+
+
+async def dial(target: Target, node: str, context: ssl.SSLContext, source: str | None = None) -> Answer:
+    """Dials ``target`` as ``node`` with ``context``'s certificate, for at most SECONDS. Raises DialError."""
+    where = f"{target.node} at {target.address} port {target.port}"
+    try:
+        async with asyncio.timeout(SECONDS):
+            return await _talk(target, node, context, source)
+    except TimeoutError:
+        raise DialError(f"{where} did not answer within {SECONDS:g} s") from None
+    except (OSError, ssl.SSLError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+        raise DialError(f"{where}: {error}") from None
+
+
+async def _talk(target: Target, node: str, context: ssl.SSLContext, source: str | None) -> Answer:
+    reader, writer = await asyncio.open_connection(
+        target.address,
+        target.port,
+        ssl=context,
+        limit=MAX_ANSWER_BYTES,
+        server_hostname="",
+        local_addr=(source, 0) if source else None,
+    )
+    try:
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
+        if hashlib.sha256(certificate).hexdigest() != target.sha256:
+            raise ValueError("another certificate answers than the NodeProfile shows (another machine on a recycled address?)")
+        local = str(writer.get_extra_info("sockname")[0])
+        best = min([await _echo(reader, writer, target, node) for _ in range(ECHOES)])
+        return Answer(max(1, round(best * 1e6)), local)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError, ssl.SSLError):
+            writer.transport.abort()
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target, node: str) -> float:
+    """One request, in seconds."""
+    begun = time.perf_counter()
+    writer.write(f"GET {PATH} HTTP/1.1\r\nHost: thunderfleet-agent\r\n{NODE_HEADER}: {node}\r\n\r\n".encode())
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = next((line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")), "0")
+    if not length.strip().isdigit() or int(length) > MAX_ANSWER_BYTES:
+        raise ValueError("answered with no length that can be read")
+    body = await reader.readexactly(int(length))
+    seconds = time.perf_counter() - begun
+    status = head.split(" ")[1:2]
+    if status != ["200"]:
+        raise ValueError(f"refused: {body.decode('utf-8', 'replace')[:200]}")
+    if json.loads(body).get("node") != target.node:
+        raise ValueError(f"says that it is {str(json.loads(body).get('node'))[:100]}")
+    return seconds

@@ -1,0 +1,148 @@
+"""The agent's certificate, known to others by the SHA-256 that its NodeProfile shows.
+
+Only this Mac can write its NodeProfile, so the digest there is the proof. The certificate bears the signature of an authority
+whose key is public (it is derived from a sentence below), which vouches for nothing: OpenSSL hands over a peer's certificate
+only when it can build a chain, and both sides of a connection want to see the other's. Who it belongs to is then decided by
+its digest alone.
+
+It is made in a child process that ends at once, because the cryptography library would stay in the agent's memory for one use.
+With a state folder it is kept there, mode 0600, so that a restart changes nothing; else it is new with every start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import ssl
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from thunderfleet_agent.observe.host import Failure, Host
+
+log = logging.getLogger(__name__)
+
+SECONDS = 30.0
+YEARS = 10
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "authority.crt"
+# Whoever knows this (everybody) can sign such certificates: see the module.
+AUTHORITY_SENTENCE = b"thunderfleet agents know each other by digest, not by this authority"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What TLS servers and clients use, and the certificate's SHA-256 in hexadecimal."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    sha256: str
+
+
+async def make(host: Host, state: Path | None = None) -> Identity:
+    """Raises RuntimeError, naming why, when no certificate can be made. One that is in the folder ``state`` is used again; a
+    folder that cannot be written to is done without.
+    """
+    if state is not None:
+        kept = _kept(state)
+        if kept is not None:
+            return kept
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-agent-") as folder:
+        outcome = await host.run((sys.executable, "-m", __name__, folder), SECONDS)
+        if isinstance(outcome, Failure):
+            raise RuntimeError(f"no certificate could be made: {outcome}")
+        made = load(Path(folder))
+        if state is not None:
+            _keep(Path(folder), state)
+        return made
+
+
+def load(folder: Path) -> Identity:
+    """The identity in a folder. Raises OSError (ssl.SSLError is one) and ValueError."""
+    contexts = []
+    for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(purpose)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(folder / AUTHORITY)
+        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+        contexts.append(context)
+    certificate = ssl.PEM_cert_to_DER_cert((folder / CERTIFICATE).read_text())
+    return Identity(contexts[0], contexts[1], hashlib.sha256(certificate).hexdigest())
+
+
+def _kept(state: Path) -> Identity | None:
+    try:
+        return load(state)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("the certificate in %s cannot be used (%s); a new one is made", state, error)
+        return None
+
+
+def _keep(made: Path, state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (KEY, AUTHORITY, CERTIFICATE):
+            fresh = state / f".{name}.new"
+            fresh.unlink(missing_ok=True)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write((made / name).read_bytes())
+            fresh.replace(state / name)
+    except OSError as error:
+        log.warning("the certificate cannot be kept in %s (%s): the next start makes another", state, error)
+
+
+def write(folder: Path) -> str:
+    """Writes the certificate, its key (mode 0600) and the authority's certificate, and gives the certificate's SHA-256."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.x509.oid import NameOID
+
+    pem = serialization.Encoding.PEM
+    key = Ed25519PrivateKey.generate()
+    signer = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(AUTHORITY_SENTENCE).digest())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "thunderfleet-agent")])
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "thunderfleet-agents (vouches for nothing)")])
+    # A Mac whose clock is far off is still the Mac that its digest says.
+    since = datetime(2020, 1, 1, tzinfo=UTC)
+    until = datetime.now(UTC) + timedelta(days=365 * YEARS)
+    authority = (
+        x509.CertificateBuilder()
+        .subject_name(issuer)
+        .issuer_name(issuer)
+        .public_key(signer.public_key())
+        .serial_number(1)
+        .not_valid_before(since)
+        .not_valid_after(datetime(2120, 1, 1, tzinfo=UTC))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(signer.public_key()), critical=False)
+        .sign(signer, None)
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, None)
+    )
+    (folder / CERTIFICATE).write_bytes(certificate.public_bytes(pem))
+    (folder / AUTHORITY).write_bytes(authority.public_bytes(pem))
+    with open(os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+if __name__ == "__main__":
+    print(write(Path(sys.argv[1])))

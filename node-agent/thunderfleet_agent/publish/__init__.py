@@ -1,0 +1,1 @@
+"""publish: TODO one line a module."""

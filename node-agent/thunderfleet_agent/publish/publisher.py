@@ -1,0 +1,257 @@
+"""Writes what was derived to the API server: server-side apply with a field manager of this Mac's own, and only what changed.
+
+The API server taught the order: metadata and spec go to the main resource, status to ``/status``, and a 404 there (somebody has
+deleted the object in between) starts again. What was applied last is remembered, so nothing changed is no request; what was
+read back at the last look shows whether somebody has taken something away, so a deleted object comes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from thunderfleet_crds.common import (
+    API_VERSION,
+    GROUP,
+    LABEL_DOMAIN_PREFIX,
+    NODEPROFILE_KIND,
+    NODEPROFILE_PLURAL,
+    THUNDERBOLTLINK_KIND,
+    THUNDERBOLTLINK_PLURAL,
+    ApiModel,
+    Condition,
+    ObjectMeta,
+    OwnerReference,
+)
+from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
+from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_lib.kube import ApiError, Json, Kube
+
+from thunderfleet_agent.derive.profile import Cable, Profile
+from thunderfleet_agent.peers.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
+
+log = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind", bound=ApiModel)
+
+PROFILES = f"/apis/{API_VERSION}/{NODEPROFILE_PLURAL}"
+LINKS = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
+# On a ThunderboltLink, one an end: a Mac finds its own links with one selective list. Hashed, since a Node's name may be longer
+# than a label's key.
+LABEL_END_PREFIX = f"end.{GROUP}/"
+
+
+def short_hash(node: str) -> str:
+    """Ten characters that stand for a node's name where it would not fit."""
+    return hashlib.sha256(node.encode()).hexdigest()[:10]
+
+
+def field_manager(node: str) -> str:
+    """The name under which this Mac's agent owns fields."""
+    return f"thunderfleet-agent-{short_hash(node)}"
+
+
+def covers(actual: object, desired: object) -> bool:
+    """Whether everything desired stands in the actual value; what others have added does not matter."""
+    if isinstance(desired, Mapping):
+        return isinstance(actual, Mapping) and all(key in actual and covers(actual[key], desired[key]) for key in desired)
+    if isinstance(desired, list):
+        return isinstance(actual, list) and all(any(covers(one, wanted) for one in actual) for wanted in desired)
+    return actual == desired
+
+
+@dataclass
+class Applied:
+    """What was applied last to one object (None: nothing, or it is gone), and which object that was."""
+
+    uid: str | None = None
+    main: Json | None = None
+    status: Json | None = None
+
+    def forget(self) -> None:
+        self.uid = self.main = self.status = None
+
+    def compare(self, actual: Json | None) -> None:
+        """Forgets what is no longer there."""
+        if actual is None or (self.uid is not None and actual["metadata"].get("uid") != self.uid):
+            self.forget()
+        elif self.main is not None and not covers(actual, self.main):
+            self.main = None
+        elif self.status is not None and not covers(actual.get("status") or {}, self.status):
+            self.status = None
+
+
+@dataclass
+class Publisher:
+    """One Mac's writer. ``wrote(kind, result)`` is told of every write."""
+
+    kube: Kube
+    node: str
+    wrote: Callable[[str, str], None] = lambda kind, result: None
+    conditions: tuple[Condition, ...] = ()
+    """The conditions of the profile as published last: their times stay while they do."""
+    reachability: tuple[Reachability, ...] = ()
+    """What an earlier agent of this Mac found, as the first look shows it."""
+    earlier: NodeProfile | None = None
+    """This Mac's profile as the first look shows it."""
+    groups: tuple[GroupUse, ...] = ()
+    """The groups that have this Mac, as the operator wrote them by the last look."""
+    links: tuple[ThunderboltLink, ...] = ()
+    """The links of which this Mac is an end, as they were at the last look."""
+    _owner: OwnerReference | None = None
+    _profile: Applied = field(default_factory=Applied)
+    _links: dict[str, Applied] = field(default_factory=dict)
+
+    @property
+    def manager(self) -> str:
+        return field_manager(self.node)
+
+    async def look(self) -> None:
+        """Reads this Mac's Node, profile and links. Raises ApiError; 404 when the Node is not registered."""
+        node = await self.kube.get(f"/api/v1/nodes/{self.node}")
+        self._owner = OwnerReference(api_version="v1", kind="Node", name=self.node, uid=str(node["metadata"]["uid"]))
+        actual = await self.kube.get_or_none(f"{PROFILES}/{self.node}")
+        self._profile.compare(actual)
+        profile = _read(NodeProfile, actual)
+        self.groups = profile.status.groups if profile is not None else ()
+        if profile is not None and not self.conditions:
+            self.earlier = profile
+            self.conditions = profile.status.conditions
+            self.reachability = profile.status.reachability
+        items, _ = await self.kube.list(LINKS, labelSelector=LABEL_END_PREFIX + short_hash(self.node))
+        found = {str(item["metadata"]["name"]): item for item in items}
+        for name, applied in self._links.items():
+            applied.compare(found.get(name))
+        links = (_read(ThunderboltLink, found[name]) for name in sorted(found))
+        self.links = tuple(link for link in links if link is not None)
+
+    async def profiles_with(self, uuid: str) -> list[NodeProfile]:
+        """The profiles that show this domain UUID (lower case) as a port of theirs. Raises ApiError."""
+        items, _ = await self.kube.list(PROFILES, labelSelector=LABEL_DOMAIN_PREFIX + uuid)
+        profiles = (_read(NodeProfile, item) for item in items)
+        return [profile for profile in profiles if profile is not None]
+
+    async def profile_of(self, node: str) -> NodeProfile | None:
+        """Another Mac's profile. Raises ApiError."""
+        return _read(NodeProfile, await self.kube.get_or_none(f"{PROFILES}/{node}"))
+
+    async def is_ready(self, node: str) -> bool | None:
+        """Whether that Mac's kubelet renews its Node; None when there is no such Node. Raises ApiError."""
+        found = await self.kube.get_or_none(f"/api/v1/nodes/{node}")
+        if found is None:
+            return None
+        conditions = (found.get("status") or {}).get("conditions") or []
+        return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+    async def some_profiles(self) -> list[NodeProfile]:
+        """All profiles of a small fleet; of a large one about as many, the same ones every time. Raises ApiError."""
+        page = await self.kube.get(PROFILES, limit=MAX_OTHERS + 1)
+        metadata = page.get("metadata") or {}
+        items = page.get("items") or []
+        if metadata.get("continue"):
+            count = len(items) + int(metadata.get("remainingItemCount") or 0)
+            items, _ = await self.kube.list(PROFILES, labelSelector=f"{LABEL_BUCKET} in ({','.join(window(self.node, count))})")
+        profiles = (_read(NodeProfile, item) for item in items)
+        return [profile for profile in profiles if profile is not None]
+
+    async def profile(self, profile: Profile) -> bool:
+        """Applies the profile where it differs from what was applied last; whether anything was written. Raises ApiError."""
+        if self._owner is None:
+            raise RuntimeError("look() comes before profile(): the profile is owned by its Node")
+        labels = {**profile.labels, LABEL_BUCKET: bucket_label(bucket(self.node))}
+        metadata = ObjectMeta(name=self.node, labels=labels, owner_references=(self._owner,))
+        main = NodeProfile(metadata=metadata).dump()
+        wrote = await self._apply(
+            f"{PROFILES}/{self.node}", NODEPROFILE_KIND, self.node, self._profile, main, profile.status.dump()
+        )
+        self.conditions = profile.status.conditions
+        return wrote
+
+    async def cables(
+        self, cables: Iterable[Cable], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
+    ) -> int:
+        """Applies this Mac's end of each cable and what it has measured there, and takes its end away from every other link;
+        how many links were written. Raises ApiError.
+        """
+        written = 0
+        wanted = {cable.name: cable for cable in cables}
+        for name, cable in wanted.items():
+            labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (cable.spec.a, cable.spec.b)}
+            main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=cable.spec).dump()
+            status: Json = {"endpoints": [cable.endpoint.dump()]}
+            if measurements := measured(name):
+                status["measurements"] = [measurement.dump() for measurement in measurements]
+            applied = self._links.setdefault(name, Applied())
+            written += await self._apply(f"{LINKS}/{name}", THUNDERBOLTLINK_KIND, name, applied, main, status)
+        for link in self.links:
+            if link.metadata.name not in wanted and any(endpoint.node == self.node for endpoint in link.status.endpoints):
+                self._links.setdefault(link.metadata.name, Applied())
+        for name in [name for name in self._links if name not in wanted]:
+            written += await self._withdraw(name)
+        return written
+
+    async def _withdraw(self, name: str) -> bool:
+        """Applies a status without endpoints, which takes away the entry that this Mac owns and no other. The link itself is
+        the operator's to delete.
+        """
+        try:
+            await self._send(f"{LINKS}/{name}/status", THUNDERBOLTLINK_KIND, name, {"status": {}})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        self._links.pop(name, None)
+        self.links = tuple(link for link in self.links if link.metadata.name != name)
+        return True
+
+    async def _apply(self, path: str, kind: str, name: str, applied: Applied, main: Json, status: Json) -> bool:
+        main.pop("status", None)
+        wrote = False
+        for attempt in (1, 2, 3):
+            if applied.main != main:
+                answer = await self._send(path, kind, name, main)
+                wrote = True
+                uid = str(answer["metadata"].get("uid"))
+                if uid != applied.uid:
+                    applied.status = None
+                applied.uid, applied.main = uid, main
+            if applied.status == status:
+                return wrote
+            try:
+                await self._send(f"{path}/status", kind, name, {"status": status})
+            except ApiError as error:
+                if error.status != 404 or attempt == 3:
+                    raise
+                applied.forget()
+                continue
+            applied.status = status
+            return True
+        return wrote
+
+    async def _send(self, path: str, kind: str, name: str, body: Json) -> Json:
+        whole = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, **body}
+        try:
+            answer = await self.kube.apply(path, whole, self.manager)
+        except ApiError as error:
+            self.wrote(kind, error.reason)
+            raise
+        self.wrote(kind, "ok")
+        return answer
+
+
+def _read(kind: type[Kind], item: Json | None) -> Kind | None:
+    """The object as a value; None when there is none, or when it breaks the schema that this program knows."""
+    if item is None:
+        return None
+    try:
+        return kind.load(item)
+    except ValidationError as error:
+        log.warning("%s %s cannot be read: %s", kind.__name__, _name(item), error.errors()[0]["msg"])
+        return None
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str((item.get("metadata") or {}).get("name"))

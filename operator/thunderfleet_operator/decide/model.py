@@ -1,0 +1,40 @@
+"""Whether a model is on any Mac's disk, and if not, where it was looked for. Pure."""
+
+from thunderfleet_operator.decide.status import Resolution
+from thunderfleet_operator.placement import Fleet, Mac, Request
+from thunderfleet_operator.placement.eligibility import wanted_model
+
+LISTED = 8
+"""Macs named in a message."""
+
+
+def _folders(mac: Mac) -> str:
+    parents = sorted({model.path.rsplit("/", 1)[0] or "/" for model in mac.models})
+    if not mac.profiled:
+        return f"{mac.name} (no NodeProfile yet)"
+    return f"{mac.name} ({', '.join(parents[:3])}: {len(mac.models)} models)" if parents else f"{mac.name} (no models)"
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def resolve(fleet: Fleet, request: Request) -> Resolution:
+    """The condition ModelResolved."""
+    what = f"path {request.path}" if request.path else f"repository {request.repository}"
+    macs = sorted(fleet.macs.values(), key=lambda mac: mac.name)
+    found = {mac.name: wanted_model(mac, request) for mac in macs}
+    whole = [name for name, models in found.items() if any(model.complete for model in models)]
+    if whole:
+        folders = sorted({model.path for models in found.values() for model in models if model.complete})
+        return Resolution(True, "Found", f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
+    partial = [(name, model) for name, models in found.items() for model in models]
+    if partial:
+        texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
+        return Resolution(False, "ModelIncomplete", f"{what} is not complete on any Mac: {_names(texts)}")
+    if not macs:
+        return Resolution(False, "ModelNotFound", f"{what} was not found: there is no Mac in the cluster")
+    looked = _names([_folders(mac) for mac in macs])
+    advice = "put it there, or into a model folder that the agents look at"
+    return Resolution(False, "ModelNotFound", f"{what} was not found on any Mac; looked on {looked}; {advice}")

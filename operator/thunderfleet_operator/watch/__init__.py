@@ -1,0 +1,7 @@
+"""Events from the API server in, keys to work on out.
+
+kopf_watch  kopf as the watcher
+cache       the collections that the operator keeps in memory
+workqueue   keys, each at most once, handed to one worker
+leader      which replica acts: the holder of a Lease
+"""
