@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from thunderfleet_crds.group import STATE_PATH, GroupPhase, RankPhase
+from thunderfleet_crds.group import STATE_PATH
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.support.api import REQUEST_SECONDS, Api, Unreachable

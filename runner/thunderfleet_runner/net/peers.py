@@ -7,7 +7,8 @@ an attempt carries its number, so that a word that was under way when the attemp
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.group import FaultClass, GroupState
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.vocabulary import FaultClass
 
 BEAT_SECONDS = 1.0
 """How often both ends speak when they have nothing to say."""

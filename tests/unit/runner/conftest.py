@@ -20,8 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group import attempts, follower
 from thunderfleet_runner.host.rankprocess import rank_command

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
+from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import benchmark, gateway
 from thunderfleet_runner.api.admission import Admission, Full

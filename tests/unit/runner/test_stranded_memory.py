@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from thunderfleet_crds.group import FaultClass, GroupPhase
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import texts

@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupPhase
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import doors, protocol
 from thunderfleet_runner.api import gateway
 from thunderfleet_runner.net import control

@@ -13,7 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import leader as leader_module

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import thunderfleet_runner
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.host import rankprocess
 
 from tests.support.processes import alive

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 
