@@ -5,10 +5,12 @@ A round may be cut short or repeated: what it finds undone it does, what it find
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from thunderfleet_crds.common import API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_operator.act.drains import Drains
@@ -41,6 +43,15 @@ NAMES_TRIED = 8
 """Epochs whose names are tried when objects of a deleted ModelDeployment still have them."""
 
 
+class Done(NamedTuple):
+    """What came of a round."""
+
+    recheck_seconds: float | None
+    """Seconds until the next round although nothing may have changed."""
+    unplaced: bool
+    """Whether a group could not be placed or created."""
+
+
 class Executor:
     """``master`` returns the operator's key."""
 
@@ -63,8 +74,8 @@ class Executor:
         self._master = master
         self._secrets: set[str] = set()
 
-    async def carry_out(self, key: str, decision: Decision) -> float | None:
-        """Everything that was decided. Seconds until the next round although nothing may have changed."""
+    async def carry_out(self, key: str, decision: Decision) -> Done:
+        """Everything that was decided."""
         deployment = decision.deployment
         for failure, group in decision.quarantines:
             await self._macs.quarantine(failure, group)
@@ -81,12 +92,14 @@ class Executor:
         await self._status(deployment, status_after(decision, results))
         rechecks = [*self._drain(key, decision), decision.recheck_seconds]
         await self._macs.settle(decision.nodes.union(*(view.nodes for view in views.values())))
-        if any(result.blocked for result in results.values()):
+        blocked = any(result.blocked for result in results.values())
+        if blocked:
             rechecks.append(BLOCKED_SECONDS)
         if any(pod is None for result in results.values() for pod in result.deleted.values()):
             # A pod that was gone at once makes room, and no event about it follows.
             rechecks.append(0.0)
-        return min((seconds for seconds in rechecks if seconds is not None), default=None)
+        recheck = min((seconds for seconds in rechecks if seconds is not None), default=None)
+        return Done(recheck, blocked or any(group.unplaceable for group in decision.groups))
 
     def listen(self, key: str, views: Mapping[int, GroupView]) -> None:
         """Polls every group that has a rank 0, also while its pods terminate: it reports when it has drained."""
@@ -115,7 +128,7 @@ class Executor:
             except ApiError as error:
                 if error.status != 403:
                     raise
-                return Result(blocked=Blocked("Forbidden", str(error)))
+                return Result(blocked=Blocked(Reason.FORBIDDEN, str(error)))
             log.info("%s: epoch %d on %s", plan.group, plan.epoch, ", ".join(rank.node for rank in plan.ranks))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
@@ -207,5 +220,5 @@ class Executor:
 def _refused(plan: Plan, error: ApiError) -> Blocked:
     if "violates PodSecurity" in error.message:
         command = f"kubectl label namespace {plan.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
-        return Blocked("PodSecurityForbidden", f"namespace {plan.namespace} does not allow runner pods; run: {command}")
-    return Blocked("PodRefused", f"the API server rejected the runner pods: {error.message}")
+        return Blocked(Reason.POD_SECURITY_FORBIDDEN, f"namespace {plan.namespace} does not allow runner pods; run: {command}")
+    return Blocked(Reason.POD_REFUSED, f"the API server rejected the runner pods: {error.message}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from thunderfleet_crds.common import ANNOTATION_HASH
 from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.account import Account
@@ -35,8 +36,6 @@ PLACED_SECONDS = 2.0
 ENDING_SECONDS = 1.0
 ADVICE_SECONDS = 30.0
 """How often at most the planner is asked whether a group that serves would be placed better."""
-PORT_TAKEN = "PortTaken"
-"""The runner's reason when a program that is no pod holds one of its ports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +197,8 @@ def _group(
         return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks)
     if step.step is Step.DRAIN:
         # A group that serves is not given up for a spec that cannot be placed.
-        found = _placement(observed, settings, account, view, step, wanted_hash) if step.failure is None else None
-        return replace(group, unplaceable=found) if isinstance(found, Unplaceable) else replace(group, drain=True)
+        next_place = _placement(observed, settings, account, view, step, wanted_hash) if step.failure is None else None
+        return replace(group, unplaceable=next_place) if isinstance(next_place, Unplaceable) else replace(group, drain=True)
     if step.step is Step.KEEP and view.plan is not None:
         namespace = view.plan.namespace
         missing = tuple(rank.rank for rank in view.plan.ranks if f"{namespace}/{rank.pod}" not in observed.usage.pods)
@@ -218,7 +217,8 @@ def _placement(
     deployment = observed.deployment
     fleet, taken = account.without(_key(deployment, view.index))
     kept, failure = dict(view.kept_ports), step.failure
-    if failure is not None and failure.reason == PORT_TAKEN and failure.node in kept:
+    if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
+        # A program that is no pod holds one of the group's ports there.
         taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
     found = port_aware_placement.choose(
         fleet, deployment, taken, settings.ports, current=view.current, avoid=step.avoid, kept=kept

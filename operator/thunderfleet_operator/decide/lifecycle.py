@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from thunderfleet_crds.group import FaultClass, GroupPhase, RankPhase
-from thunderfleet_crds.modeldeployment import Failure, Group, GroupStage, Recovery
+from thunderfleet_crds.modeldeployment import Failure, Group, Recovery
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 
-from thunderfleet_operator.decide.trouble import EVICTED, trouble
+from thunderfleet_operator.decide.trouble import trouble
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
 
@@ -113,7 +114,7 @@ def next_step(
 
 
 def _waits(status: Group) -> bool:
-    return status.state in (GroupStage.BACKING_OFF, GroupStage.GAVE_UP)
+    return status.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)
 
 
 def _recover(
@@ -123,10 +124,11 @@ def _recover(
     restarts = view.status.restarts if view.status else 0
     pending = status.next_restart_time if status else None
     cause = status.last_failure if status and pending is not None else None
-    if cause is not None and (failure.class_ is not FaultClass.CONFIGURE or cause.reason == EVICTED):
+    if cause is not None and (failure.class_ is not FaultClass.CONFIGURE or cause.reason == Reason.EVICTED):
         # The failure that started the back-off is the cause; later ones follow from it.
         failure = cause
-    if failure.reason == EVICTED:
+    if failure.reason == Reason.EVICTED:
+        # An eviction, such as `kubectl drain`, costs neither a restart nor a back-off.
         if drains:
             return NextStep(Step.DRAIN, failure, now, recheck_seconds=DRAIN_RECHECK_SECONDS)
         return NextStep(Step.PLACE, failure, now)

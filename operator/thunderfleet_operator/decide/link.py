@@ -8,20 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from thunderfleet_crds.common import Condition, ConditionStatus, find_condition, quantity, set_condition
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, RDMADeviceState
-from thunderfleet_crds.thunderboltlink import (
-    CONDITION_TYPES,
-    CONNECTED,
-    FLAPPING,
-    NOTHING_PLUGGED_IN,
-    RDMA_USABLE,
-    SYMMETRIC,
-    Endpoint,
-    MeasurementTransport,
-    ThunderboltLink,
-    generation,
-)
+from thunderfleet_crds.common import Condition, find_condition, quantity, set_condition
+from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport, RDMADeviceState
 
 from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.observe.observed import ObservedLink
@@ -112,43 +103,43 @@ def _connected(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None]
     flapping = [f"port {end.port} of {end.node}" for end in ends.values() if end.flapping]
     if flapping:
         mend = "reseat both plugs; if that does not end it, replace the cable"
-        return False, FLAPPING, f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
+        return False, Reason.FLAPPING, f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
     if any(end.sees_peer for end in ends.values()):
         if (blind := _hears_nothing(link, profiles, ready)) is not None:
             (other,) = set(_ends(link)) - {blind} or {blind}
             where = f"nothing is plugged into port {_port(link, blind)} of {blind}"
-            return False, NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now"
+            return False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now"
         if (lack := _degraded(link, speed)) is not None:
-            return True, "Degraded", lack
-        return True, "Connected", "the cable is there"
+            return True, Reason.CABLE_DEGRADED, lack
+        return True, Reason.CONNECTED, "the cable is there"
     silent = [node for node in _ends(link) if node not in ready]
     if len(silent) == 2:
         return (
             False,
-            "NodesNotReady",
+            Reason.NODES_NOT_READY,
             f"neither {silent[0]} nor {silent[1]} is Ready: switch them on, or look at their kubelets",
         )
     if silent:
-        return False, "NodeNotReady", f"{silent[0]} is not Ready: switch it on, or look at its kubelet"
+        return False, Reason.NODE_NOT_READY, f"{silent[0]} is not Ready: switch it on, or look at its kubelet"
     a, b = _ends(link)
     where = f"port {link.spec.a.port} of {a} and port {link.spec.b.port} of {b}"
-    return False, "Unplugged", f"neither {a} nor {b} sees the other: plug the cable into {where}"
+    return False, Reason.UNPLUGGED, f"neither {a} nor {b} sees the other: plug the cable into {where}"
 
 
 def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     ends = _speaking(link, ready)
     blind = [node for node in _ends(link) if node not in ends or not ends[node].sees_peer]
     if not blind:
-        return True, "BothEnds", "both ends see each other"
+        return True, Reason.BOTH_ENDS, "both ends see each other"
     if len(blind) == 2:
-        return False, "NoEnd", f"neither {blind[0]} nor {blind[1]} sees the other"
+        return False, Reason.NO_END, f"neither {blind[0]} nor {blind[1]} sees the other"
     (node,) = blind
     if node not in ends:
         text = f"{node} has not reported its end: is its agent running? {_agent(node)}"
-        return False, "OneEnd", text
+        return False, Reason.ONE_END, text
     return (
         False,
-        "OneEnd",
+        Reason.ONE_END,
         f"{node} does not see the other end through port {_port(link, node)}, as with a display or hub in between; the link "
         "works all the same, and a cable straight between the Macs shows it at both ends",
     )
@@ -160,23 +151,27 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], rea
     for node in _ends(link):
         if node not in ends:
             text = f"{node} does not report its end: is the cable in its port {_port(link, node)}, and its agent running?"
-            return False, "EndMissing", f"{text} {_agent(node)}"
+            return False, Reason.END_MISSING, f"{text} {_agent(node)}"
     statuses = {node: profile.status if (profile := profiles.get(node)) else None for node in ends}
     if not speed:
         mend = "run `system_profiler SPThunderboltDataType` on both and see what it says of these ports"
-        return False, "SpeedUnknown", f"neither {' nor '.join(_ends(link))} says a speed of the cable that can be read: {mend}"
+        return (
+            False,
+            Reason.SPEED_UNKNOWN,
+            f"neither {' nor '.join(_ends(link))} says a speed of the cable that can be read: {mend}",
+        )
     if speed <= THUNDERBOLT4_MBPS:
         hubs = sorted({hub for end in ends.values() for hub in end.through})
         cause = f"take {', '.join(hubs)} out of the way, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
         only = "; RDMA needs Thunderbolt 5 (above 40 Gb/s) at both Macs"
-        return False, "BelowThunderbolt5", f"the cable runs at {speed / 1000:g} Gb/s{only}: {cause}"
+        return False, Reason.BELOW_THUNDERBOLT5, f"the cable runs at {speed / 1000:g} Gb/s{only}: {cause}"
     for node, status in statuses.items():
         if status and status.rdma and status.rdma.enabled is False:
             mend = f"start {node} in Recovery, run `rdma_ctl enable` in its Terminal, and restart"
-            return False, "RDMADisabled", f"RDMA is switched off on {node}: {mend}"
+            return False, Reason.RDMA_DISABLED, f"RDMA is switched off on {node}: {mend}"
     for node, status in statuses.items():
         if status and status.rdma and status.rdma.state == "StackHung":
-            return False, "StackHung", f"the RDMA stack of {node} does not answer: reboot it (`sudo shutdown -r now`)"
+            return False, Reason.STACK_HUNG, f"the RDMA stack of {node} does not answer: reboot it (`sudo shutdown -r now`)"
     for node, status in statuses.items():
         interfaces = status.network.interfaces if status and status.network else ()
         bridge = next((i.bridge for i in interfaces if i.name == ends[node].interface and i.bridge), None)
@@ -184,12 +179,12 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], rea
             mend = f"on {node} run `sudo ifconfig {bridge} deletem {ends[node].interface}`"
             text = f"{ends[node].interface} of {node} is a member of {bridge}: {mend}"
             service = "switch the Thunderbolt Bridge service off in System Settings so that it stays so"
-            return False, "BridgeMember", f"{text}, and {service}"
+            return False, Reason.BRIDGE_MEMBER, f"{text}, and {service}"
     for node, end in ends.items():
         if end.rdma_state is not RDMADeviceState.ACTIVE:
             device, state = end.rdma_device or "the RDMA device", end.rdma_state.value if end.rdma_state else "not listed"
             mend = f"look with `ibv_devinfo -v` on {node}; replugging the cable makes the port anew"
-            return False, "PortDown", f"{device} of {node} is {state}, not Active: {mend}"
+            return False, Reason.PORT_DOWN, f"{device} of {node} is {state}, not Active: {mend}"
     for node, end in ends.items():
         status = statuses[node]
         device_ = next((d for d in (status.rdma.devices if status and status.rdma else ()) if d.name == end.rdma_device), None)
@@ -200,8 +195,8 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], rea
                     f"`sudo ifconfig {end.interface} inet {end.address}` sets it anew, if `ibv_devinfo -v` says so there too"
                 )
                 mend = f"{end.interface} has {end.address}: {again}"
-            return False, "NoIPv4Address", f"{end.rdma_device} of {node} has no IPv4-mapped GID: {mend}"
-    return True, "Usable", "both ends are ready for RDMA"
+            return False, Reason.NO_IPV4_ADDRESS, f"{end.rdma_device} of {node} has no IPv4-mapped GID: {mend}"
+    return True, Reason.USABLE, "both ends are ready for RDMA"
 
 
 def _alive(observed: ObservedLink) -> frozenset[str]:
@@ -227,8 +222,12 @@ def summary(
     speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
     connected = _connected(link, profiles, alive, speed)
-    usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, "PortDown", connected[2])
-    for kind, verdict in ((CONNECTED, connected), (SYMMETRIC, _symmetric(link, alive)), (RDMA_USABLE, usable)):
+    usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, Reason.PORT_DOWN, connected[2])
+    for kind, verdict in (
+        (ConditionType.CONNECTED, connected),
+        (ConditionType.SYMMETRIC, _symmetric(link, alive)),
+        (ConditionType.RDMA_USABLE, usable),
+    ):
         conditions = set_condition(conditions, kind, *verdict, now=now, observed_generation=link.metadata.generation)
     status: Json = {"rdma": usable[1], "conditions": [condition.dump() for condition in conditions]}
     if speed:
@@ -255,7 +254,7 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     """Seconds until a link without any end is removed, 0 when it is time; None for a link that has an end."""
     if link.status.endpoints:
         return None
-    found = find_condition(link.status.conditions, CONNECTED)
+    found = find_condition(link.status.conditions, ConditionType.CONNECTED)
     if found is None or found.status is ConditionStatus.TRUE or found.last_transition_time is None:
         return LINGER_SECONDS
     left = found.last_transition_time + timedelta(seconds=LINGER_SECONDS) - now
@@ -264,8 +263,8 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
 
 def change(link: ThunderboltLink, made: Json) -> Occurrence | None:
     """The Event for a cable that was plugged in or pulled, that flaps, or that became slow; None if ``made`` is no news."""
-    before = find_condition(link.status.conditions, CONNECTED)
-    after = next((c for c in made["conditions"] if c["type"] == CONNECTED), None)
+    before = find_condition(link.status.conditions, ConditionType.CONNECTED)
+    after = next((c for c in made["conditions"] if c["type"] == ConditionType.CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
         return None
     if before is not None and (before.status.value, before.reason) == (after["status"], after["reason"]):
@@ -329,7 +328,7 @@ def decide(observed: ObservedLink) -> LinkDecision:
     if left == 0:
         a, b = _ends(link)
         text = f"neither {a} nor {b} has reported this cable for {LINGER_SECONDS:.0f} s: the link is removed"
-        return LinkDecision(delete=True, event=Occurrence("Removed", text))
+        return LinkDecision(delete=True, event=Occurrence(Reason.REMOVED, text))
     made = summary(link, observed.profiles, observed.now, _alive(observed))
     if made == current(link):
         return LinkDecision(recheck_seconds=left)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.common import Condition, ConditionStatus, find_condition, set_condition
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_crds.modeldeployment import Failure, GroupStage
-from thunderfleet_crds.nodeprofile import QUARANTINED, GroupUse, NodeProfile, Quarantine
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.common import Condition, find_condition, set_condition
+from thunderfleet_crds.modeldeployment import Failure
+from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Quarantine
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink
+from thunderfleet_crds.vocabulary import Backend, ConditionStatus, ConditionType, FaultClass, GroupPhase
 
 from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.observe.fleet import endpoint_of
@@ -75,7 +76,7 @@ def _active(placement: MacPlacement) -> bool:
     if meta.uid != plan.uid or meta.deletion_timestamp is not None or plan.index >= deployment.spec.replicas:
         return False
     status = next((group for group in deployment.status.groups if group.index == plan.index), None)
-    return status is None or status.epoch != plan.epoch or status.state not in (GroupStage.BACKING_OFF, GroupStage.GAVE_UP)
+    return status is None or status.epoch != plan.epoch or status.state not in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)
 
 
 def _use(mac: ObservedMac, placement: MacPlacement) -> GroupUse:
@@ -109,7 +110,7 @@ def _wants_quarantine(profile: NodeProfile, failure: Failure, boot_id: str) -> b
     known = profile.status.quarantine
     if known is not None and known.boot_id == boot_id:
         return False
-    past = find_condition(profile.status.conditions, QUARANTINED)
+    past = find_condition(profile.status.conditions, ConditionType.QUARANTINED)
     cleared = past.last_transition_time if past is not None and past.status is ConditionStatus.FALSE else None
     return cleared is None or failure.time is None or failure.time > cleared
 
@@ -141,15 +142,17 @@ def _lasting(mac: ObservedMac) -> Quarantine | None:
 
 
 def _conditions(mac: ObservedMac, held: Quarantine | None) -> tuple[Condition, ...]:
-    conditions = tuple(c for c in mac.profile.status.conditions if c.type == QUARANTINED)
+    conditions = tuple(c for c in mac.profile.status.conditions if c.type == ConditionType.QUARANTINED)
     if held is not None:
         text = (
             f"placements avoid {mac.name} until it reboots (run `sudo shutdown -r now` on it); in quarantine since "
             f"{held.since:%Y-%m-%d %H:%M:%S} UTC: {held.evidence}"
         )
-        return set_condition(conditions, QUARANTINED, True, held.reason, text, now=mac.now)
+        return set_condition(conditions, ConditionType.QUARANTINED, True, held.reason, text, now=mac.now)
     if conditions:
-        return set_condition(conditions, QUARANTINED, False, "Rebooted", f"{mac.name} has rebooted", now=mac.now)
+        return set_condition(
+            conditions, ConditionType.QUARANTINED, False, Reason.REBOOTED, f"{mac.name} has rebooted", now=mac.now
+        )
     return ()
 
 
@@ -170,10 +173,10 @@ def decide(mac: ObservedMac, quarantine: Quarantine | None = None) -> MacDecisio
     held = quarantine or _lasting(mac)
     conditions = _conditions(mac, held)
     wanted = _status(uses(mac), held, conditions)
-    known = _status(before.groups, before.quarantine, (c for c in before.conditions if c.type == QUARANTINED))
+    known = _status(before.groups, before.quarantine, (c for c in before.conditions if c.type == ConditionType.QUARANTINED))
     if wanted == known:
         return None
     event = None
     if (held is None) != (before.quarantine is None):
-        event = Occurrence("Quarantined" if held else "Rebooted", conditions[0].message, warning=held is not None)
+        event = Occurrence(Reason.QUARANTINED if held else Reason.REBOOTED, conditions[0].message, warning=held is not None)
     return MacDecision(wanted, event)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from thunderfleet_crds.reasons import Reason
+
 from thunderfleet_operator.placement import Fleet, Mac, Request
 from thunderfleet_operator.placement.eligibility import wanted_model
 
@@ -38,13 +40,13 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     whole = [name for name, models in found.items() if any(model.complete for model in models)]
     if whole:
         folders = sorted({model.path for models in found.values() for model in models if model.complete})
-        return Resolution(True, "Found", f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
+        return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
     partial = [(name, model) for name, models in found.items() for model in models]
     if partial:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
-        return Resolution(False, "ModelIncomplete", f"{what} is not complete on any Mac: {_names(texts)}")
+        return Resolution(False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac: {_names(texts)}")
     if not macs:
-        return Resolution(False, "ModelNotFound", f"{what} was not found: the cluster has no Mac")
+        return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found: the cluster has no Mac")
     looked = _names([_folders(mac) for mac in macs])
     advice = "put it there, or into another model folder of the agents"
-    return Resolution(False, "ModelNotFound", f"{what} was not found on any Mac; searched {looked}; {advice}")
+    return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac; searched {looked}; {advice}")

@@ -56,9 +56,7 @@ def _lowest(settings: PortRange, taken: AbstractSet[int], node: str, what: str) 
     raise NoPortsLeft(node, f"has no {what} port left in {settings.first}-{settings.last}")
 
 
-def _gateway(
-    settings: PortRange, taken: AbstractSet[int], node: str, wanted: int | None, before: RankPorts | None
-) -> int:
+def _gateway(settings: PortRange, taken: AbstractSet[int], node: str, wanted: int | None, before: RankPorts | None) -> int:
     if wanted is not None and wanted in taken:
         raise NoPortsLeft(node, f"has port {wanted} (spec.server.port) in use by another pod")
     if wanted is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Set
 
-from thunderfleet_crds.modeldeployment import GroupStage
+from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_operator.decide.lifecycle import ready, serves
 from thunderfleet_operator.observe.plans import GroupView, Report
@@ -19,7 +19,7 @@ def next_to_roll(
     outdated = [i for i, view in views.items() if view.epoch is not None and view.epoch.spec_hash != wanted_hash]
     for i in outdated:
         status, epoch = views[i].status, views[i].epoch
-        draining = status and epoch and status.epoch == epoch.number and status.state is GroupStage.DRAINING
+        draining = status and epoch and status.epoch == epoch.number and status.state is GroupPhase.DRAINING
         if draining and serves(views[i], reports[i]):
             return i
     if any(not ready(reports[i]) and i not in stuck for i in views):

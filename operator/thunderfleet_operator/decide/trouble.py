@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.group import FaultClass, GroupPhase, LastWords, RankPhase
-from thunderfleet_crds.modeldeployment import Failure, GroupStage
+from thunderfleet_crds.group import LastWords
+from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
@@ -20,8 +22,6 @@ CRASHES = 5
 STOPPED_SECONDS = 60.0
 """A group that has stopped draining without being replaced is restarted after this long."""
 NOT_READY_RECHECK_SECONDS = 5.0
-EVICTED = "Evicted"
-"""The reason after an eviction, such as `kubectl drain`. It costs neither a restart nor a back-off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ def _gave_up(report: Report, now: datetime) -> Failure | None:
     if state is None or state.phase is not GroupPhase.GAVE_UP:
         return None
     if state.failure is None:
-        return _failure(now, "GaveUp", state.message or "the runner gave up", None, None, FaultClass.BUG)
+        return _failure(now, Reason.GAVE_UP, state.message or "the runner gave up", None, None, FaultClass.BUG)
     return Failure(
         class_=state.failure.fault,
-        reason=state.failure.reason or "GaveUp",
+        reason=state.failure.reason or Reason.GAVE_UP,
         message=state.failure.message,
         rank=state.failure.rank,
         node=state.failure.node,
@@ -81,24 +81,24 @@ def _gave_up(report: Report, now: datetime) -> Failure | None:
 def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
     """By rank: its Node, its pod, and what its supervisor left behind."""
     by_rank = {pod.rank: pod for pod in view.pods}
-    started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupStage.PENDING
+    started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupPhase.PENDING
     predecessors = {pod.node for pod in view.old_pods if pod.terminating}
     ready = report.state is not None and report.state.phase is GroupPhase.READY
     recheck: float | None = None
     for entry in plan.ranks:
         pod, node = by_rank.get(entry.rank), nodes.get(entry.node)
         if node is None:
-            return Trouble(_failure(now, "NodeGone", f"Node {entry.node} has been deleted", entry.node, entry.rank))
+            return Trouble(_failure(now, Reason.NODE_GONE, f"Node {entry.node} has been deleted", entry.node, entry.rank))
         if pod is None:
             if started:
-                return Trouble(_failure(now, "PodGone", f"pod {entry.pod} is gone", None, entry.rank, FaultClass.RETRY))
+                return Trouble(_failure(now, Reason.POD_GONE, f"pod {entry.pod} is gone", None, entry.rank, FaultClass.RETRY))
             continue
         failure = _ended(pod, node, now)
         if failure is None and pod.unschedulable_since is not None and entry.node not in predecessors:
             waited = (now - pod.unschedulable_since).total_seconds()
             if waited >= UNSCHEDULABLE_SECONDS:
                 text = f"the scheduler finds no room for pod {pod.name}: {pod.unschedulable_message}"
-                failure = _failure(now, "Unschedulable", text, entry.node, entry.rank)
+                failure = _failure(now, Reason.UNSCHEDULABLE, text, entry.node, entry.rank)
             else:
                 recheck = _earliest((recheck, UNSCHEDULABLE_SECONDS - waited + 0.1))
         if failure is None and not ready:
@@ -112,12 +112,12 @@ def _ended(pod: Pod, node: Node, now: datetime) -> Failure | None:
     """Why a pod is ending or has ended, if somebody other than the operator ended it."""
     if pod.terminating and (pod.evicted or not node.schedulable):
         text = f"pod {pod.name} was evicted from {node.name}, as `kubectl drain` does"
-        return _failure(pod.terminating, EVICTED, text, node.name, pod.rank)
+        return _failure(pod.terminating, Reason.EVICTED, text, node.name, pod.rank)
     if pod.terminating:
-        return _failure(pod.terminating, "PodDeleted", f"pod {pod.name} was deleted", None, pod.rank, FaultClass.RETRY)
+        return _failure(pod.terminating, Reason.POD_DELETED, f"pod {pod.name} was deleted", None, pod.rank, FaultClass.RETRY)
     if pod.phase == "Failed":
         return _failure(
-            now, "PodFailed", f"pod {pod.name} failed: {pod.message or 'no reason given'}", node.name, pod.rank
+            now, Reason.POD_FAILED, f"pod {pod.name} failed: {pod.message or 'no reason given'}", node.name, pod.rank
         )
     return None
 
@@ -133,7 +133,7 @@ def _crashed(pod: Pod, entry: RankPlan, now: datetime) -> Failure | None:
     if pod.restarts >= CRASHES:
         last = next(iter(pod.last_words.splitlines()[-1:]), pod.waiting)
         text = f"the supervisor of {pod.name} ended {pod.restarts} times: {last}; kubectl logs --previous {pod.name}"
-        return _failure(now, "CrashLoop", text, entry.node, entry.rank, FaultClass.BUG)
+        return _failure(now, Reason.CRASH_LOOP, text, entry.node, entry.rank, FaultClass.BUG)
     return None
 
 
@@ -155,6 +155,6 @@ def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: da
         if entry.rank in absent or silent:
             why = "rank 0 has lost it" if entry.rank in absent else "rank 0 has not answered for a minute"
             text = f"Node {entry.node} is not Ready and {why}"
-            return Trouble(_failure(now, "NodeNotReady", text, entry.node, entry.rank))
+            return Trouble(_failure(now, Reason.NODE_NOT_READY, text, entry.node, entry.rank))
         recheck = NOT_READY_RECHECK_SECONDS
     return Trouble(recheck_seconds=recheck)

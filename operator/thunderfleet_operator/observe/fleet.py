@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from thunderfleet_crds.common import ConditionStatus, find_condition
-from thunderfleet_crds.nodeprofile import AddressClass, InterfaceKind, Model, NodeProfile, NodeProfileStatus, ReachabilityState
-from thunderfleet_crds.thunderboltlink import (
-    CONNECTED,
-    FLAPPING,
-    NOTHING_PLUGGED_IN,
-    RDMA_USABLE,
-    Endpoint,
-    LinkEnd,
+from thunderfleet_crds.common import find_condition
+from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
+from thunderfleet_crds.vocabulary import (
+    AddressClass,
+    ConditionStatus,
+    ConditionType,
+    InterfaceKind,
     MeasurementTransport,
-    ThunderboltLink,
+    ReachabilityState,
 )
 
 from thunderfleet_operator.observe.nodes import Node
@@ -165,10 +165,10 @@ def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int |
 def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
     endpoints = [endpoint_of(link, end, profiles.get(end.node)) for end in (link.spec.a, link.spec.b)]
     known = [endpoint for endpoint in endpoints if endpoint is not None]
-    usable = find_condition(link.status.conditions, RDMA_USABLE)
+    usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
     lack = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
-    connected = find_condition(link.status.conditions, CONNECTED)
-    unsteady = connected is not None and connected.reason in (FLAPPING, NOTHING_PLUGGED_IN)
+    connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
+    unsteady = connected is not None and connected.reason in (Reason.FLAPPING, Reason.NOTHING_PLUGGED_IN)
     a, b = (
         End(end.node, endpoint.address if endpoint else None, endpoint.rdma_device if endpoint else None)
         for end, endpoint in zip((link.spec.a, link.spec.b), endpoints, strict=True)
@@ -296,9 +296,7 @@ class FleetBuilder:
         found: dict[str, AddressKind] = {}
         for interface in status.network.interfaces if status.network else ():
             for entry in interface.addresses:
-                kind = AddressKind(
-                    KINDS.get(interface.kind, Kind.OTHER), entry.class_ in private, interface.speed_mbps or 0
-                )
+                kind = AddressKind(KINDS.get(interface.kind, Kind.OTHER), entry.class_ in private, interface.speed_mbps or 0)
                 shared = self._share(kind)
                 assert isinstance(shared, AddressKind)
                 found[entry.address] = shared

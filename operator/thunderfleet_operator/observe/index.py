@@ -166,9 +166,7 @@ class Index:
     @property
     def newest_epochs(self) -> Mapping[tuple[str, str, int], int]:
         """By namespace, name and group: the number of the newest plan."""
-        return self._table(
-            "newest epochs", (CONFIGMAPS,), lambda: {key[:3]: key[3] for key in sorted(self.plans)}
-        )
+        return self._table("newest epochs", (CONFIGMAPS,), lambda: {key[:3]: key[3] for key in sorted(self.plans)})
 
     @property
     def plans_on(self) -> Mapping[str, tuple[PlacementKey, ...]]:

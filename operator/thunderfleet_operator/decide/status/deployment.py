@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from thunderfleet_crds import group as report
-from thunderfleet_crds.common import PlannedParallelism, quantity
-from thunderfleet_crds.modeldeployment import (
-    BenchmarkResult,
-    GroupStage,
-    ModelDeployment,
-    ModelDeploymentStatus,
-    TerminatingPod,
-)
+from thunderfleet_crds.common import quantity
+from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentStatus, TerminatingPod
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase, Split
 
 from thunderfleet_operator.decide.manifests import served_name, serving_selector
 from thunderfleet_operator.decide.model import Resolution
@@ -46,7 +41,7 @@ def benchmark(measured: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
         epoch=plan.epoch,
         world_size=plan.world_size,
         transport=transport(plan),
-        parallelism=PlannedParallelism(plan.split.value),
+        parallelism=Split(plan.split.value),
         measured_at=measured.measured_at,
     )
 
@@ -70,7 +65,7 @@ def build(
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements."""
     groups = tuple(group_status(outcome, deployment, now) for outcome in outcomes)
-    serving = [group for group in groups if group.state is GroupStage.READY]
+    serving = [group for group in groups if group.state is GroupPhase.READY]
     measured = _measured(deployment, outcomes)
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
     transports = dict.fromkeys(group.transport.value for group in groups if group.transport)

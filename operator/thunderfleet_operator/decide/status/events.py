@@ -2,20 +2,13 @@
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.common import Condition, ConditionStatus, find_condition
-from thunderfleet_crds.modeldeployment import (
-    BENCHMARKED,
-    BOOTSTRAPPED,
-    DEGRADED,
-    MODEL_RESOLVED,
-    PLACED,
-    READY,
-    Group,
-    ModelDeploymentStatus,
-)
+from thunderfleet_crds.common import Condition, find_condition
+from thunderfleet_crds.modeldeployment import Group, ModelDeploymentStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 
-_BAD_WHEN_FALSE = (MODEL_RESOLVED, PLACED)
-_NO_WARNING = ("ScaledToZero", "Draining")
+_BAD_WHEN_FALSE = (ConditionType.MODEL_RESOLVED, ConditionType.PLACED)
+_NO_WARNING = (Reason.SCALED_TO_ZERO, GroupPhase.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +22,17 @@ class Occurrence:
 
 def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> list[Occurrence]:
     """The Events for what changed from ``before`` to ``after``."""
-    degraded = find_condition(after.conditions, DEGRADED)
+    degraded = find_condition(after.conditions, ConditionType.DEGRADED)
     failed = degraded is not None and degraded.status is ConditionStatus.TRUE
     found: list[Occurrence] = []
-    for kind in (MODEL_RESOLVED, PLACED, BOOTSTRAPPED, READY, BENCHMARKED, DEGRADED):
+    for kind in (
+        ConditionType.MODEL_RESOLVED,
+        ConditionType.PLACED,
+        ConditionType.BOOTSTRAPPED,
+        ConditionType.READY,
+        ConditionType.BENCHMARKED,
+        ConditionType.DEGRADED,
+    ):
         old, new = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
         if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
             continue
@@ -46,13 +46,13 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
 def _of_condition(old: Condition | None, new: Condition, *, failed: bool) -> Occurrence | None:
     """The Event for a condition with a new status or reason. ``failed``: whether the deployment is Degraded now."""
     holds = new.status is ConditionStatus.TRUE
-    if new.type == DEGRADED:
+    if new.type == ConditionType.DEGRADED:
         return Occurrence(new.reason, new.message, warning=True) if holds else None
     if new.type in _BAD_WHEN_FALSE:
-        return None if holds or new.reason == "Pending" else Occurrence(new.reason, new.message, warning=True)
+        return None if holds or new.reason == Reason.PENDING else Occurrence(new.reason, new.message, warning=True)
     if holds:
-        return Occurrence(new.reason, new.message) if new.type in (READY, BENCHMARKED) else None
-    if new.type == READY and not failed and old is not None and old.status is ConditionStatus.TRUE:
+        return Occurrence(new.reason, new.message) if new.type in (ConditionType.READY, ConditionType.BENCHMARKED) else None
+    if new.type == ConditionType.READY and not failed and old is not None and old.status is ConditionStatus.TRUE:
         # A failure has an Event already, with its own reason.
         return Occurrence(new.reason, new.message, warning=new.reason not in _NO_WARNING)
     return None
@@ -64,11 +64,11 @@ def _of_placement(past: Group | None, group: Group) -> Occurrence | None:
         return None
     nodes, which = _nodes(group), f"group {group.index}, epoch {group.epoch}"
     if past is None:
-        return Occurrence("Placed", f"{which}, on {nodes}: {group.reason}")
+        return Occurrence(Reason.PLACED, f"{which}, on {nodes}: {group.reason}")
     why = _cause(past, group)
     if _nodes(past) != nodes:
-        return Occurrence("Moved", f"{which}, from {_nodes(past)} to {nodes}{why}: {group.reason}")
-    return Occurrence("Placed", f"{which}, on {nodes}{why}: {group.reason}")
+        return Occurrence(Reason.MOVED, f"{which}, from {_nodes(past)} to {nodes}{why}: {group.reason}")
+    return Occurrence(Reason.PLACED, f"{which}, on {nodes}{why}: {group.reason}")
 
 
 def _cause(past: Group, group: Group) -> str:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from thunderfleet_crds import group as report
-from thunderfleet_crds.common import PlannedParallelism, PlannedTransport, binary_size
-from thunderfleet_crds.modeldeployment import PLACED, Failure, Group, GroupStage, LayerRange, ModelDeployment, Rank, RankStage
-from thunderfleet_crds.plan import Backend, Plan, RankPlan, Split
+from thunderfleet_crds.common import binary_size
+from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Rank
+from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.vocabulary import Backend, ConditionType, FaultClass, GroupPhase, RankPhase, Split, Transport
 
 from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step
 from thunderfleet_operator.decide.status.outcome import Outcome
@@ -18,11 +19,11 @@ FRESH_SECONDS = 10.0
 MESSAGE_LENGTH = 1500
 
 TRANSPORTS = {
-    Backend.NONE: PlannedTransport.NONE,
-    Backend.RING: PlannedTransport.RING,
-    Backend.JACCL: PlannedTransport.JACCL,
+    Backend.NONE: Transport.NONE,
+    Backend.RING: Transport.RING,
+    Backend.JACCL: Transport.JACCL,
 }
-UNREPORTED = (GroupStage.PENDING, GroupStage.STARTING, GroupStage.BACKING_OFF)
+UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
 """Stages that the operator sets without a report of rank 0."""
 
 
@@ -36,9 +37,9 @@ def endpoint(plan: Plan) -> str:
     return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
 
 
-def transport(plan: Plan) -> PlannedTransport:
+def transport(plan: Plan) -> Transport:
     """What the group communicates over."""
-    return PlannedTransport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
+    return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
 def _failure(reported: report.Failure) -> Failure:
@@ -56,7 +57,7 @@ def _because(failure: Failure | None) -> str:
     if failure is None:
         return ""
     where = f" on {failure.node}" if failure.node else ""
-    held = f" ({failure.node} is quarantined until it reboots)" if failure.class_ is report.FaultClass.REBOOT and where else ""
+    held = f" ({failure.node} is quarantined until it reboots)" if failure.class_ is FaultClass.REBOOT and where else ""
     return f"; last failure{where}: {failure.reason}: {failure.message}{held}"
 
 
@@ -85,11 +86,11 @@ def _rank(
     plan: Plan, entry: RankPlan, pod: Pod | None, reported: report.RankReport | None, past: Rank | None, attempts: int
 ) -> Rank:
     """One rank, from its report or else from its last status."""
-    stage, error = (RankStage.STARTING if pod is not None and pod.scheduled else RankStage.PENDING), None
+    stage, error = (RankPhase.STARTING if pod is not None and pod.scheduled else RankPhase.PENDING), None
     loaded, total, layers = (past.loaded_bytes, past.total_bytes, past.loaded_layers) if past else (None, None, None)
     if reported is not None:
-        stage = RankStage(reported.phase.value)
-        error = (reported.message or None) if reported.phase is report.RankPhase.FAILED else None
+        stage = RankPhase(reported.phase.value)
+        error = (reported.message or None) if reported.phase is RankPhase.FAILED else None
         loaded, total, layers = reported.loaded_bytes or None, reported.total_bytes or None, reported.loaded_layers or None
     elif past is not None:
         stage, error = past.state, past.last_error
@@ -139,7 +140,7 @@ def _loading(state: report.GroupState) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    stage: GroupStage
+    stage: GroupPhase
     message: str
 
 
@@ -147,32 +148,32 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
     """The stage that follows from the operator's own decision; None if the group's report counts."""
     step, failure = outcome.next, _last_failure(outcome)
     if outcome.blocked:
-        return _Stage(GroupStage.PENDING, outcome.blocked.message)
+        return _Stage(GroupPhase.PENDING, outcome.blocked.message)
     if step.step is Step.GIVE_UP:
         used = f"all {restarts} restarts used (spec.recovery.maxRestarts); edit spec to retry"
-        return _Stage(GroupStage.GAVE_UP, used + _because(failure))
+        return _Stage(GroupPhase.GAVE_UP, used + _because(failure))
     if step.step is Step.BACK_OFF and step.until is not None:
         count = f"restart {restarts + 1} of {deployment.spec.recovery.max_restarts}"
-        return _Stage(GroupStage.BACKING_OFF, f"{count} at {step.until:%H:%M:%S} UTC" + _because(failure))
+        return _Stage(GroupPhase.BACKING_OFF, f"{count} at {step.until:%H:%M:%S} UTC" + _because(failure))
     if step.step is Step.DRAIN and not outcome.unplaceable:
         why = step.failure.message if step.failure else "the spec has changed"
-        progress = state.message if state and state.phase is report.GroupPhase.DRAINING else "admitting no new requests"
-        return _Stage(GroupStage.DRAINING, f"{why}: {progress}; the group is replaced when it has drained")
+        progress = state.message if state and state.phase is GroupPhase.DRAINING else "admitting no new requests"
+        return _Stage(GroupPhase.DRAINING, f"{why}: {progress}; the group is replaced when it has drained")
     if step.step is Step.PLACE and not outcome.placed_now and not outcome.outdated:
-        return _Stage(GroupStage.BACKING_OFF, f"cannot be placed: see condition {PLACED}" + _because(failure))
+        return _Stage(GroupPhase.BACKING_OFF, f"cannot be placed: see condition {ConditionType.PLACED}" + _because(failure))
     return None
 
 
 def _reported(plan: Plan, outcome: Outcome, state: report.GroupState | None, carried: Group | None) -> _Stage:
     """The stage that rank 0 reports, or that its pods are in while it reports nothing."""
     if state is not None:
-        loading = state.phase is report.GroupPhase.LOADING
-        return _Stage(GroupStage(state.phase.value), _loading(state) if loading else state.message)
+        loading = state.phase is GroupPhase.LOADING
+        return _Stage(GroupPhase(state.phase.value), _loading(state) if loading else state.message)
     pods = {pod.rank: pod for pod in outcome.view.pods}
     waits = [text for entry in plan.ranks if (text := _pod_wait(pods.get(entry.rank), entry.pod, entry.node))]
     if carried is not None and not waits:
         return _Stage(carried.state, carried.message)
-    return _Stage(GroupStage.STARTING, "; ".join(waits) or f"rank 0 on {plan.ranks[0].node} does not answer yet")
+    return _Stage(GroupPhase.STARTING, "; ".join(waits) or f"rank 0 on {plan.ranks[0].node} does not answer yet")
 
 
 def _last_failure(outcome: Outcome) -> Failure | None:
@@ -214,7 +215,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         return Group(
             index=view.index,
             epoch=view.last_epoch,
-            state=GroupStage.PENDING,
+            state=GroupPhase.PENDING,
             message=message[:MESSAGE_LENGTH],
             restarts=restarts,
             last_failure=failure,
@@ -226,7 +227,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         found = _reported(plan, outcome, state, carried)
         if state is not None:
             failure = _failure(state.failure) if state.failure is not None else failure
-            if state.phase is report.GroupPhase.READY and state.ready_since is not None:
+            if state.phase is GroupPhase.READY and state.ready_since is not None:
                 restarts = 0 if (now - state.ready_since).total_seconds() >= PROVEN_SECONDS else restarts
     return Group(
         index=view.index,
@@ -235,7 +236,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         state=found.stage,
         message=found.message[:MESSAGE_LENGTH],
         transport=transport(plan),
-        parallelism=PlannedParallelism(plan.split.value),
+        parallelism=Split(plan.split.value),
         reason=view.epoch.reason if view.epoch else "",
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),

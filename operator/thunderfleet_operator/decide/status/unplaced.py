@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from thunderfleet_crds.common import MAX_RANKS, PlannedParallelism, PlannedTransport
+from thunderfleet_crds.common import MAX_RANKS
 from thunderfleet_crds.modeldeployment import Unplaceable as Entry
+from thunderfleet_crds.vocabulary import Split, Transport
 
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.placement import Unplaceable
@@ -17,8 +18,8 @@ def _entries(index: int, found: Unplaceable) -> list[Entry]:
     entries = [
         Entry(
             group=index,
-            transport=PlannedTransport(miss.transport.value),
-            parallelism=PlannedParallelism(miss.split.value),
+            transport=Transport(miss.transport.value),
+            parallelism=Split(miss.split.value),
             nodes=miss.nodes,
             message=miss.message,
         )
