@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from thunderfleet_crds.common import LABEL_OS
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import Json, deleting
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.placement import Taint
 
 

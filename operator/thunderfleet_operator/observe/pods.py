@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.common import ANNOTATION_PORTS
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (
     DeploymentKey,
@@ -17,7 +18,6 @@ from thunderfleet_operator.observe.objects import (
     parse_time,
     rank_number,
 )
-from thunderfleet_operator.observe.quantities import to_bytes
 
 ENDED = ("Succeeded", "Failed")
 

@@ -35,6 +35,11 @@ class Usage:
     pods: Mapping[str, Pod] = field(default_factory=dict)
     plans: Mapping[GroupKey, Plan] = field(default_factory=dict)
 
+    def without(self, group: GroupKey) -> "Usage":
+        """The same after a group's pods and plan are gone."""
+        pods = {key: pod for key, pod in self.pods.items() if (pod.owner, pod.group) != group}
+        return Usage(pods, {key: plan for key, plan in self.plans.items() if key != group})
+
     def placed(self, group: GroupKey, plan: Plan) -> "Usage":
         """The same after a group has got another plan. Its old pods stay until they end."""
         return replace(self, plans={**self.plans, group: plan})

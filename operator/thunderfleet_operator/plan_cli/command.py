@@ -15,20 +15,25 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import ANNOTATION_PORTS, LABEL_GROUP, ApiModel
+from thunderfleet_crds.common import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.decide import port_aware_placement
+from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.observe import snapshot
-from thunderfleet_operator.observe.fleet import Fleets, taints
-from thunderfleet_operator.observe.quantities import to_bytes
-from thunderfleet_operator.observe.snapshot import Parsed, RankPorts, Taken
+from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.nodes import allocatable_bytes, boot_id, internal_ip, is_ready, taints
+from thunderfleet_operator.observe.objects import epoch_number, group_index, owner_uid
+from thunderfleet_operator.observe.plans import read_epoch
+from thunderfleet_operator.observe.pods import RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, read_pod
+from thunderfleet_operator.observe.reader import groups_of
+from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.score import LABELS, PARTS
@@ -101,36 +106,28 @@ def _labels(item: Json) -> dict[str, object]:
     return found
 
 
-def _annotations(item: Json) -> object:
-    told = (item["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
-    ports: Any = json.loads(told) if told else {"gateway": 0, "control": 0}
-    return int(ports["gateway"]), int(ports["control"]), [int(port) for port in ports.get("ring") or ()]
-
-
 _CHILD: dict[str, Callable[[Json], object]] = {
-    "metadata.labels": lambda item: (_labels(item), snapshot.group_index(item), snapshot.epoch_number(item)),
-    "metadata.annotations": _annotations,
-    "metadata.ownerReferences": snapshot.owner_uid,
+    "metadata.labels": lambda item: (_labels(item), group_index(item), epoch_number(item)),
+    "metadata.annotations": annotated_ports,
+    "metadata.ownerReferences": owner_uid,
 }
 _READS: dict[str, dict[str, Callable[[Json], object]]] = {
     "Node": {
         "metadata.labels": _labels,
         "spec.taints": taints,
-        "status.allocatable.memory": lambda item: to_bytes(
-            str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0)
-        ),
-        "status.conditions": snapshot.is_ready,
-        "status.addresses": snapshot.internal_ip,
-        "status.nodeInfo": lambda item: ((item.get("status") or {}).get("nodeInfo") or {}).get("bootID"),
+        "status.allocatable.memory": allocatable_bytes,
+        "status.conditions": is_ready,
+        "status.addresses": internal_ip,
+        "status.nodeInfo": boot_id,
     },
     "Pod": {
         **_CHILD,
-        "spec.affinity": snapshot.pod_node,
-        "spec.containers[].resources.requests.memory": snapshot.pod_memory,
-        "spec.containers[].ports": snapshot.pod_ports,
-        "status": snapshot.pod_view,
+        "spec.affinity": pod_node,
+        "spec.containers[].resources.requests.memory": pod_memory,
+        "spec.containers[].ports": pod_ports,
+        "status": read_pod,
     },
-    "ConfigMap": {**_CHILD, "data": snapshot.read_epoch},
+    "ConfigMap": {**_CHILD, "data": read_epoch},
 }
 """What is read of objects that have no model of ours, by field."""
 
@@ -213,18 +210,15 @@ def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
 # --- deciding --------------------------------------------------------------------------------------------------------
 
 
-def _told_use(cache: Cache, fleet: Fleet, used: Taken, uid: str | None, own: Container[int]) -> Taken:
+def _told_use(index: Index, fleet: Fleet, used: Taken, uid: str | None, own: Container[int]) -> Taken:
     """With the cables and queue pairs of groups whose plans are not in the file: theirs are the best cables of their pairs.
     Groups ``own`` of deployment ``uid`` do not count.
     """
-    planned = {
-        (snapshot.owner_uid(item), (item["metadata"].get("labels") or {}).get(LABEL_GROUP)) for item in cache[CONFIGMAPS]
-    }
+    planned = {epoch.key for epoch in index.epochs.values()}
     addresses, queue_pairs = set(used.addresses), dict(used.queue_pairs)
-    for item in cache[DEPLOYMENTS]:
-        md = ModelDeployment.load(item)
-        for group in md.status.groups:
-            if (md.metadata.uid == uid and group.index in own) or (md.metadata.uid, str(group.index)) in planned:
+    for md in index.deployments.values():
+        for group in md.status.groups if md is not None else ():
+            if md is None or (md.metadata.uid == uid and group.index in own) or (md.metadata.uid, group.index) in planned:
                 continue
             nodes = [rank.node for rank in sorted(group.ranks, key=lambda rank: rank.rank) if rank.node in fleet.macs]
             if len(nodes) < 2:
@@ -256,66 +250,30 @@ class Decided:
 
 def decide(cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int) -> list[Decided]:
     """All groups, one after the other: each takes room from those after it. What another deployment holds stays."""
-    parsed, decided, left = Parsed(), list[Decided](), Cache()
-    for name, store in cache.stores.items():
-        left.stores[name].items.update(store.items)
-    uid, settled = deployment.metadata.uid, set[int]()
-    for index in range(deployment.spec.replicas):
+    index, decided, settled = Index(cache), list[Decided](), set[int]()
+    uid, usage, views = deployment.metadata.uid, index.usage, groups_of(index, deployment)
+    for number in range(deployment.spec.replicas):
         # Groups of this deployment that run: those before this one hold what was decided, those after it what they have.
-        used = snapshot.taken(left, uid, index)
-        bare = Fleets().fleet(left, parsed, used)
-        used = _told_use(left, bare, used, uid, settled | {index})
-        fleet = Fleets().fleet(left, parsed, used)
-        for earlier in decided:
-            if isinstance(earlier.found, Placement):
-                fleet, used = _with(fleet, used, earlier.found, earlier.ports)
+        taken = usage.taken((uid, number))
+        bare = occupied(index.fleet, index.taken, taken)
+        used = _told_use(index, bare, taken, uid, settled | {number})
+        fleet = occupied(bare, taken, used)
         free = {name: mac.free_bytes for name, mac in fleet.macs.items()}
-        before = next((group for group in deployment.status.groups if group.index == index), None)
+        before = next((group for group in deployment.status.groups if group.index == number), None)
         current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
-        kept = _kept_ports(left, deployment, index)
+        kept = views[number].kept_ports
         found = port_aware_placement.choose(
             fleet, deployment, used, settings, current=current, kept=kept, runners_up=runners_up
         )
         if isinstance(found, Unplaceable):
-            decided.append(Decided(index, found, free))
+            decided.append(Decided(number, found, free))
             continue
-        decided.append(Decided(index, found[0], free, tuple(found[1])))
-        settled.add(index)
-        for collection in (PODS, CONFIGMAPS):
-            for item in snapshot.children(left[collection], deployment):
-                if snapshot.group_index(item) == index:
-                    left[collection].forget(key_of(item))
+        placement, ports = found
+        decided.append(Decided(number, placement, free, tuple(ports)))
+        settled.add(number)
+        plan = manifests.make_plan(deployment, number, views[number].last_epoch + 1, placement, ports)
+        usage = usage.without((uid, number)).placed((uid, number), plan)
     return decided
-
-
-def _kept_ports(cache: Cache, deployment: ModelDeployment, index: int) -> dict[str, RankPorts]:
-    """The ports that a group which runs has: the operator lets it keep them."""
-    view = snapshot.groups(cache, deployment)[index]
-    pods = [pod for pod in snapshot.children(cache[PODS], deployment) if snapshot.group_index(pod) == index]
-    return snapshot.kept_ports(view, pods)
-
-
-def _with(fleet: Fleet, used: Taken, made: Placement, ports: tuple[RankPorts, ...]) -> tuple[Fleet, Taken]:
-    """The fleet with one more group on it."""
-    macs = []
-    held = dict(used.ports)
-    for rank, taken in zip(made.ranks, ports, strict=True):
-        mac = fleet.macs[rank.node]
-        macs.append(replace(mac, free_bytes=max(0, mac.free_bytes - rank.memory_bytes), in_use=True))
-        held[rank.node] = held.get(rank.node, frozenset()) | taken.all
-    faced: dict[tuple[str, str], int] = {}
-    for rank in made.ranks:
-        for device in rank.devices:
-            if device is not None:
-                faced[rank.node, device] = faced.get((rank.node, device), 0) + 1
-    cables = []
-    for cable in {c.name: c for rank in made.ranks for c in fleet.links(rank.node)}.values():
-        a, b = (
-            replace(end, queue_pairs=max(0, end.queue_pairs - faced.get((end.node, end.device or ""), 0)))
-            for end in (cable.a, cable.b)
-        )
-        cables.append(replace(cable, a=a, b=b, in_use=cable.in_use or cable.name in made.cables))
-    return fleet.changed(macs, cables), replace(used, ports=held)
 
 
 # --- telling ---------------------------------------------------------------------------------------------------------
@@ -413,11 +371,11 @@ class PlanTold(_Told):
 
 
 def tell(cache: Cache, deployment: ModelDeployment, decided: list[Decided]) -> PlanTold:
-    whole = Fleets().fleet(cache, Parsed(), snapshot.taken(cache))
+    whole = Index(cache).fleet
     return PlanTold(
         deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
         model=deployment.spec.model.repository or deployment.spec.model.path or "",
-        model_resolved=resolve(whole, snapshot.request(deployment.spec)).message,
+        model_resolved=resolve(whole, request(deployment.spec)).message,
         placed=all(isinstance(entry.found, Placement) for entry in decided),
         groups=tuple(map(_group, decided)),
     )

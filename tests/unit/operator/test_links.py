@@ -9,6 +9,7 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json
 from thunderfleet_operator.act import events
 from thunderfleet_operator.decide import link as linkstatus
+from thunderfleet_operator.decide.status.events import Occurrence
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOTH = frozenset("ab")
@@ -101,13 +102,13 @@ def test_a_cable_that_nobody_has_lingers_and_goes() -> None:
 def test_events_tell_of_pulling_and_plugging_once() -> None:
     fresh = link(end("a"), end("b"))
     made = linkstatus.summary(fresh, {}, NOW, BOTH)
-    assert linkstatus.change(fresh, made) == ("Connected", "the cable is there", False)
+    assert linkstatus.change(fresh, made) == Occurrence("Connected", "the cable is there")
     known = link(end("a"), end("b"), conditions=made["conditions"])
     assert linkstatus.change(known, linkstatus.summary(known, {}, NOW, BOTH)) is None
     pulled = link(conditions=made["conditions"])
     told = linkstatus.change(pulled, linkstatus.summary(pulled, {}, NOW, BOTH))
-    assert told is not None and told[0] == "Unplugged" and told[2]
-    event = events.manifest(pulled, events.Occurrence(told[0], told[1], told[2]), "me")
+    assert told is not None and told.reason == "Unplugged" and told.warning
+    event = events.manifest(pulled, told, "me")
     assert event["metadata"]["namespace"] == "default" and event["type"] == "Warning"
     assert event["involvedObject"]["kind"] == "ThunderboltLink" and "namespace" not in event["involvedObject"]
 
@@ -155,7 +156,7 @@ def test_a_degraded_cable_names_the_hub_on_the_way_and_is_an_event_once() -> Non
     made = linkstatus.summary(found, {}, NOW, BOTH)
     assert "Old Dock on the way" in verdicts(made)["Connected"][2]
     told = linkstatus.change(found, made)
-    assert told is not None and told[0] == "Degraded" and told[2]
+    assert told is not None and told.reason == "Degraded" and told.warning
     after = ThunderboltLink.load({**found.dump(), "status": {**found.dump()["status"], **made}})
     assert linkstatus.change(after, linkstatus.summary(after, {}, NOW, BOTH)) is None
 

@@ -57,7 +57,7 @@ def placed(
         return Verdict(False, Reason.PENDING, "placements are being made")
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
     better = [
-        f"a better place for group {outcome.view.index} exists, but groups do not move while they serve: {outcome.better}"
+        f"a better place exists for group {outcome.view.index}; a group that serves does not move: {outcome.better}"
         for outcome in outcomes
         if outcome.better
     ]

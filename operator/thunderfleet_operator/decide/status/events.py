@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from thunderfleet_crds.common import Condition, find_condition
 from thunderfleet_crds.modeldeployment import Group, ModelDeploymentStatus
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 _BAD_WHEN_FALSE = (ConditionType.MODEL_RESOLVED, ConditionType.PLACED)
 _NO_WARNING = (Reason.SCALED_TO_ZERO, GroupPhase.DRAINING)
