@@ -219,7 +219,7 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(arguments: argparse.Namespace) -> int:
-    from thunderfleet_crds.thunderboltlink import MeasurementTransport
+    from thunderfleet_crds.vocabulary import MeasurementTransport
     from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.measure import measure_cli

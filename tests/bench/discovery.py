@@ -14,7 +14,7 @@ from pathlib import Path
 from thunderfleet_agent.observe.parsers import thunderbolt as parser
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
-from thunderfleet_localcluster.recorded import as_json, write_machine
+from thunderfleet_localcluster.recorded.folder import as_json, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
 from tests.bench import audit

@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos import plan, report
 from tests.chaos.run import CLUSTER, Runner, cluster
+from tests.support.waiting import NotInTimeError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,7 +65,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
-    except (LocalClusterError, pytest.fail.Exception) as error:
+    except (LocalClusterError, NotInTimeError) as error:
         print(f"chaos: {error}", file=sys.stderr)
         code = 1
     finally:

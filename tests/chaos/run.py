@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.chaos import checks, faults, stages
 from tests.chaos.clients import Clients, Outcome, Question
-from tests.chaos.looks import Api, Eye
+from tests.chaos.looks import Eye
 from tests.chaos.plan import BESIDE, START, Episode, Stage, Step, Target
 from tests.chaos.report import Record
-from tests.chaos.stages import NotReached, Passed, Subject, until
+from tests.chaos.stages import Passed, Subject, wait_for
 from tests.e2e.conftest import MODEL, Deployment, Line, condition, on
+from tests.support.api import Api
+from tests.support.waiting import NotInTimeError
 
 MACS = 4
 FLEET = "\n".join(
@@ -100,7 +101,7 @@ class Runner:
             yield from self._episode(seed, episode)
 
     def _episode(self, seed: int, episode: Episode) -> Iterator[Record]:
-        until("all machines are Ready", self.line.ready_machines, RECOVER_SECONDS)
+        wait_for(self.line.ready_machines, "all machines are Ready", RECOVER_SECONDS)
         start = episode.steps[0].stage
         benchmark = any(step.stage is Stage.BENCHMARK for step in episode.steps)
         held, slowed = stages.prepare(self.line, episode.shape, start) if start in START else ([], False)
@@ -129,8 +130,8 @@ class Runner:
 
     def _clear(self, deployment: Deployment) -> None:
         """Nothing of it stays, whatever became of it."""
-        until("the API server answers", lambda: self.api.get("/version"), RECOVER_SECONDS)
-        with contextlib.suppress(pytest.fail.Exception):
+        wait_for(lambda: self.api.get("/version"), "the API server answers", RECOVER_SECONDS)
+        with contextlib.suppress(NotInTimeError):
             self.line.forget(deployment)
 
     # --- one fault ---
@@ -145,7 +146,7 @@ class Runner:
             stages.release(subject)
             clients.stop()
             return
-        except (NotReached, LocalClusterError) as error:
+        except (NotInTimeError, LocalClusterError) as error:
             record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.told()}")
             clients.stop()
             return
@@ -208,8 +209,8 @@ class Runner:
 
     def _recovered(self, subject: Subject, record: Record, began: float) -> None:
         try:
-            until("it serves", lambda: self._serves(subject, record), RECOVER_SECONDS)
-        except NotReached:
+            wait_for(lambda: self._serves(subject, record), "it serves", RECOVER_SECONDS)
+        except NotInTimeError:
             record.explained = checks.explains(subject.eye.status)
             if not record.explained:
                 told = json.dumps(subject.eye.status.get("conditions", []))
@@ -241,8 +242,8 @@ class Runner:
             return not wrong
 
         try:
-            until("everything is in its place", settled, SETTLE_SECONDS)
-        except NotReached:
+            wait_for(settled, "everything is in its place", SETTLE_SECONDS)
+        except NotInTimeError:
             record.violations += wrong
 
     def _unaccounted(self) -> list[str]:
@@ -273,8 +274,8 @@ class Runner:
             return not left
 
         try:
-            until("nothing is left", gone, GONE_SECONDS)
-        except NotReached:
+            wait_for(gone, "nothing is left", GONE_SECONDS)
+        except NotInTimeError:
             record.violations += left or ["nobody could tell what is left"]
             return
         record.recovered, record.seconds = True, time.monotonic() - began

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -24,11 +23,12 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster, remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.api import OURS, Api
+from tests.support.api import OURS, Api
+from tests.support.waiting import WAIT_SECONDS, until
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -50,12 +50,10 @@ BRISK = (
 )
 QUICK: Json = {"promptTokens": 2, "generationTokens": 1}
 """A benchmark that is soon over."""
-WAIT_SECONDS = 90.0
 READY_SECONDS = 150.0
 INSTALL_SECONDS = 180
 COMMAND_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
-POLL_SECONDS = 0.2
 
 
 @pytest.fixture(scope="session")
@@ -114,16 +112,6 @@ class Line:
         found: list[Json] = self.json("get", *arguments)["items"]
         return found
 
-    def until(self, goal: str, holds: Callable[[], T], seconds: float = WAIT_SECONDS, told: Callable[[], str] = str) -> T:
-        """Waits until ``holds`` gives something true, and returns it; fails with ``goal`` and ``told()`` when it never does."""
-        deadline = time.monotonic() + seconds
-        while True:
-            if found := holds():
-                return found
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {seconds:.0f} s: {goal}\n{told()}")
-            time.sleep(POLL_SECONDS)
-
     def run(self, machine: str, *argv: str, seconds: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
         """Runs a command on a machine of the fleet."""
         return self.cluster.machines[machine].run(argv, seconds=seconds)
@@ -172,7 +160,7 @@ class Line:
             return
         self.deployments.remove(deployment)
         self.kubectl("delete", "md", deployment.name, "-n", deployment.namespace, "--ignore-not-found")
-        self.until(f"{deployment.name} is gone", lambda: not deployment.left(), told=lambda: "\n".join(deployment.left()))
+        until(lambda: not deployment.left(), f"{deployment.name} is gone", describe=lambda: "\n".join(deployment.left()))
         self.kubectl("delete", "namespace", deployment.namespace, "--wait=false")
 
     def ready_machines(self) -> bool:
@@ -255,11 +243,12 @@ class Deployment:
         ready = condition(item, "Ready")
         return ready.get("status") == "True" and ready.get("observedGeneration") == item["metadata"]["generation"]
 
-    def until(self, goal: str, holds: Callable[[], T], seconds: float = WAIT_SECONDS) -> T:
-        return self.line.until(f"{self.name}: {goal}", holds, seconds, self.told)
+    def until(self, holds: Callable[[], T | None], goal: str, seconds: float = WAIT_SECONDS) -> T:
+        """Like the shared ``until``; a failure shows the deployment's conditions."""
+        return until(holds, f"{self.name}: {goal}", seconds, describe=self.told)
 
     def until_ready(self) -> "Deployment":
-        self.until("Ready", self.is_ready, READY_SECONDS)
+        self.until(self.is_ready, "Ready", READY_SECONDS)
         return self
 
     def until_condition(self, kind: str, status: str, reason: str = "", seconds: float = WAIT_SECONDS) -> Json:
@@ -271,7 +260,7 @@ class Deployment:
             now = found.get("observedGeneration") == item["metadata"]["generation"]
             return found if now and found.get("status") == status and reason in ("", found.get("reason")) else None
 
-        found = self.until(f"{kind}={status} {reason}", holds, seconds)
+        found = self.until(holds, f"{kind}={status} {reason}", seconds)
         assert found is not None
         return found
 
@@ -410,7 +399,7 @@ def on(fleet: str | None, name: str, variable: str, *values: str, ends: int = 2)
             install(cluster, *values)
         found = Line(cluster)
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)
-        found.until(goal, known, INSTALL_SECONDS, lambda: found.kubectl("get", "np,tbl"))
+        until(known, goal, INSTALL_SECONDS, describe=lambda: found.kubectl("get", "np,tbl"))
         yield found
         for deployment in list(found.deployments):
             found.forget(deployment)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.waiting import until
+
 Json = dict[str, Any]
 Deploy = Callable[..., Any]
 Alone = Callable[[str, int], list[int]]
@@ -75,7 +77,7 @@ def until_back(served: Any, before: Json) -> Json:
         group = served.group()
         return group.get("lastFailure") != before.get("lastFailure") or group.get("epoch") != before["epoch"]
 
-    served.until("the failure is in status", broke)
+    served.until(broke, "the failure is in status")
     served.until_ready()
     found: Json = served.group()
     return found
@@ -96,7 +98,7 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
         assert pids(pair) == processes
         # What is written while nobody keeps the pod must be in its log afterwards.
         kill(line, node[1], RANK)
-        pair.until("the group has formed anew", lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200)
+        pair.until(lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200, "the group has formed anew")
     finally:
         for name in node:
             line.cluster.machines[name].start_kubelet()
@@ -104,8 +106,8 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
     def told(pod: str) -> str:
         return str(line.cluster.kubectl("logs", "-n", pair.namespace, pod, check=False).stdout)
 
-    line.until("kubectl logs answers, from the beginning on", lambda: all(told(pod).startswith(logs[pod]) for pod in before))
-    line.until("the nodes are Ready", line.ready_machines)
+    until(lambda: all(told(pod).startswith(logs[pod]) for pod in before), "kubectl logs answers, from the beginning on")
+    until(line.ready_machines, "the nodes are Ready")
     pair.until_ready()
     assert containers(pair) == before, "no container was restarted or replaced"
     since = pair.kubectl("logs", pair.ranks()[0]["pod"], f"--since-time={killed.isoformat()}")
@@ -116,7 +118,7 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
 
 @pytest.mark.parametrize("replicas", ["the leader", "both"])
 def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) -> None:
-    pair.until("a benchmark", lambda: pair.status.get("benchmark"))
+    pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     lease = ("lease", "thunderfleet-operator", "-n", SYSTEM)
     before, item = versions(pair), pair.get()
     held = line.json("get", *lease)["spec"]
@@ -129,7 +131,7 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
     def led() -> bool:
         return bool(line.json("get", *lease)["spec"]["holderIdentity"] != held["holderIdentity"])
 
-    line.until("another process leads", led)
+    until(led, "another process leads")
 
     def reconciled() -> bool:
         """A whole round for the deployment has been made by the process that leads now."""
@@ -147,7 +149,7 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
             )
         return False
 
-    line.until("it has made a round", reconciled)
+    until(reconciled, "it has made a round")
     assert versions(pair) == before
     now = pair.get()
     assert now["metadata"]["generation"] == item["metadata"]["generation"]
@@ -157,7 +159,7 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
         statuses = {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0] for pod in line.items(*OPERATORS)}
         return set(statuses) == set(pods) and all(status["ready"] for status in statuses.values())
 
-    line.until("both replicas are back", restarted)
+    until(restarted, "both replicas are back")
     assert versions(pair) == before
 
 
@@ -168,8 +170,8 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
     body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
     line.cluster.component("kube-apiserver", "off")
     try:
-        until, answers = time.monotonic() + AWAY_SECONDS, 0
-        while time.monotonic() < until:
+        deadline, answers = time.monotonic() + AWAY_SECONDS, 0
+        while time.monotonic() < deadline:
             answer = line.request(f"{endpoint}/chat/completions", body)
             assert answer.status == 200, answer.body
             assert answer.json["choices"][0]["token_ids"] == expected
@@ -178,7 +180,7 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
         assert line.cluster.kubectl("get", "nodes", "--request-timeout=2s", check=False).returncode != 0, "it was away"
     finally:
         line.cluster.component("kube-apiserver", "on")
-    line.until("the API server answers", lambda: line.cluster.kubectl("get", "--raw=/readyz", check=False).returncode == 0)
+    until(lambda: line.cluster.kubectl("get", "--raw=/readyz", check=False).returncode == 0, "the API server answers")
     back = datetime.now().astimezone()
 
     def renewed() -> bool:
@@ -186,7 +188,7 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
         leases["operator"] = line.json("get", "lease", "thunderfleet-operator", "-n", SYSTEM)["spec"]["renewTime"]
         return all(datetime.fromisoformat(renewed) > back for renewed in leases.values())
 
-    line.until("all kubelets and the operator renew their leases", renewed)
+    until(renewed, "all kubelets and the operator renew their leases")
     assert line.ready_machines()
     assert versions(pair) == before
     assert pids(pair) == processes
@@ -220,8 +222,8 @@ def test_supervisor_killed(pair: Any, line: Any, alone: Alone, rank: int) -> Non
         status = next(pod for pod in pair.children() if pod["metadata"]["name"] == hit["pod"])["status"]
         return bool(status["containerStatuses"][0]["restartCount"] > pods[hit["pod"]][2])
 
-    pair.until("the supervisor's container was restarted", restarted)
-    pair.until("the group serves", lambda: pair.is_ready() and pair.ask(PROMPT, 1).status == 200)
+    pair.until(restarted, "the supervisor's container was restarted")
+    pair.until(lambda: pair.is_ready() and pair.ask(PROMPT, 1).status == 200, "the group serves")
     assert {name: pod[0] for name, pod in containers(pair).items()} == {name: pod[0] for name, pod in pods.items()}
     assert len([process for process in pids(pair) if RANK in process]) == 2, "no rank of the old supervisor is left"
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
@@ -237,7 +239,7 @@ def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alo
             group = pair.group()
             return group.get("epoch") != before["epoch"] and pair.is_ready()
 
-        pair.until("it serves on another pair", moved, MAC_LOST_SECONDS)
+        pair.until(moved, "it serves on another pair", MAC_LOST_SECONDS)
         nodes = {rank["node"] for rank in pair.ranks()}
         assert nodes == {"studio-1", *({"studio-2", "mini-1"} - {lost})}
         assert pair.group()["lastFailure"]["node"] == lost
@@ -246,8 +248,8 @@ def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alo
         assert [(pod["node"]) for pod in waiting] == [lost], "the pod on the Mac that is off is told, not forced away"
     finally:
         line.cluster.machines[lost].on()
-    line.until("the Mac is back", line.ready_machines)
-    pair.until("its old pod has ended", lambda: not pair.status.get("terminatingPods"))
+    until(line.ready_machines, "the Mac is back")
+    pair.until(lambda: not pair.status.get("terminatingPods"), "its old pod has ended")
     assert pair.is_ready()
 
 
@@ -261,7 +263,7 @@ def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> N
         assert lost in told, "status names the Mac that is waited for"
     finally:
         line.cluster.machines[lost].on()
-    line.until("the Mac is back", line.ready_machines)
+    until(line.ready_machines, "the Mac is back")
     held.until_ready()
     assert held.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
@@ -271,8 +273,8 @@ def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> N
 # Memory is read as on a real Mac (elsewhere a kill strands none), and what is not back is known soon.
 MEASURED = """#!/bin/sh
 exec {python} -P -c 'import sys
-from thunderfleet_runner import stranded
-stranded.reader, stranded.BACK_SECONDS = (lambda: stranded.wired_bytes), 3.0
+from thunderfleet_runner.host import wired_memory
+wired_memory.reader, wired_memory.BACK_SECONDS = (lambda: wired_memory.wired_bytes), 3.0
 from thunderfleet_runner.cli import main
 sys.exit(main())' "$@"
 """
@@ -313,7 +315,7 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
     # 40 GiB of 16 KiB each.
     measured(lost, 40 << 16)
     kill(line, lost, f"{RANK}.*{served.name}")
-    served.until("it serves on another pair", lambda: served.group().get("epoch") != before["epoch"] and served.is_ready())
+    served.until(lambda: served.group().get("epoch") != before["epoch"] and served.is_ready(), "it serves on another pair")
     assert {rank["node"] for rank in served.ranks()} == {"studio-1", *({"studio-2", "mini-1"} - {lost})}
     assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
     failure = served.group()["lastFailure"]
@@ -323,8 +325,8 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
     assert "40.0 GiB" in told["message"] and f"reboot of {lost}" in told["message"], told["message"]
     line.cluster.machines[lost].off()
     line.cluster.machines[lost].on()
-    line.until("the Mac is well again", lambda: quarantined().get("status") == "False", told=lambda: str(quarantined()))
-    line.until("the Mac is back", line.ready_machines)
+    until(lambda: quarantined().get("status") == "False", "the Mac is well again", describe=lambda: str(quarantined()))
+    until(line.ready_machines, "the Mac is back")
     assert served.is_ready() or served.until_ready()
 
 
@@ -430,7 +432,7 @@ def in_pending(line: Any, deploy: Deploy) -> Any:
 
 def in_starting(line: Any, deploy: Deploy) -> Any:
     starts = deploy("starting")
-    starts.until("its pods are there", lambda: len(containers_or_none(starts)) == 2)
+    starts.until(lambda: len(containers_or_none(starts)) == 2, "its pods are there")
     return starts
 
 
@@ -472,20 +474,20 @@ def in_forming(line: Any, deploy: Deploy) -> Any:
         machines[mac].freeze_kubelet()
     try:
         forms = deploy("forming")
-        forms.until("its ranks are placed", lambda: len(forms.ranks()) == 2)
+        forms.until(lambda: len(forms.ranks()) == 2, "its ranks are placed")
         second = forms.ranks()[1]["node"]
         machines[second].thaw_kubelet()
         assert line.run(second, sys.executable, "-S", "-c", STOP_WAITING, RANK, forms.name, seconds=90).returncode == 0
     finally:
         for mac in line.macs:
             machines[mac].thaw_kubelet()
-    forms.until("Forming", lambda: forms.state == "Forming")
+    forms.until(lambda: forms.state == "Forming", "Forming")
     return forms
 
 
 def in_loading(line: Any, deploy: Deploy) -> Any:
     loads = deploy("loading")
-    loads.until("Loading", lambda: loads.state == "Loading")
+    loads.until(lambda: loads.state == "Loading", "Loading")
     return loads
 
 
@@ -497,7 +499,7 @@ def in_backing_off(line: Any, deploy: Deploy) -> Any:
     fails = deploy("failing", recovery={"backoffSeconds": 3600, "backoffLimitSeconds": 3600})
     fails.until_ready()
     fails.kubectl("delete", "pod", fails.ranks()[1]["pod"], "--wait=false")
-    fails.until("BackingOff", lambda: fails.state == "BackingOff")
+    fails.until(lambda: fails.state == "BackingOff", "BackingOff")
     assert fails.until_condition("Degraded", "True")["message"]
     return fails
 
@@ -514,7 +516,7 @@ def test_deleted_in_any_state_leaves_nothing(line: Any, deploy: Deploy, state: C
     def gone() -> bool:
         return not doomed.left(ports) and not line.items("md", "-n", doomed.namespace)
 
-    line.until("nothing of it is left", gone, GONE_SECONDS, lambda: "\n".join(doomed.left(ports)))
+    until(gone, "nothing of it is left", GONE_SECONDS, describe=lambda: "\n".join(doomed.left(ports)))
 
 
 @pytest.fixture(scope="module")

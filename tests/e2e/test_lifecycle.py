@@ -9,6 +9,8 @@ from typing import Any
 
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.waiting import until
+
 Json = dict[str, Any]
 Deploy = Callable[..., Any]
 
@@ -101,7 +103,7 @@ def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> No
         def rolled() -> bool:
             return [g["epoch"] > b for g, b in zip(served.status["groups"], before, strict=True)] == [True, True]
 
-        served.until("both groups are of the new spec", rolled)
+        served.until(rolled, "both groups are of the new spec")
         served.until_ready()
         assert complaints == []
     assert [group["restarts"] for group in served.status["groups"]] == [0, 0]
@@ -109,7 +111,7 @@ def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> No
     stream, kept = Stream(line, served.group(1)["endpoint"], TOKENS_ALONE), served.group(0)["epoch"]
     served.patch({"replicas": 1})
     stream.assert_whole()
-    served.until("nothing of the second group is left", lambda: not second(served), GONE_SECONDS)
+    served.until(lambda: not second(served), "nothing of the second group is left", GONE_SECONDS)
     assert served.until_ready().group(0)["epoch"] == kept
 
 
@@ -131,7 +133,7 @@ def test_eviction_of_one_rank_drains_the_group(line: Any, deploy: Deploy) -> Non
     path = f"/api/v1/namespaces/{served.namespace}/pods/{pod}/eviction"
     line.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
     stream.assert_whole()
-    served.until("another epoch", lambda: served.group().get("epoch") == 2)
+    served.until(lambda: served.group().get("epoch") == 2, "another epoch")
     served.until_ready()
     group = served.group()
     assert (group["restarts"], group["lastFailure"]["reason"]) == (0, "Evicted")
@@ -146,7 +148,7 @@ def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any
     served.kubectl("delete", "md", served.name, "--wait=false")
     served.apply(spec)
     stream.assert_whole()
-    served.until("the old pods are gone", lambda: not [c for c in served.children() if c["metadata"]["name"].endswith("e1")])
+    served.until(lambda: not [c for c in served.children() if c["metadata"]["name"].endswith("e1")], "the old pods are gone")
     served.until_ready()
     names = [child["metadata"]["name"] for child in served.children() if child["kind"] == "Pod"]
     assert names == [f"{served.name}-0-e2-0", f"{served.name}-0-e2-1"]
@@ -155,5 +157,5 @@ def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any
     stream = Stream(line, served.endpoint, TOKENS_PAIR)
     served.kubectl("delete", "md", served.name, "--wait=false")
     stream.assert_whole()
-    line.until("nothing of it is left", lambda: not served.left(ports), GONE_SECONDS, lambda: "\n".join(served.left(ports)))
-    line.until("no Mac is said to be in its group", lambda: not groups_told(line, served))
+    until(lambda: not served.left(ports), "nothing of it is left", GONE_SECONDS, describe=lambda: "\n".join(served.left(ports)))
+    until(lambda: not groups_told(line, served), "no Mac is said to be in its group")

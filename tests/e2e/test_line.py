@@ -60,7 +60,7 @@ def test_the_api_lists_its_model_and_refuses_another(pair: Any, line: Any) -> No
 
 
 def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Any, line: Any) -> None:
-    measured = pair.until("a benchmark", lambda: pair.status.get("benchmark"))
+    measured = pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     assert float(measured["decodeTokensPerSecond"]) > 0
     assert float(measured["prefillTokensPerSecond"]) > 0
     assert measured["timeToFirstTokenMicroseconds"] > 0
@@ -152,8 +152,8 @@ def test_scaled_out_and_changed_it_rolls(line: Any, deploy: Callable[..., Any], 
     solo.patch({"replicas": 1, "memory": {"contextTokens": 2048}})
     solo.until_ready()
     solo.until(
-        "only one group is left",
         lambda: len({p["metadata"]["labels"]["thunderfleet.io/group"] for p in solo.children() if p["kind"] == "Pod"}) == 1,
+        "only one group is left",
     )
     group = solo.group()
     assert group["epoch"] == 2, "a changed spec is a new placement"

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.network.namespaces import rate_rule
 
+from tests.support.waiting import until
+
 Json = dict[str, Any]
 
 FLEET = """
@@ -92,7 +94,7 @@ def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Any) -> 
         said = measured(line, "Socket")
         return [f"{way}: {said.get(way)}" for way, (_, rate) in SHAPES.items() if not within(said.get(way, {}), rate)]
 
-    line.until("every direction is within a tenth of its shape", lambda: not off(), WAIT_SECONDS, lambda: "\n".join(off()))
+    until(lambda: not off(), "every direction is within a tenth of its shape", WAIT_SECONDS, describe=lambda: "\n".join(off()))
     entry = measured(line, "Socket")[("studio-1", "studio-2")]
     assert entry["rttMicroseconds"] > 0 and entry["payloadBytes"] > 0 and "jitterMicroseconds" in entry
 
@@ -101,7 +103,7 @@ def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Any) -> 
         gbps, rtt = heads.index("GBPS"), heads.index("RTT")
         return all(re.fullmatch(r"[\d.]+/[\d.]+", row[gbps]) and re.fullmatch(r"\d+us", row[rtt]) for row in rows)
 
-    line.until("the columns show each way and the round trip", shown, told=lambda: line.kubectl("get", "tbl"))
+    until(shown, "the columns show each way and the round trip", describe=lambda: line.kubectl("get", "tbl"))
     conditions = line.json("get", "tbl", "studio-1.tb1--studio-2.tb1")["status"]["conditions"]
     said = next(each for each in conditions if each["type"] == "Connected")
     assert said["reason"] == "Degraded" and "negotiated 80 Gb/s" in said["message"] and "likely causes" in said["message"]
@@ -111,10 +113,10 @@ def test_a_group_of_two_measures_each_cable_over_jaccl(line: Any) -> None:
     def missing() -> list[tuple[str, str]]:
         return sorted(set(SHAPES) - set(measured(line, "RDMA")))
 
-    line.until("every cable is measured by a group", lambda: not missing(), WAIT_SECONDS, lambda: f"{missing()}")
+    until(lambda: not missing(), "every cable is measured by a group", WAIT_SECONDS, describe=lambda: f"{missing()}")
     said = measured(line, "RDMA")
     assert all(entry["throughputMbps"] > 0 and entry["rttMicroseconds"] > 0 for entry in said.values())
-    line.until("nothing of them is left", lambda: not any(ranks(line, mac) for mac in line.macs))
+    until(lambda: not any(ranks(line, mac) for mac in line.macs), "nothing of them is left")
 
 
 def test_profiles_show_what_the_gpu_does(line: Any) -> None:
@@ -122,7 +124,7 @@ def test_profiles_show_what_the_gpu_does(line: Any) -> None:
         found = [item["status"].get("benchmarks", {}) for item in line.items("np")]
         return all(one.get("compute") and one.get("memory") for one in found)
 
-    line.until("every Mac is measured", whole, WAIT_SECONDS, lambda: line.kubectl("get", "np", "-o", "yaml"))
+    until(whole, "every Mac is measured", WAIT_SECONDS, describe=lambda: line.kubectl("get", "np", "-o", "yaml"))
     heads, *rows = line.kubectl("get", "np").splitlines()
     assert {"TFLOPS", "GB/S"} <= set(heads.split()) and len(rows) == 3
     for item in line.items("np"):
@@ -165,10 +167,10 @@ def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line:
         return all(age(mac) > 30 for mac in before)
 
     # Three times its time to live has passed: without the gate, the cable would have been measured by now.
-    served.until("the group's cable has not been measured for long", long_ago)
+    served.until(long_ago, "the group's cable has not been measured for long")
     assert {mac: probes(mac) for mac in before} == before
     line.forget(served)
-    line.until("the cable is measured again", lambda: all(age(mac) < 20 for mac in before), WAIT_SECONDS)
+    until(lambda: all(age(mac) < 20 for mac in before), "the cable is measured again", WAIT_SECONDS)
 
 
 # --- agents killed, frozen, cut off and restarted in the middle of a group's probe ---
@@ -230,7 +232,7 @@ def fresh(line: Any, mac: str) -> Json:
 
 def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_afterwards(line: Any) -> None:
     macs = set(line.macs)
-    line.until("everything is measured", lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), WAIT_SECONDS)
+    until(lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), "everything is measured", WAIT_SECONDS)
     devices = {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")}
 
     def struck(rank: int, among: set[str]) -> tuple[str, str, str, str]:
@@ -240,11 +242,11 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
             now = in_the_middle(line)
             return now if now and now[rank][0] in among else {}
 
-        now = line.until(f"one of {sorted(among)} is in a probe as rank {rank}", found, WAIT_SECONDS)
+        now = until(found, f"one of {sorted(among)} is in a probe as rank {rank}", WAIT_SECONDS)
         return (*now[rank], *now[1 - rank])
 
     def gone(mac: str, pid: str) -> None:
-        line.until(f"nothing of the probe is left on {mac}", lambda: pid not in ranks(line, mac))
+        until(lambda: pid not in ranks(line, mac), f"nothing of the probe is left on {mac}")
 
     def stale() -> bool:
         found = [age for mac in macs for age in ages(line, mac, "rdma").values()]
@@ -255,7 +257,7 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
         return said["reason"] == "ProbeFailed" and "said nothing for" in said["message"] and "next try at" in said["message"]
 
     def says_why(mac: str) -> None:
-        line.until(f"{mac} says why", lambda: told(mac), told=lambda: str(fresh(line, mac)))
+        until(lambda: told(mac), f"{mac} says why", describe=lambda: str(fresh(line, mac)))
 
     for mac in macs:
         # Whatever group is measured from now on stays in the middle for as long as its agents let it.
@@ -280,7 +282,7 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
 
         for rank in (1, 0):
             if rank == 1:
-                line.until("no group has been measured for long", stale)
+                until(stale, "no group has been measured for long")
             mac, pid, other, theirs = struck(rank, macs)
             line.cluster.lan("pull", mac)
             try:
@@ -310,11 +312,11 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
         found = [age for mac in macs for age in ages(line, mac, "rdma").values()]
         return len(found) == 2 * len(macs) and max(found) < time.monotonic() - mended
 
-    line.until("every cable is measured by a group again", measured_since, WAIT_SECONDS)
-    line.until("every Mac says so", lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), WAIT_SECONDS)
+    until(measured_since, "every cable is measured by a group again", WAIT_SECONDS)
+    until(lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), "every Mac says so", WAIT_SECONDS)
     # An agent that was restarted has measured nothing that was fresh.
     assert {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")} == devices
     counted = {mac: [labels for name, labels in metrics(line, mac) if name.endswith("probes_total")] for mac in restarted}
     assert len(restarted) >= 2 and all(counted.values())
     assert not [each for found in counted.values() for each in found if 'probe="gpu"' in each or 'probe="memory"' in each]
-    line.until("nothing of them is left", lambda: not any(ranks(line, mac) for mac in macs))
+    until(lambda: not any(ranks(line, mac) for mac in macs), "nothing of them is left")

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from thunderfleet_localcluster.controlplane.assets import MONITORING, find_assets
 
+from tests.support.waiting import until
+
 Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
@@ -143,7 +145,7 @@ def prometheus(line: Any, programs: Path, rules: Path, tmp_path_factory: pytest.
     assert started.returncode == 0, started.stderr
     found = Prometheus(line, f"http://{machine.address}:{PORT}")
     try:
-        line.until("Prometheus answers", found.answers, told=lambda: log.read_text())
+        until(found.answers, "Prometheus answers", describe=lambda: log.read_text())
         yield found
     finally:
         machine.run(["kill", pid.read_text().strip()])
@@ -212,7 +214,7 @@ def test_every_panel_of_the_dashboard_has_something_to_show(line: Any, pair: Any
         jobs = [entry["labels"] for entry in prometheus.get("targets", state="active")["activeTargets"]]
         return not down() and expected <= {entry["instance"].partition(":")[0] for entry in jobs}
 
-    line.until("every target is up", scraped, SCRAPE_SECONDS, lambda: "\n".join(down()))
+    until(scraped, "every target is up", SCRAPE_SECONDS, describe=lambda: "\n".join(down()))
     dashboard = json.loads((CHART / "dashboards" / "thunderfleet.json").read_text())
     asked = {
         target["expr"].replace("$__rate_interval", "1m"): panel["title"]
@@ -229,7 +231,7 @@ def test_every_panel_of_the_dashboard_has_something_to_show(line: Any, pair: Any
             if not prometheus.value(expression) and not any(word in expression or word in title for word in QUIET)
         ]
 
-    line.until("every panel shows something", lambda: not empty(), SCRAPE_SECONDS, lambda: "\n".join(empty()))
+    until(lambda: not empty(), "every panel shows something", SCRAPE_SECONDS, describe=lambda: "\n".join(empty()))
 
 
 def test_nothing_alarms_on_a_healthy_fleet(pair: Any, prometheus: Prometheus) -> None:

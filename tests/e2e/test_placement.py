@@ -76,7 +76,7 @@ def served(line: Any, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
         status, told = line.plan(asked)
         assert status == 0, told
         made = deploy(name, **whole)
-        made.until("Ready", made.is_ready, START_SECONDS)
+        made.until(made.is_ready, "Ready", START_SECONDS)
         group: Json = made.group()
         agrees(told["groups"][0], group)
         planned(made, group)

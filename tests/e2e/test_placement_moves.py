@@ -118,7 +118,7 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
         message = str(pair.until_condition("Placed", "True")["message"])
         return message if "would be placed better today" in message else ""
 
-    told = pair.until("status says that a better place exists", better)
+    told = pair.until(better, "status says that a better place exists")
     assert "20 Gb/s" in told and "40 Gb/s" in told and "stays" in told
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
 
@@ -133,11 +133,11 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
 
     # Drained: the group moves to other Macs, over a fast cable now.
     drain(line, "mini-1")
-    pair.until("it has moved", lambda: pair.group()["epoch"] > before["epoch"] and pair.is_ready(), START_SECONDS)
+    pair.until(lambda: pair.group()["epoch"] > before["epoch"] and pair.is_ready(), "it has moved", START_SECONDS)
     after = pair.group()
     assert set(nodes_of(after)) in ({"mini-2", "mini-3"}, {"mini-3", "mini-4"})
     assert pair.tokens(PROMPT, TOKENS) == expected
-    (moved,) = pair.until("an Event tells of the move", lambda: events(pair, "Moved"))
+    (moved,) = pair.until(lambda: events(pair, "Moved"), "an Event tells of the move")
     assert f"from {', '.join(nodes_of(before))} to {', '.join(nodes_of(after))}" in moved
     assert "after Evicted" in moved and "TCP ring of 2 Macs" in moved
     assert not [pod for pod in line.items("pods", "-n", pair.namespace) if pod["spec"]["nodeName"] == "mini-1"]
@@ -155,7 +155,7 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
     drain(line, "mini-1")
 
     assert "mini-1 is cordoned" in late.until_condition("Placed", "False")["message"]
-    late.until("its group says what ended it", lambda: "evicted from mini-1" in late.group()["message"])
+    late.until(lambda: "evicted from mini-1" in late.group()["message"], "its group says what ended it")
     line.kubectl("uncordon", "mini-1")
     late.until_ready()
     assert (late.endpoint, late.group()["epoch"]) == (endpoint, 2), "the endpoint is what it was"
@@ -198,7 +198,7 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
     # Two of three groups find a Mac each; the third says what it lacks.
     lack = many.until_condition("Placed", "False", "NoRoom")["message"]
     assert lack.startswith("group 2: ") and "mini-2" in lack and "mini-3" in lack
-    many.until("two groups serve", lambda: many.status.get("readyReplicas") == 2, START_SECONDS)
+    many.until(lambda: many.status.get("readyReplicas") == 2, "two groups serve", START_SECONDS)
     assert sorted(nodes_of(group)[0] for group in groups(many.status)[:2]) == ["mini-2", "mini-3"]
     assert many.until_condition("Ready", "False", "PartlyReady")["message"].startswith("2 of 3 groups serve")
     foretold(many)
@@ -214,12 +214,12 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
     def one_left() -> bool:
         return [item["spec"]["nodeName"] for item in line.items("pods", "-n", many.namespace)] == nodes_of(kept)
 
-    many.until("only the first group is left", one_left)
+    many.until(one_left, "only the first group is left")
     now = many.status
     assert (len(now["groups"]), now["replicas"], now["groups"][0]["epoch"]) == (1, 1, kept["epoch"])
     many.kubectl("scale", "md", many.name, "--replicas=0")
     many.until_condition("Ready", "False", "ScaledToZero")
-    many.until("nothing runs", lambda: not line.items("pods", "-n", many.namespace))
+    many.until(lambda: not line.items("pods", "-n", many.namespace), "nothing runs")
 
 
 def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:

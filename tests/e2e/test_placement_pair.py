@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.waiting import until
+
 FLEET = """
 machines:
   - {name: linux-1, kind: linux}
@@ -40,7 +42,7 @@ def test_a_cable_seen_from_one_end_carries_a_group(
 ) -> None:
     line.cluster.rdma("on" if rdma else "off", "studio-2")
     usable = ("True", "Usable") if rdma else ("False", "RDMADisabled")
-    line.until("the cable says what it is fit for", lambda: said(line, "RDMAUsable") == usable)
+    until(lambda: said(line, "RDMAUsable") == usable, "the cable says what it is fit for")
     assert said(line, "Symmetric") == ("False", "OneEnd")
     pair = deploy("pair", **SPEC).until_ready()
     group = pair.group()

@@ -35,8 +35,6 @@ from thunderfleet_operator.placement import (
     MemoryRequest,
     Request,
     Toleration,
-    WantedSplit,
-    WantedTransport,
 )
 from thunderfleet_operator.watch.cache import (
     CONFIGMAPS,
@@ -578,8 +576,8 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
             MACOS_TOLERATION,
             *(Toleration(t.key, t.operator == "Exists", t.value or "", t.effect) for t in spec.nodes.tolerations),
         ),
-        split=WantedSplit(spec.parallelism.value),
-        transport=WantedTransport(spec.transport.value),
+        split=spec.parallelism,
+        transport=spec.transport,
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
         current=current,
         avoid=avoid or {},

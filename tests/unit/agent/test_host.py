@@ -11,14 +11,7 @@ import pytest
 from thunderfleet_agent.observe import host as host_module
 from thunderfleet_agent.observe.host import Failure, FailureKind, Host, Output
 
-
-def gone(pid: int) -> bool:
-    """Whether the process is no more (a zombie that nobody of ours reaps counts)."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return True
+from tests.support.processes import alive
 
 
 async def test_output_in_the_locale_c(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +52,7 @@ async def test_a_hanging_command_and_its_children_end_at_the_limit(machine: Any,
     assert isinstance(failure, Failure) and failure.kind is FailureKind.TIMED_OUT
     assert str(failure) == "`hangs` did not answer within 0.5 s: waiting"
     child = int((tmp_path / "child").read_text())
-    await until(lambda: gone(child))
+    await until(lambda: not alive(child))
 
 
 async def test_a_child_that_holds_the_output_of_a_command_that_has_ended_goes_too(
@@ -68,7 +61,7 @@ async def test_a_child_that_holds_the_output_of_a_command_that_has_ended_goes_to
     machine.script("leaves", f"sleep 600 & echo $! > {tmp_path}/child; echo done")
     failure = await Host().run(("leaves",), 0.5)
     assert isinstance(failure, Failure) and failure.kind is FailureKind.TIMED_OUT
-    await until(lambda: gone(int((tmp_path / "child").read_text())))
+    await until(lambda: not alive(int((tmp_path / "child").read_text())))
 
 
 async def test_too_much_output_is_ended(machine: Any) -> None:
@@ -86,7 +79,7 @@ async def test_cancelling_ends_the_command(machine: Any, tmp_path: Path, until: 
     with pytest.raises(asyncio.CancelledError):
         await running
     pid = int((tmp_path / "pid").read_text())
-    await until(lambda: gone(pid))
+    await until(lambda: not alive(pid))
 
 
 async def test_what_cannot_be_ended_is_left_behind_and_not_started_again(

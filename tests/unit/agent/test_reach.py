@@ -25,12 +25,10 @@ from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import (
     MAX_REACHABILITY,
-    AddressClass,
     Agent,
     GroupUse,
     Interface,
     InterfaceAddress,
-    InterfaceKind,
     Network,
     NodeProfile,
     NodeProfileStatus,
@@ -38,6 +36,7 @@ from thunderfleet_crds.nodeprofile import (
     ThunderboltPort,
 )
 from thunderfleet_crds.thunderboltlink import LinkEnd, ordered
+from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CABLE = ordered(LinkEnd(node="studio-1", port=1), LinkEnd(node="studio-2", port=3))

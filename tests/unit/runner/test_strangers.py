@@ -12,8 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupPhase
-from thunderfleet_runner import control, doors, gateway, protocol
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
+from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner import doors, protocol
+from thunderfleet_runner.api import gateway
+from thunderfleet_runner.net import control
 
 KEY = "the-deployments-key"
 NOISE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 8
