@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from thunderfleet_operator.placement.fleet import Mac, Taint
 from thunderfleet_operator.placement.model import ModelFacts
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS
 from thunderfleet_operator.placement.request import Request, Toleration
 
 
@@ -81,7 +80,4 @@ def ineligible_reason(mac: Mac, request: Request) -> str | None:
         return "has no InternalIP address"
     if not mac.profiled:
         return "has no NodeProfile yet; check that the agent runs there"
-    if request.transport in RDMA_TRANSPORTS and "jaccl" not in mac.backends:
-        has = ", ".join(sorted(mac.backends)) or "no backend"
-        return f"cannot use {request.transport}: its MLX {mac.mlx_version or '(unknown version)'} supports only {has}"
     return _model_reason(mac, request)

@@ -226,8 +226,9 @@ class Fleet:
     def top_lan_mbps(self) -> int:
         """Upper bound of all speeds over a LAN."""
         macs = self.macs.values()
-        linked = max((kind.speed_mbps for mac in macs for kind in mac.kinds.kinds), default=0)
-        return max(linked, max((max(mac.dials.speeds) for mac in macs if mac.dials is not None and mac.dials.speeds), default=0))
+        linked = (kind.speed_mbps for mac in macs for kind in mac.kinds.kinds)
+        measured = (speed for mac in macs if mac.dials is not None for speed in mac.dials.speeds)
+        return max(max(linked, default=0), max(measured, default=0))
 
     def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
         """This fleet with the given Macs and cables replaced or added by name, and without those named in ``gone``.

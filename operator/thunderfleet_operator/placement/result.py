@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.score import Score
@@ -97,9 +98,9 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True)
 class Unplaceable:
-    """Why there is no placement. ``reason`` is one CamelCase word, ``message`` a short text for the condition."""
+    """Why there is no placement. ``message`` is short enough for a condition."""
 
-    reason: str
+    reason: Reason
     message: str
     macs: tuple[MacReason, ...] = ()
     """Every Mac of the fleet."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
@@ -23,7 +24,7 @@ NEAR_MISSES = 16
 def explain(search: CandidateSearch) -> Unplaceable:
     """Why a search found nothing."""
     if not search.fleet.macs:
-        return Unplaceable("NoMacs", "the cluster has no Macs: join one with thunderfleet-kubelet join")
+        return Unplaceable(Reason.NO_MACS, "the cluster has no Macs: join one with thunderfleet-kubelet join")
     by_transport = [*_unreached(search), *filter(None, (_misses(search, kind) for kind in allowed_transports(search.request)))]
     best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
     rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)
@@ -46,7 +47,7 @@ def _unreached(search: CandidateSearch) -> list[list[Miss]]:
     for transport, members_of_sets in sets.items():
         nodes = min(members_of_sets, key=lambda members: (len(members), members))
         text = f"{LABELS[transport]} of {named(nodes)}: no Mac that all others have reached yet; waiting for their agents"
-        found.append([Miss(0, 0, NearMiss(nodes, transport, Split.NONE, text), "NotYetObserved")])
+        found.append([Miss(0, 0, NearMiss(nodes, transport, Split.NONE, text), Reason.NOT_YET_OBSERVED)])
     return found
 
 
@@ -69,12 +70,12 @@ def _single_mac_misses(search: CandidateSearch, cohort: Cohort | None) -> list[M
     return [miss for miss in (alone, single_recruit(search, cohort)) if miss is not None]
 
 
-def _reason(search: CandidateSearch, best: Sequence[Miss]) -> str:
+def _reason(search: CandidateSearch, best: Sequence[Miss]) -> Reason:
     if not search.cohorts:
-        return "NoMacFits"
+        return Reason.NO_MAC_FITS
     if search.request.min_nodes > max(len(cohort.macs) for cohort in search.cohorts):
-        return "NotEnoughMacs"
-    return best[0].reason if best else "NoRoom"
+        return Reason.NOT_ENOUGH_MACS
+    return best[0].reason if best else Reason.NO_ROOM
 
 
 def _mac_reasons(search: CandidateSearch) -> tuple[MacReason, ...]:

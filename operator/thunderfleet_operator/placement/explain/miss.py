@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from thunderfleet_crds.reasons import Reason
+
 from thunderfleet_operator.placement.result import NearMiss
 
 COST_SETTING = 1
@@ -36,7 +38,7 @@ class Miss:
     cost: int
     missing_bytes: int
     near: NearMiss
-    reason: str
+    reason: Reason
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
@@ -37,7 +38,7 @@ def single_recruit(search: CandidateSearch, cohort: Cohort | None) -> Miss | Non
         if isinstance(need, Bounds) and macs[name].free_bytes < need.together:
             continue
         near = NearMiss((name,), Transport.NONE, Split.NONE, f"{LABELS[Transport.NONE]}: {name} {obstacle.text}")
-        return Miss(obstacle.cost, 0, near, "NoRoom")
+        return Miss(obstacle.cost, 0, near, Reason.NO_ROOM)
     return None
 
 
@@ -53,7 +54,7 @@ def group_with_recruits(
         most = min(most, MESH_RANKS)
         if least > MESH_RANKS:
             text = f"{label}: supports at most {MESH_RANKS} Macs, spec.nodes.min is {least}"
-            return Miss(COST_MEMORY + 3, 0, NearMiss((), transport, Split.NONE, text), "TransportUnavailable")
+            return Miss(COST_MEMORY + 3, 0, NearMiss((), transport, Split.NONE, text), Reason.TRANSPORT_UNAVAILABLE)
     obstacles = mac_obstacles(search, cohort, transport)
     names_able = {mac.name for mac in able}
     recruits = [name for name in obstacles if name not in names_able][: max(RECRUITS, least - len(able))]
@@ -78,7 +79,7 @@ def _too_few(
     near = NearMiss(
         tuple(sorted(mac.name for mac in members)), transport, Split.NONE, f"{LABELS[transport]}: {listed(lacking)}"
     )
-    return Miss(COST_MEMORY * missing, 0, near, "NoRoom")
+    return Miss(COST_MEMORY * missing, 0, near, Reason.NO_ROOM)
 
 
 def _with_recruits(
@@ -106,7 +107,7 @@ def _with_recruits(
             lacking = by_message((name, obstacles[name].text) for name in nodes if name in obstacles)
             text = f"{LABELS[transport]} of {named(nodes)}: {listed([*lacking, *(entry.text for entry in hops)])}"
             cost = sum(entry.cost for entry in hops) + sum(obstacles[name].cost for name in nodes if name in obstacles)
-            return Miss(cost, 0, NearMiss(nodes, transport, split, text), "NoRoom")
+            return Miss(cost, 0, NearMiss(nodes, transport, split, text), Reason.NO_ROOM)
     return min(short, key=lambda miss: miss.order, default=None)
 
 
@@ -117,4 +118,4 @@ def _enough_recruits(
     wanted = recruits[: least - len(able)]
     nodes = tuple(sorted([*(mac.name for mac in able), *wanted])[:NEAR_MISS_NODES])
     text = f"{LABELS[transport]} of {named(nodes)}: {listed(by_message((name, obstacles[name].text) for name in wanted))}"
-    return Miss(sum(obstacles[name].cost for name in wanted), 0, NearMiss(nodes, transport, Split.NONE, text), "NoRoom")
+    return Miss(sum(obstacles[name].cost for name in wanted), 0, NearMiss(nodes, transport, Split.NONE, text), Reason.NO_ROOM)

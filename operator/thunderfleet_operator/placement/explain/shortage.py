@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.explain.miss import COST_MEMORY, Miss, named
@@ -22,10 +23,10 @@ def single_mac_shortage(members: Sequence[Mac], need: Bounds | str) -> Miss:
     best = min(members, key=lambda mac: (-mac.free_bytes, mac.name))
     if isinstance(need, str):
         near = NearMiss((best.name,), Transport.NONE, Split.NONE, f"{best.name}: {need}")
-        return Miss(COST_MEMORY + 1, 0, near, "NoRoom")
+        return Miss(COST_MEMORY + 1, 0, near, Reason.NO_ROOM)
     short = max(0, need.together - best.free_bytes)
     text = f"{best.name} has {free_text(best)}, the whole model needs {gib(need.together)}"
-    return Miss(COST_MEMORY, short, NearMiss((best.name,), Transport.NONE, Split.NONE, text, short), "NoRoom")
+    return Miss(COST_MEMORY, short, NearMiss((best.name,), Transport.NONE, Split.NONE, text, short), Reason.NO_ROOM)
 
 
 def has_room(ranked: Sequence[Mac], need: Bounds, size: int) -> bool:
@@ -36,8 +37,9 @@ def has_room(ranked: Sequence[Mac], need: Bounds, size: int) -> bool:
 def group_shortage(
     ranked: Sequence[Mac], need: Bounds, transport: PlacedTransport, split: PlacedSplit, size: int, subject: str
 ) -> Miss:
-    """A group of the first ``size`` Macs. ``ranked``: by free memory, the most first. ``subject``: what the message says of
-    them before the size of their free memory.
+    """A group of the first ``size`` Macs, which lacks memory.
+
+    ``ranked``: by free memory, the most first. ``subject``: what the message says before the size of their free memory.
     """
     macs = list(ranked[:size])
     total = sum(mac.free_bytes for mac in macs)
@@ -48,4 +50,4 @@ def group_shortage(
     if need.together <= total:
         wants += f", at least {gib(need.least)} on each"
     text = f"{wants}; {subject} {gib(total)} free: {named(nodes)}"
-    return Miss(COST_MEMORY, short, NearMiss(nodes, transport, split, text, short), "NoRoom")
+    return Miss(COST_MEMORY, short, NearMiss(nodes, transport, split, text, short), Reason.NO_ROOM)

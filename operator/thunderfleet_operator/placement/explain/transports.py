@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
@@ -61,7 +62,7 @@ def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedT
             need = cohort.needs.bounds(split, size)
             if isinstance(need, str):
                 near = NearMiss((), transport, split, f"{split} over {size} Macs: {need}")
-                refused.setdefault(need, Miss(COST_MEMORY + 1, size, near, "NoRoom"))
+                refused.setdefault(need, Miss(COST_MEMORY + 1, size, near, Reason.NO_ROOM))
             else:
                 misses += _size_misses(cohort, transport, split, size, need, able)
         if len(misses) > ENOUGH:
@@ -80,7 +81,7 @@ def _too_few(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport
         label = "RDMA" if transport in RDMA_TRANSPORTS else LABELS[transport]
         text = f"{label}: the MLX of {named(without)} has no {needed} backend"
         near = NearMiss(tuple(without[:NEAR_MISS_NODES]), transport, Split.NONE, text)
-        return [Miss(COST_MEMORY + 2, 0, near, "TransportUnavailable")]
+        return [Miss(COST_MEMORY + 2, 0, near, Reason.TRANSPORT_UNAVAILABLE)]
     found = group_with_recruits(search, cohort, transport, able)
     return [found] if found is not None else []
 
@@ -89,7 +90,7 @@ def _no_ports(search: CandidateSearch) -> Miss:
     ports = search.request.no_ring_ports
     text = f"{LABELS[Transport.RING]}: {'; '.join(f'{name} {ports[name]}' for name in sorted(ports)[:NAMED])}"
     near = NearMiss(tuple(sorted(ports)[:NEAR_MISS_NODES]), Transport.RING, Split.NONE, text)
-    return Miss(COST_MEMORY - 1, 0, near, "NoPortsLeft")
+    return Miss(COST_MEMORY - 1, 0, near, Reason.NO_PORTS_LEFT)
 
 
 def _size_misses(
@@ -114,11 +115,10 @@ def _size_misses(
     if obstacles:
         text = f"{LABELS[transport]} of {named(nodes)}: {listed([entry.text for entry in obstacles])}"
         cost = sum(entry.cost for entry in obstacles)
-        yield Miss(cost, 0, NearMiss(nodes, transport, split, text), "NotConnected")
+        yield Miss(cost, 0, NearMiss(nodes, transport, split, text), Reason.NOT_CONNECTED)
     # If no Mac publishes what it has reached, only cables join Macs.
     by_cables_only = transport in RDMA_TRANSPORTS or all(mac.dials is None for mac in able.macs)
     for joined in able.components if by_cables_only else ():
         if len(joined) >= size and sum(mac.free_bytes for mac in joined[:size]) < need.together:
             yield group_shortage(joined, need, transport, split, size, "the largest connected set has")
             return
-

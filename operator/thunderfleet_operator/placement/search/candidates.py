@@ -89,7 +89,8 @@ class CandidateSearch:
         self.fleet = fleet
         self.request = request
         self.budget = budget
-        self.ineligible = {name: why for name, mac in fleet.macs.items() if (why := ineligible_reason(mac, request)) is not None}
+        reasons = ((name, ineligible_reason(mac, request)) for name, mac in fleet.macs.items())
+        self.ineligible = {name: why for name, why in reasons if why is not None}
         """Why each Mac that may not take a rank may not."""
         self.eligible = {name: mac for name, mac in fleet.macs.items() if name not in self.ineligible}
         self.cohorts = cohorts(self.eligible, request)
