@@ -21,8 +21,8 @@ from thunderfleet_crds.vocabulary import (
     ReachabilityState,
 )
 from thunderfleet_lib.kube import Json
+from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.observe.snapshot import Parsed, Taken, internal_ip, is_ready
 from thunderfleet_operator.placement import (
     QUEUE_PAIRS,

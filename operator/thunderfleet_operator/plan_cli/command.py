@@ -21,13 +21,13 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.kube import Json, key_of
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.decide import port_aware_placement
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe import snapshot
 from thunderfleet_operator.observe.fleet import Fleets, taints
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.observe.snapshot import Parsed, RankPorts, Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
