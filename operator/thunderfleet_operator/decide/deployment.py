@@ -27,7 +27,7 @@ from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.placement import Transport, Unplaceable, better
+from thunderfleet_operator.placement import Unplaceable, better
 
 UNPLACED_SECONDS = 30.0
 """A group without a place is looked at again after this long, although nothing may have changed."""
@@ -271,8 +271,7 @@ def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecisio
         if current or left > 0:
             return replace(group, better=known.text), known, None if current else left
     fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
-    running = Transport(transport(plan).value)
-    text = better(fleet, request(observed.deployment.spec, view.current), running)
+    text = better(fleet, request(observed.deployment.spec, view.current), transport(plan))
     return replace(group, better=text), Advice(observed.fleet, plan.epoch, observed.now, text), None
 
 

@@ -38,11 +38,11 @@ from thunderfleet_crds.plan import (
     RelayPlan,
     loopback_of,
 )
-from thunderfleet_crds.vocabulary import Backend
+from thunderfleet_crds.vocabulary import Backend, Transport
 
 from thunderfleet_operator.observe.plans import ANNOTATION_REASON
 from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.placement import Placement, Transport
+from thunderfleet_operator.placement import Placement
 
 Manifest = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from thunderfleet_crds.common import TAINT_MACOS
 from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
 
-from thunderfleet_operator.placement import MemoryRequest, Request, Toleration, WantedSplit, WantedTransport
+from thunderfleet_operator.placement import MemoryRequest, Request, Toleration
 
 MACOS_TOLERATION = Toleration(key=TAINT_MACOS, exists=True)
 
@@ -37,8 +37,8 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
             MACOS_TOLERATION,
             *(Toleration(t.key, t.operator == "Exists", t.value or "", t.effect) for t in spec.nodes.tolerations),
         ),
-        split=WantedSplit(spec.parallelism.value),
-        transport=WantedTransport(spec.transport.value),
+        split=spec.parallelism,
+        transport=spec.transport,
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
         current=current,
         avoid=avoid or {},

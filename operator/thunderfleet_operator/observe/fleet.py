@@ -19,6 +19,7 @@ from thunderfleet_crds.vocabulary import (
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import (
+    QUEUE_PAIRS,
     AddressKind,
     AddressKinds,
     Cable,
@@ -31,7 +32,6 @@ from thunderfleet_operator.placement import (
     ModelFacts,
     TensorFacts,
 )
-from thunderfleet_operator.placement.fleet import QUEUE_PAIRS
 
 KINDS = {
     InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,
@@ -179,7 +179,7 @@ def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
         b=b,
         speed_mbps=min((endpoint.speed_mbps for endpoint in known if endpoint.speed_mbps), default=0),
         connected=any(endpoint.sees_peer for endpoint in known) and not unsteady,
-        rdma_lack=None if usable is not None and usable.status is ConditionStatus.TRUE else lack,
+        rdma_problem=None if usable is not None and usable.status is ConditionStatus.TRUE else lack,
         ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
         rdma_mbps=_measured(link, MeasurementTransport.RDMA),
     )
@@ -328,6 +328,6 @@ class FleetBuilder:
             models=models,
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == node.boot_id else None,
             dials=_dials(status),
-            memory_megabytes=_memory_rate(status),
+            memory_bandwidth=_memory_rate(status),
             kinds=self._kinds(status),
         )

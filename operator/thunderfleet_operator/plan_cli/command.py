@@ -6,6 +6,7 @@ Reading is apart from deciding: the decision is the operator's own (``places.cho
 """
 
 import json
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -36,7 +37,8 @@ from thunderfleet_operator.observe.reader import groups_of
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
-from thunderfleet_operator.placement.score import LABELS, PARTS
+from thunderfleet_operator.placement.preferences import LABELS
+from thunderfleet_operator.placement.score import PARTS
 from thunderfleet_operator.placement.units import gbits, gib
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
@@ -142,7 +144,9 @@ def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
             model.load(item)
         except ValidationError as error:
             first = error.errors()[0]
-            raise BadInput(f"{path}: {name}: {_field(first['loc'])}: {first['msg']}") from None
+            # pydantic prints the members of an enumeration as <Transport.RING: 'Ring'>.
+            text = re.sub(r"<\w+\.\w+: ('[^']*')>", r"\1", first["msg"])
+            raise BadInput(f"{path}: {name}: {_field(first['loc'])}: {text}") from None
         return
     for field, read in _READS[item["kind"]].items():
         try:
@@ -228,7 +232,7 @@ def _told_use(index: Index, fleet: Fleet, used: Taken, uid: str | None, own: Con
                 pairs = [(node, nodes[(i + 1) % len(nodes)]) for i, node in enumerate(nodes)]
             for one, other in pairs:
                 rdma = group.transport in (Transport.JACCL, Transport.JACCL_RING)
-                hop = (rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, lan=False)).get(other)
+                hop = (rdma_hops(fleet, one) if rdma else ring_hops(fleet, one)).get(other)
                 for end in (hop.cable.a, hop.cable.b) if hop and hop.cable else ():
                     if rdma and end.device:
                         queue_pairs[end.node, end.device] = queue_pairs.get((end.node, end.device), 0) + 1
@@ -400,7 +404,7 @@ def _group(entry: Decided) -> GroupTold:
                 )
                 for miss in found.near_misses
             ),
-            macs=tuple(MacTold(node=lack.node, message=lack.message) for lack in found.lacks),
+            macs=tuple(MacTold(node=entry.node, message=entry.message) for entry in found.macs),
         )
     ranks = tuple(
         RankTold(

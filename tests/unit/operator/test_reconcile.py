@@ -527,6 +527,9 @@ async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: Any) -
     assert again is not None and again <= 30, "asked moments ago: asked once more later"
     world.later(again)
     await world.round()
-    assert "a better place exists for group 0; a group that serves does not move: big-1: here TCP ring" in world.condition("Placed")[2]
+    assert (
+        "a better place exists for group 0; a group that serves does not move: big-1: here TCP ring"
+        in world.condition("Placed")[2]
+    )
     group = world.md.status.groups[0]
     assert (group.epoch, [rank.node for rank in group.ranks]) == (1, nodes)

@@ -7,7 +7,7 @@ from thunderfleet_crds import group as report
 from thunderfleet_crds.common import quantity
 from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentStatus, TerminatingPod
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import GroupPhase, Split
+from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_operator.decide.manifests import served_name, serving_selector
 from thunderfleet_operator.decide.model import Resolution
@@ -41,7 +41,7 @@ def benchmark(measured: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
         epoch=plan.epoch,
         world_size=plan.world_size,
         transport=transport(plan),
-        parallelism=Split(plan.split.value),
+        parallelism=plan.split,
         measured_at=measured.measured_at,
     )
 

@@ -8,7 +8,16 @@ from thunderfleet_crds import group as report
 from thunderfleet_crds.common import binary_size
 from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Rank
 from thunderfleet_crds.plan import Plan, RankPlan
-from thunderfleet_crds.vocabulary import Backend, ConditionType, FaultClass, GroupPhase, RankPhase, Split, Transport
+from thunderfleet_crds.vocabulary import (
+    Backend,
+    ConditionType,
+    FaultClass,
+    GroupPhase,
+    PlacedTransport,
+    RankPhase,
+    Split,
+    Transport,
+)
 
 from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step
 from thunderfleet_operator.decide.status.outcome import Outcome
@@ -18,7 +27,7 @@ FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 MESSAGE_LENGTH = 1500
 
-TRANSPORTS = {
+TRANSPORTS: dict[Backend, PlacedTransport] = {
     Backend.NONE: Transport.NONE,
     Backend.RING: Transport.RING,
     Backend.JACCL: Transport.JACCL,
@@ -37,7 +46,7 @@ def endpoint(plan: Plan) -> str:
     return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
 
 
-def transport(plan: Plan) -> Transport:
+def transport(plan: Plan) -> PlacedTransport:
     """What the group communicates over."""
     return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
@@ -89,7 +98,7 @@ def _rank(
     stage, error = (RankPhase.STARTING if pod is not None and pod.scheduled else RankPhase.PENDING), None
     loaded, total, layers = (past.loaded_bytes, past.total_bytes, past.loaded_layers) if past else (None, None, None)
     if reported is not None:
-        stage = RankPhase(reported.phase.value)
+        stage = reported.phase
         error = (reported.message or None) if reported.phase is RankPhase.FAILED else None
         loaded, total, layers = reported.loaded_bytes or None, reported.total_bytes or None, reported.loaded_layers or None
     elif past is not None:
@@ -168,7 +177,7 @@ def _reported(plan: Plan, outcome: Outcome, state: report.GroupState | None, car
     """The stage that rank 0 reports, or that its pods are in while it reports nothing."""
     if state is not None:
         loading = state.phase is GroupPhase.LOADING
-        return _Stage(GroupPhase(state.phase.value), _loading(state) if loading else state.message)
+        return _Stage(state.phase, _loading(state) if loading else state.message)
     pods = {pod.rank: pod for pod in outcome.view.pods}
     waits = [text for entry in plan.ranks if (text := _pod_wait(pods.get(entry.rank), entry.pod, entry.node))]
     if carried is not None and not waits:
@@ -236,7 +245,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         state=found.stage,
         message=found.message[:MESSAGE_LENGTH],
         transport=transport(plan),
-        parallelism=Split(plan.split.value),
+        parallelism=plan.split,
         reason=view.epoch.reason if view.epoch else "",
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),

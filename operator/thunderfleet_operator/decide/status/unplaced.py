@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from thunderfleet_crds.common import MAX_RANKS
 from thunderfleet_crds.modeldeployment import Unplaceable as Entry
-from thunderfleet_crds.vocabulary import Split, Transport
 
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.placement import Unplaceable
@@ -18,16 +17,16 @@ def _entries(index: int, found: Unplaceable) -> list[Entry]:
     entries = [
         Entry(
             group=index,
-            transport=Transport(miss.transport.value),
-            parallelism=Split(miss.split.value),
+            transport=miss.transport,
+            parallelism=miss.split,
             nodes=miss.nodes,
             message=miss.message,
         )
         for miss in found.near_misses
     ]
     macs: dict[str, list[str]] = {}
-    for lack in found.lacks:
-        macs.setdefault(lack.message, []).append(lack.node)
+    for mac in found.macs:
+        macs.setdefault(mac.message, []).append(mac.node)
     for message, nodes in macs.items():
         for first in range(0, len(nodes), MAX_RANKS):
             entries.append(Entry(group=index, nodes=tuple(nodes[first : first + MAX_RANKS]), message=message))
