@@ -15,7 +15,8 @@ every rank frees its model, passes a barrier and exits 0. ``Prepare`` is answere
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.plan import Backend, MemoryPlan, Split
+from thunderfleet_crds.plan import MemoryPlan
+from thunderfleet_crds.vocabulary import Backend, Split
 
 from thunderfleet_runner.framing import BrokenStream, frame
 

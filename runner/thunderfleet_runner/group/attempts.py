@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import DRAIN_SECONDS
+from thunderfleet_crds.vocabulary import FaultClass
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault

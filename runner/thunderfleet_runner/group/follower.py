@@ -10,8 +10,9 @@ import random
 import ssl
 from collections.abc import Callable
 
-from thunderfleet_crds.group import GroupPhase, GroupState
+from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.net import peers

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend
 
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.net import jaccl

@@ -11,8 +11,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_crds.group import Failure, FaultClass, GroupState, RankPhase, RankReport
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.group import Failure, GroupState, RankReport
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.service import Service, Vocabulary

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend, FaultClass
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.faults import Fault, Stage

@@ -1,11 +1,13 @@
 """What a supervisor counts, for Prometheus: set from the state that it shows anyway, so the two never disagree."""
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from thunderfleet_crds.group import Failure, GroupPhase, GroupState
+from thunderfleet_crds.group import Failure, GroupState
+from thunderfleet_crds.vocabulary import ReportedGroupPhase
 
 _OF_A_RANK = {
     "loaded_bytes": "Bytes of weights that a rank has loaded.",
@@ -49,7 +51,7 @@ class GroupMetrics:
         registry.register(_HeartbeatAges(ages))
 
     def observe(self, state: GroupState) -> None:
-        for phase in GroupPhase:
+        for phase in get_args(ReportedGroupPhase):
             self._phase.labels(phase.value).set(1 if phase is state.phase else 0)
         self._attempts.set(state.attempt)
         self._recoveries.set(state.recoveries)

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_crds.group import GroupPhase, RankPhase, RankReport
+from thunderfleet_crds.group import RankReport
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 
 from thunderfleet_runner.group.attempts import Phase, StateMachine
 

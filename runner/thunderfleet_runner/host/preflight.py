@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_crds.plan import Backend, Plan, RankPlan
+from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.vocabulary import Backend, FaultClass
 
 from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.host import rdma, weightfiles

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass
 
 from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.host import commands

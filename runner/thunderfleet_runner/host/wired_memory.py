@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass
 
 from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.host import commands

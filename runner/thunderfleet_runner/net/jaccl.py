@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend
 
 MESH_RANKS = 8
 """MLX refuses a mesh of more."""

@@ -7,7 +7,8 @@ attempt carries its number, so that one that was in flight when the attempt ende
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.group import FaultClass, GroupState
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.vocabulary import FaultClass
 
 BEAT_SECONDS = 1.0
 """How often both ends send something when there is nothing to send."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from thunderfleet_crds.plan import Split
+from thunderfleet_crds.vocabulary import Split
 
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.rank import mlxlm

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from thunderfleet_crds.plan import Backend, Split
+from thunderfleet_crds.vocabulary import Backend, Split
 
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.rank.channel import Channel

@@ -1,7 +1,8 @@
 """How far the ranks are with the model, for Prometheus."""
 
 from prometheus_client import CollectorRegistry
-from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
+from thunderfleet_crds.group import GroupState, RankReport
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner.group.metrics import GroupMetrics
 
 

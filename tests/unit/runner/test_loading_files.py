@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.plan import Split
+from thunderfleet_crds.vocabulary import Split
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel

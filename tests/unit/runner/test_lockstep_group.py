@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE

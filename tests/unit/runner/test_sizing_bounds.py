@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from thunderfleet_crds.nodeprofile import KVLayer, SizedBy
+from thunderfleet_crds.nodeprofile import KVLayer
+from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.sizing import arithmetic, bounded, command
 from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, Workspace

@@ -12,17 +12,12 @@ from typing import Any
 
 import pytest
 import thunderfleet_runner
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.host import rankprocess
 
+from tests.support.processes import alive
+
 SERVE = Path(__file__).with_name("serve_stand_in.py")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
-    except OSError:
-        return False
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ async def test_a_killed_supervisor_leaves_no_rank_and_its_successor_joins_again(
     pid = int((group.folder / "state-1" / "rank.pid").read_text())
     assert os.getpgid(pid) == pid
     process.kill()
-    await group.until(lambda: not _alive(pid), "the orphan is gone")
+    await group.until(lambda: not alive(pid), "the orphan is gone")
     await group.until(lambda: leader.state.phase is GroupPhase.WAITING, "the leader waits")
     await start_process(group, 1)
     await group.until_ready()
@@ -72,7 +67,7 @@ async def test_a_killed_leader_ends_all_ranks_and_its_successor_leads(
     await group.until(lambda: other.state.phase is GroupPhase.READY, "rank 1 knows that the group is Ready")
     pids = [int((group.folder / f"state-{rank}" / "rank.pid").read_text()) for rank in range(2)]
     process.kill()
-    await group.until(lambda: not any(map(_alive, pids)), "no rank is left")
+    await group.until(lambda: not any(map(alive, pids)), "no rank is left")
     await group.until(lambda: other.state.phase is GroupPhase.WAITING, "rank 1 waits for its leader")
     await start_process(group, 0)
     await group.until(lambda: other.state.phase is GroupPhase.READY, "the group is Ready again")

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import BenchmarkReport, GroupPhase, GroupState
+from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import benchmark, canary
 from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Refused, Service, Unavailable, Vocabulary
