@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from thunderfleet_crds.common import LABEL_CHIP, TAINT_MACOS
+from thunderfleet_crds.names import LABEL_CHIP, TAINT_MACOS
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config
