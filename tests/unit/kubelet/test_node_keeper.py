@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.node.keeper import LEASES, NODES, NodeKeeper
-from thunderfleet_kubelet.node.machine import GIB, Machine, Readings
+from thunderfleet_kubelet.node.controller import LEASES, NODES, NodeController
+from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_lib.kube import ApiError, Kube
 
 Json = dict[str, Any]
@@ -102,7 +102,7 @@ class World:
         self.looks = 0
         self.looked = asyncio.Event()
         self.ended = asyncio.Event()
-        self.keeper = NodeKeeper(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
+        self.keeper = NodeController(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
 
     async def read(self) -> Readings:
         self.looks += 1
