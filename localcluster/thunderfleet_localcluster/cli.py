@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thunderfleet_localcluster.assets import CONTROL_PLANE, MONITORING, find_assets
-from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
+from thunderfleet_localcluster.client.cluster import Cluster, end_cluster, remove, running
+from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, MONITORING, find_assets
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet import load_fleet
-from thunderfleet_localcluster.live import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
-from thunderfleet_localcluster.live import COMMANDS as COMMAND_NAMES
+from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
+from thunderfleet_localcluster.fleet.fault_state import COMMANDS as COMMAND_NAMES
+from thunderfleet_localcluster.fleet.file import load_fleet
 from thunderfleet_localcluster.paths import DEFAULT_NAME, ClusterFolder, checked_name
 from thunderfleet_localcluster.progress import Progress
 
@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["demo"]:
         # The demo has its own command line, and is not needed for anything else.
-        from thunderfleet_localcluster import demo
+        from thunderfleet_localcluster.demo import demo
 
         return int(demo.main(given[1:]))
     parsed = parser().parse_args(given)

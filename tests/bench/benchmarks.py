@@ -164,7 +164,7 @@ def _usage_figures(
     for name, most in (("supervisor", 0.5), ("rank", 1.0)):
         share = max(memory(name)[2])
         figures.append(Figure(f"{name} idle", "% of a core", (share,), bound=Bound("<=", most), note=f"the busiest, {over}"))
-    for name in ("kubelet", "agent", "shim", "supervisor", "rank", "operator", "keeper"):
+    for name in ("kubelet", "agent", "shim", "supervisor", "rank", "operator", "local cluster"):
         resident, proportional, cpu = memory(name)
         note = f"{len(resident)} of them; PSS {statistics.median(proportional):.0f} MB; {max(cpu):.2f} % of a core at most"
         bound = Bound("<=", SUPERVISOR_MEGABYTES) if name == "supervisor" else None

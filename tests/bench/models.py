@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 TINY = "thunderfleet/tiny-qwen2"
 SMALL = "thunderfleet/small-qwen2"

@@ -17,14 +17,16 @@ _PROGRAMS = (
     ("operator", re.compile(r"thunderfleet[-_]operator")),
     ("rank", re.compile(r"thunderfleet_runner\.rank")),
     ("supervisor", re.compile(r"thunderfleet[-_]runner.* serve|thunderfleet-runner serve")),
-    ("keeper", re.compile(r"thunderfleet_localcluster\.keeper")),
-    ("launchd", re.compile(r"thunderfleet_localcluster/launchd")),
+    ("local cluster", re.compile(r"thunderfleet_localcluster\.supervisor")),
+    ("launchd", re.compile(r"thunderfleet_localcluster/machines/launchd")),
     ("control plane", re.compile(r"/(etcd|kube-apiserver|kube-controller-manager|kube-scheduler)( |$)")),
 )
 
 
 @dataclass(frozen=True)
 class Process:
+    """A process of this machine."""
+
     pid: int
     parent: int
     command: str

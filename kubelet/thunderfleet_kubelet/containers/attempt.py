@@ -14,8 +14,9 @@ LOST_EXIT_CODE = 137
 
 @dataclass(frozen=True)
 class Attempt:
-    """Times are seconds since the epoch. ``number`` counts from 0. ``backoff``: seconds between the end of this attempt and the
-    earliest start of the next one.
+    """One start of one container. Times are seconds since the epoch.
+
+    ``number`` counts from 0. ``backoff``: seconds between the end of this attempt and the earliest start of the next one.
     """
 
     number: int

@@ -19,8 +19,10 @@ CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Which part of a log to read. ``tail``: the last lines only. ``since``: nothing older. ``timestamps``: keep the time of
-    each line. ``stream``: ``stdout`` or ``stderr`` only.
+    """Which part of a log to read.
+
+    ``tail``: the last lines only. ``since``: nothing older. ``timestamps``: keep the time of each line. ``stream``: ``stdout``
+    or ``stderr`` only.
     """
 
     follow: bool = False

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib.quantity import parse_quantity
+
 from thunderfleet_kubelet.containers.errors import ContainerConfigError
-from thunderfleet_kubelet.quantity import parse_quantity
 
 Json = dict[str, Any]
 

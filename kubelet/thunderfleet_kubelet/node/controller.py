@@ -24,7 +24,9 @@ REPORT_SECONDS = 86400.0
 
 
 class NodeController:
-    """``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
+    """Keeps the Node in the API server current.
+
+    ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again.
     """
 

@@ -21,8 +21,10 @@ from thunderfleet_kubelet.pods.settings import PodSettings
 
 @dataclass
 class NodeServices:
-    """What all workers of the node share. ``settings`` and ``kube`` return the current ones. ``admit`` decides whether the node
-    takes a pod. ``ended`` is called with the uid of a pod that is gone.
+    """What all workers of the node share.
+
+    ``settings`` and ``kube`` return the current ones. ``admit`` decides whether the node takes a pod. ``ended`` is called with
+    the uid of a pod that is gone.
     """
 
     node_name: str
@@ -37,8 +39,10 @@ class NodeServices:
 
 
 class PodContext:
-    """One pod. ``pod``: its newest version. ``status``: its status on this node, published or not. ``folder``: its files.
-    ``containers``: its processes. ``wake``: makes the worker decide again.
+    """One pod.
+
+    ``pod``: its newest version. ``status``: its status on this node, published or not. ``folder``: its files. ``containers``:
+    its processes. ``wake``: makes the worker decide again.
     """
 
     def __init__(self, pod: Json, folder: PodFolder, services: NodeServices, wake: Callable[[], None]) -> None:

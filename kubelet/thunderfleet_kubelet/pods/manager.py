@@ -33,7 +33,9 @@ END_MARGIN_SECONDS = 30.0
 
 
 class PodManager:
-    """The pods of one node. ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
+    """The pods of one node.
+
+    ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
     renewed certificates change it. ``queries`` answers questions about the pods.
     """
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PodSettings:
-    """``path``: folders in front of every container's PATH. ``python_path``: every container's PYTHONPATH. ``images``: image
+    """Settings of all pods.
+
+    ``path``: folders in front of every container's PATH. ``python_path``: every container's PYTHONPATH. ``images``: image
     name to folder. ``default_user``: (uid, gid) of containers without a user; None is the kubelet's own. ``api_server``: host
     and port of KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's InternalIPs, first the one of its pods.
     ``allocatable`` and ``labels``: the Node's, for admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``.

@@ -4,8 +4,8 @@ import hashlib
 import uuid
 from typing import Any
 
-from thunderfleet_localcluster.fleet import Machine
-from thunderfleet_localcluster.layout import port_uuid
+from thunderfleet_localcluster.fleet.file import Machine
+from thunderfleet_localcluster.fleet.layout import port_uuid
 
 PAGE = 16384
 

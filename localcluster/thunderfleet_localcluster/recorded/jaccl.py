@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.layout import Layout, MachineLayout
+from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.recorded import rdma
 
 POINTS = (

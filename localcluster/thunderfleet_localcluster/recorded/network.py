@@ -5,7 +5,7 @@ Addresses and MAC addresses are those that the machine's namespace really has, i
 
 from dataclasses import dataclass
 
-from thunderfleet_localcluster.layout import Address, MachineLayout, link_local, mac_address
+from thunderfleet_localcluster.fleet.layout import Address, MachineLayout, link_local, mac_address
 
 ACTIVE = "8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST>"
 INACTIVE = "8822<BROADCAST,SMART,SIMPLEX,MULTICAST>"

@@ -7,7 +7,7 @@ Mac at the other end has its own switch on. JACCL needs the IPv4-mapped GID, whi
 import hashlib
 from dataclasses import dataclass
 
-from thunderfleet_localcluster.layout import Address, Layout, MachineLayout, link_local, mac_address
+from thunderfleet_localcluster.fleet.layout import Address, Layout, MachineLayout, link_local, mac_address
 
 NO_DEVICES = "No IB devices found\n"
 HEAD = "    device          \t   node GUID\n    ------          \t----------------\n"

@@ -7,9 +7,9 @@ on the downstream side as if there were no hub. An idle port says "Up to …", a
 import hashlib
 from typing import Any
 
-from thunderfleet_localcluster.catalogue import TB4_GBPS
-from thunderfleet_localcluster.fleet import Device
-from thunderfleet_localcluster.layout import CableEnd, Layout, MachineLayout, port_uuid, switch_uid
+from thunderfleet_localcluster.fleet.catalogue import TB4_GBPS
+from thunderfleet_localcluster.fleet.file import Device
+from thunderfleet_localcluster.fleet.layout import CableEnd, Layout, MachineLayout, port_uuid, switch_uid
 
 Json = dict[str, Any]
 

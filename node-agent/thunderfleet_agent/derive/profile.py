@@ -15,24 +15,17 @@ from datetime import datetime
 
 from thunderfleet_crds.common import Condition, binary_size, set_condition
 from thunderfleet_crds.nodeprofile import (
-    BENCHMARKS_FRESH,
-    BRIDGE_FREE,
-    INVENTORY_COMPLETE,
     RDMA,
-    RDMA_READY,
-    AddressClass,
     Agent,
     Benchmarks,
     Hardware,
     Interface,
     InterfaceAddress,
-    InterfaceKind,
     Network,
     NodeProfile,
     NodeProfileStatus,
     OperatingSystem,
     RDMADevice,
-    RDMADeviceState,
     Reachability,
     Thunderbolt,
     ThunderboltPeer,
@@ -48,16 +41,22 @@ from thunderfleet_crds.thunderboltlink import (
     link_name,
     ordered,
 )
+from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState
+from thunderfleet_lib.hostcmd import FailureKind
 
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import FailureKind
 from thunderfleet_agent.observe.parsers import hardware as hardware_parser
 from thunderfleet_agent.observe.parsers import network as network_parser
 from thunderfleet_agent.observe.parsers import rdma as rdma_parser
 from thunderfleet_agent.observe.parsers import thunderbolt as thunderbolt_parser
 
 # The conditions that the agent writes; Quarantined is the operator's.
-OWN_CONDITIONS = (INVENTORY_COMPLETE, RDMA_READY, BRIDGE_FREE, BENCHMARKS_FRESH)
+OWN_CONDITIONS = (
+    ConditionType.INVENTORY_COMPLETE,
+    ConditionType.RDMA_READY,
+    ConditionType.BRIDGE_FREE,
+    ConditionType.BENCHMARKS_FRESH,
+)
 
 MAX_INTERFACES = 64
 MAX_ADDRESSES = 32
@@ -120,10 +119,13 @@ def profile(
     rdma_verdict = _rdma_ready(facts, devices, bridged)
     conditions: tuple[Condition, ...] = tuple(condition for condition in before if condition.type in OWN_CONDITIONS)
     for type_, verdict in (
-        (INVENTORY_COMPLETE, _inventory_complete(facts)),
-        (RDMA_READY, rdma_verdict),
-        (BRIDGE_FREE, _bridge_free(facts, bridged)),
-        (BENCHMARKS_FRESH, measured or Verdict(False, "NotMeasured", "nothing has been measured on this Mac yet")),
+        (ConditionType.INVENTORY_COMPLETE, _inventory_complete(facts)),
+        (ConditionType.RDMA_READY, rdma_verdict),
+        (ConditionType.BRIDGE_FREE, _bridge_free(facts, bridged)),
+        (
+            ConditionType.BENCHMARKS_FRESH,
+            measured or Verdict(False, "NotMeasured", "nothing has been measured on this Mac yet"),
+        ),
     ):
         conditions = set_condition(conditions, type_, verdict.holds, verdict.reason, verdict.message, now=now)
     status = NodeProfileStatus(

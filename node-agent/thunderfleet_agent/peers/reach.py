@@ -16,17 +16,9 @@ from datetime import datetime
 from types import MappingProxyType
 
 from thunderfleet_crds.common import GROUP
-from thunderfleet_crds.nodeprofile import (
-    MAX_REACHABILITY,
-    AddressClass,
-    GroupUse,
-    InterfaceKind,
-    NodeProfile,
-    NodeProfileStatus,
-    Reachability,
-    ReachabilityState,
-)
+from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, GroupUse, NodeProfile, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
+from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind, ReachabilityState
 
 # Every profile carries the bucket of its node's name, so that some Macs are found with one list, whatever the fleet's size.
 LABEL_BUCKET = f"{GROUP}/bucket"

@@ -8,23 +8,24 @@ from collections.abc import Mapping
 from functools import lru_cache
 from operator import is_
 
-from thunderfleet_crds.common import LABEL_OS, ConditionStatus, find_condition
-from thunderfleet_crds.nodeprofile import AddressClass, InterfaceKind, Model, NodeProfile, NodeProfileStatus, ReachabilityState
-from thunderfleet_crds.thunderboltlink import (
-    CONNECTED,
-    FLAPPING,
-    NOTHING_PLUGGED_IN,
-    RDMA_USABLE,
-    Endpoint,
-    LinkEnd,
+from thunderfleet_crds.common import LABEL_OS, find_condition
+from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
+from thunderfleet_crds.vocabulary import (
+    AddressClass,
+    ConditionStatus,
+    ConditionType,
+    InterfaceKind,
     MeasurementTransport,
-    ThunderboltLink,
+    ReachabilityState,
 )
 from thunderfleet_lib.kube import Json
+from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.observe.snapshot import Parsed, Taken, internal_ip, is_ready
 from thunderfleet_operator.placement import (
+    QUEUE_PAIRS,
     AddressKind,
     AddressKinds,
     Cable,
@@ -38,7 +39,6 @@ from thunderfleet_operator.placement import (
     Taint,
     TensorFacts,
 )
-from thunderfleet_operator.placement.fleet import QUEUE_PAIRS
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, Cache
 
 KINDS = {
@@ -298,7 +298,7 @@ class Fleets:
             in_use=name in used.groups,
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
             dials=_dials(status) if status else None,
-            memory_megabytes=_memory_rate(status) if status else 0,
+            memory_bandwidth=_memory_rate(status) if status else 0,
             kinds=AddressKinds.of(_kinds(status)) if status else AddressKinds(),
         )
 
@@ -307,11 +307,11 @@ class Fleets:
         ends = [(end, endpoint_of(link, end, known.get(end.node))) for end in (link.spec.a, link.spec.b)]
         told = [endpoint for _, endpoint in ends if endpoint is not None]
         speed = min((endpoint.speed_mbps for endpoint in told if endpoint.speed_mbps), default=0)
-        usable = find_condition(link.status.conditions, RDMA_USABLE)
+        usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
         can = usable is not None and usable.status is ConditionStatus.TRUE
         why = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
-        connected = find_condition(link.status.conditions, CONNECTED)
-        unsteady = connected is not None and connected.reason in (FLAPPING, NOTHING_PLUGGED_IN)
+        connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
+        unsteady = connected is not None and connected.reason in (Reason.FLAPPING, Reason.NOTHING_PLUGGED_IN)
 
         def value(end: LinkEnd, endpoint: Endpoint | None) -> End:
             device = endpoint.rdma_device if endpoint else None
@@ -325,7 +325,7 @@ class Fleets:
             b=b,
             speed_mbps=speed,
             connected=any(endpoint.sees_peer for endpoint in told) and not unsteady,
-            rdma_lack=None if can else why,
+            rdma_problem=None if can else why,
             ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
             rdma_mbps=_measured(link, MeasurementTransport.RDMA),
             in_use=any(

@@ -10,19 +10,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_agent.derive.profile import PeerPort, cables, find_peer, gpu_memory_limit, profile, wanted_uuids
-from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import Failure, FailureKind
-from thunderfleet_agent.observe.parsers import ParseError, hardware, network, rdma, thunderbolt
-from thunderfleet_crds.common import Condition, ConditionStatus, ObjectMeta, find_condition
-from thunderfleet_crds.nodeprofile import (
-    AddressClass,
-    InterfaceKind,
-    NodeProfile,
-    NodeProfileStatus,
-    RDMADeviceState,
+from thunderfleet_agent.derive.profile import (
+    PeerPort,
+    address_class,
+    cables,
+    find_peer,
+    gpu_memory_limit,
+    link_address,
+    profile,
+    wanted_uuids,
 )
+from thunderfleet_agent.observe.facts import Facts, Source
+from thunderfleet_agent.observe.parsers import ParseError, hardware, network, rdma, thunderbolt
+from thunderfleet_crds.common import Condition, ObjectMeta, find_condition
+from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
+from thunderfleet_lib.hostcmd import Failure, FailureKind
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -116,7 +120,7 @@ def test_interfaces_have_kinds_and_classes_and_lo0_is_not_among_them(shapes: Any
     ],
 )
 def test_address_classes(address: str, class_: AddressClass) -> None:
-    assert profile.address_class(address) is class_
+    assert address_class(address) is class_
 
 
 def test_gpu_memory_limit() -> None:
@@ -367,7 +371,7 @@ def test_link_address_prefers_private_ipv4() -> None:
 
     def address(shown: str) -> str | None:
         facts = Facts(interfaces=network.parse_ifconfig(shown), hardware_ports={"en2": "Thunderbolt 1"})
-        return profile.link_address(profile(facts, NOW).status, "en2")
+        return link_address(profile(facts, NOW).status, "en2")
 
     assert address(text) == "10.0.1.1"
     assert address(text.replace("\tinet 10.0.1.1 netmask 0xfffffffc\n", "")) == "169.254.1.1"

@@ -37,7 +37,7 @@ from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import identity, reach
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
-from thunderfleet_crds.thunderboltlink import MeasurementTransport
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 Until = Callable[..., Awaitable[None]]
 
@@ -703,8 +703,9 @@ AGENT = (
     + """
 import asyncio, json, signal, sys
 from pathlib import Path
-from thunderfleet_agent import identity, server as serving
-from thunderfleet_agent.measure import sessions
+from thunderfleet_agent import server as serving
+from thunderfleet_agent.measure.session import sessions
+from thunderfleet_agent.peers import identity
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.measure.schedule.probes import Target
 from thunderfleet_agent.measure.schedule.results import Ledger

@@ -21,7 +21,7 @@ from tests.bench.processes import Process, Usage
         ("python /i/bin/thunderfleet-runner serve", "supervisor"),
         ("python /i/bin/thunderfleet-runner size /models/x -o json", ""),
         ("python -P -m thunderfleet_runner.rank --group tiny --rank 0 --attempt 1", "rank"),
-        ("python -m thunderfleet_localcluster.keeper up.json", "keeper"),
+        ("python -m thunderfleet_localcluster.supervisor up.json", "local cluster"),
         ("/cache/kube-apiserver --secure-port=6443", "control plane"),
         ("vim kubelet.txt", ""),
     ],

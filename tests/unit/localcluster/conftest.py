@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from thunderfleet_localcluster.catalogue import MODELS
-from thunderfleet_localcluster.fleet import Fleet
+from thunderfleet_localcluster.fleet.catalogue import MODELS
+from thunderfleet_localcluster.fleet.file import Fleet
 
 
 @st.composite

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_localcluster.approver import decide, pending
+from thunderfleet_localcluster.controlplane.approver import decide, pending
 
 Json = dict[str, Any]
 USAGES = ["digital signature", "server auth"]

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster import cluster, network
 from thunderfleet_localcluster.cli import main
-from thunderfleet_localcluster.cluster import Cluster, choose_network, remove, running
+from thunderfleet_localcluster.client import cluster
+from thunderfleet_localcluster.client.cluster import Cluster, choose_network, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.network import namespaces
 from thunderfleet_localcluster.paths import ClusterFolder
 
 
@@ -74,5 +75,5 @@ def test_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_ip_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "program", lambda name: None)
-    assert "iproute2" in str(network.can_isolate()) or "no network namespaces" in str(network.can_isolate())
+    monkeypatch.setattr(namespaces, "program", lambda name: None)
+    assert "iproute2" in str(namespaces.can_isolate()) or "no network namespaces" in str(namespaces.can_isolate())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet import DEFAULT_FLEET, load_fleet, parse_fleet, problems
+from thunderfleet_localcluster.fleet.file import DEFAULT_FLEET, load_fleet, parse_fleet, problems
 
 GOOD = """\
 machines:

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_localcluster.forward import Refused, read_request, serve_forward, serve_proxy
+from thunderfleet_localcluster.network.forward import Refused, read_request, serve_forward, serve_proxy
 
 ALLOWED = [IPv4Network("127.0.0.0/8")]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_localcluster import tinymodel
+from thunderfleet_localcluster.models import tinymodel
 
 MODEL = "thunderfleet/tiny"
 REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, "return_token_ids": True}

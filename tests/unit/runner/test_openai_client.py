@@ -17,8 +17,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from safetensors.numpy import load_file, save_file
-from thunderfleet_localcluster import tinymodel
-from thunderfleet_runner import gateway
+from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_runner.api import gateway
 
 MODEL = "thunderfleet/tiny"
 KEY = "a-key-of-the-test"

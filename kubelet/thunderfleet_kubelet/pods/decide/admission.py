@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from thunderfleet_lib.quantity import parse_quantity
+
 from thunderfleet_kubelet.containers import volume_content
 from thunderfleet_kubelet.pods.decide.observed import Problem
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, has_ended, init_containers, is_sidecar, main_containers
-from thunderfleet_kubelet.quantity import parse_quantity
 
 Json = dict[str, Any]
 

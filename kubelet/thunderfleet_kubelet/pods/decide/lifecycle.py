@@ -40,7 +40,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Decision:
-    """``status`` None: nothing to publish. ``wake_at``: when to decide again. ``ended``: nothing runs and nothing will run
+    """What to do with a pod now.
+
+    ``status`` None: nothing to publish. ``wake_at``: when to decide again. ``ended``: nothing runs and nothing will run
     again, so the pod can be deleted. ``backing_off``: containers that wait for their crash-loop back-off.
     """
 

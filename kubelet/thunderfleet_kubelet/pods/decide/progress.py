@@ -21,7 +21,9 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """``ending``: why everything stops. ``pending_init``: the first init container that is not done. ``initialized``: main
+    """How far a pod has come.
+
+    ``ending``: why everything stops. ``pending_init``: the first init container that is not done. ``initialized``: main
     containers may start, or have started before. ``init_failed``: an init container failed for good. ``finished``: no main
     container runs or will run again. ``nothing_live``: no container runs.
     """

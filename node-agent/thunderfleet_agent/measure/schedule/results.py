@@ -19,7 +19,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from pydantic.alias_generators import to_camel
 from thunderfleet_crds.common import quantity
 from thunderfleet_crds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
-from thunderfleet_crds.thunderboltlink import Measurement, MeasurementTransport, ThunderboltLink
+from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 from thunderfleet_agent.measure.schedule.due import History, backoff
 from thunderfleet_agent.measure.schedule.probes import Key, Kind, Target

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from thunderfleet_crds.thunderboltlink import MeasurementTransport
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 from thunderfleet_agent.measure.schedule.probes import ECHO_SECONDS, FORM_SECONDS, SETUP_SECONDS, Kind, Probe, Target
 from thunderfleet_agent.measure.schedule.results import Figures

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.thunderboltlink import MeasurementTransport
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 from thunderfleet_agent.measure.schedule.probes import Kind
 from thunderfleet_agent.measure.session.streams import bind_to, family

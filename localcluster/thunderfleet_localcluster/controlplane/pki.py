@@ -1,0 +1,158 @@
+"""Certificates of one cluster: its authorities and everybody who needs a certificate before the cluster can sign any.
+
+Three authorities, as kubeadm has them: the cluster's (API server, clients, kubelets), one for the front proxy (with the
+cluster's own CA in its place the API server refuses to start) and one for etcd.
+"""
+
+import base64
+import datetime
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from thunderfleet_lib import tls
+
+YEARS = 1
+KEY_USAGES = ("digital_signature",)
+SERVICE_ADDRESS = "10.96.0.1"
+"""The first address of the Service network: the ``kubernetes`` Service."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Files of a certificate and its key (PEM)."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """A certificate authority that can sign while the cluster is being made."""
+
+    def __init__(self, name: str) -> None:
+        key, subject = tls.new_key(), tls.subject(name)
+        self.key, self._issuer = key, tls.Issuer(subject, key)
+        self.certificate = tls.build_certificate(
+            subject, key.public_key(), self._issuer, _validity(), ca=True, key_usages=(*KEY_USAGES, "key_cert_sign", "crl_sign")
+        )
+
+    @property
+    def pem(self) -> bytes:
+        return tls.certificate_pem(self.certificate)
+
+    @property
+    def hash(self) -> str:
+        """``sha256:`` and the hash of the DER SubjectPublicKeyInfo, as kubeadm writes it."""
+        return tls.public_key_hash(self.key.public_key())
+
+    def issue(
+        self, name: str, *, groups: Iterable[str] = (), names: Iterable[str] = (), server: bool = False, client: bool = True
+    ) -> tuple[bytes, bytes]:
+        """A certificate and its key (PEM) for CN ``name``, O ``groups``, SANs ``names`` (addresses or DNS names)."""
+        key = tls.new_key()
+        certificate = tls.build_certificate(
+            tls.subject(name, groups),
+            key.public_key(),
+            self._issuer,
+            _validity(),
+            key_usages=KEY_USAGES,
+            extended_usages=[tls.SERVER_AUTH] * server + [tls.CLIENT_AUTH] * client,
+            alternative_names=names,
+        )
+        return tls.certificate_pem(certificate), tls.key_pem(key)
+
+
+def _validity() -> tls.Validity:
+    now = datetime.datetime.now(datetime.UTC)
+    return tls.Validity(now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=365 * YEARS))
+
+
+def write_secret(path: Path, data: bytes) -> Path:
+    """Writes a file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    return path
+
+
+@dataclass(frozen=True)
+class ClusterPki:
+    """Files of the control plane's certificates, and what joiners must know."""
+
+    folder: Path
+    ca_hash: str
+    ca_pem: bytes
+    admin_certificate: bytes
+    admin_key: bytes
+
+    def pair(self, name: str) -> Pair:
+        return Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+
+def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[str]) -> ClusterPki:
+    """Makes all certificates in ``folder``. ``server_names``: addresses and names of the API server; ``local_names``: those
+    of etcd, controller manager and scheduler.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cluster, proxy, etcd = Authority("thunderfleet"), Authority("thunderfleet-front-proxy"), Authority("thunderfleet-etcd")
+    for name, authority in (("ca", cluster), ("front-proxy-ca", proxy), ("etcd-ca", etcd)):
+        write_secret(folder / f"{name}.key", tls.key_pem(authority.key))
+        (folder / f"{name}.crt").write_bytes(authority.pem)
+
+    def put(name: str, pair: tuple[bytes, bytes], chain: bytes = b"") -> None:
+        (folder / f"{name}.crt").write_bytes(pair[0] + chain)
+        write_secret(folder / f"{name}.key", pair[1])
+
+    service_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+    server = cluster.issue("kube-apiserver", names=[*service_names, SERVICE_ADDRESS, *server_names], server=True, client=False)
+    # The chain carries the CA: joiners know it by its hash and take it from here.
+    put("apiserver", server, chain=cluster.pem)
+    put("apiserver-kubelet-client", cluster.issue("kube-apiserver-kubelet-client", groups=["thunderfleet:apiserver"]))
+    put("front-proxy-client", proxy.issue("front-proxy-client"))
+    local = list(local_names)
+    put("etcd", etcd.issue("etcd", names=local, server=True))
+    put("etcd-client", etcd.issue("kube-apiserver"))
+    for name in ("kube-controller-manager", "kube-scheduler"):
+        put(name, cluster.issue(f"system:{name}"))
+        put(f"{name}-serving", cluster.issue(name, names=local, server=True, client=False))
+    # The approver's own identity may approve serving certificates of kubelets, and no more.
+    put("approver", cluster.issue("thunderfleet:approver"))
+    admin = cluster.issue("kubernetes-admin", groups=["system:masters"])
+    put("admin", admin)
+    accounts = tls.new_key()
+    write_secret(folder / "service-accounts.key", tls.key_pem(accounts))
+    (folder / "service-accounts.pub").write_bytes(
+        accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return ClusterPki(folder, cluster.hash, cluster.pem, *admin)
+
+
+def kubeconfig(cluster: str, server: str, ca_pem: bytes, user: str, certificate: bytes, key: bytes) -> str:
+    """A kubeconfig with everything inside (JSON, which is YAML)."""
+    import json
+
+    def encoded(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": cluster, "cluster": {"server": server, "certificate-authority-data": encoded(ca_pem)}}],
+            "users": [
+                {
+                    "name": user,
+                    "user": {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)},
+                }
+            ],
+            "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": user}}],
+            "current-context": cluster,
+        },
+        indent=2,
+    )

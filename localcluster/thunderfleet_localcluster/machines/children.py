@@ -1,0 +1,131 @@
+"""The keeper's children: started, watched, reaped.
+
+The keeper is the first process of its PID namespace (or a subreaper), so orphans of every machine become its children. All
+of them are reaped in one place, which is why nothing else in the keeper waits for a process in another thread.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from thunderfleet_localcluster.machines.launchd import PR_SET_PDEATHSIG, libc_call
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 12
+
+
+@dataclass
+class Child:
+    """A process of ours. ``code`` is its exit code once ``ended`` is set (negative: the signal that ended it)."""
+
+    name: str
+    pid: int
+    log: Path | None
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+    code: int | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def running(self) -> bool:
+        return not self.ended.is_set()
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def describe_end(self) -> str:
+        """How it ended, with the last lines of its log."""
+        how = f"signal {-self.code}" if self.code is not None and self.code < 0 else f"exit code {self.code}"
+        return f"{self.name} ended ({how})" + (f"; the last lines of {self.log}:\n{tail(self.log)}" if self.log else "")
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a file, indented; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join("    " + line[:400] for line in text.splitlines()[-lines:])
+
+
+class Children:
+    """All processes that the keeper started, by process id."""
+
+    def __init__(self) -> None:
+        self.all: dict[int, Child] = {}
+        self.on_end: Callable[[Child], None] | None = None
+
+    def listen(self) -> None:
+        """Begins to reap. Call once, from within the event loop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
+        self.reap()
+
+    def adopt(self, child: Child) -> Child:
+        """Takes note of a process that became ours without being started here."""
+        self.all[child.pid] = child
+        return child
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path | None = None,
+        pipes: bool = False,
+        die_with_us: bool = True,
+    ) -> Child:
+        """Starts a process that is killed when the keeper dies (``die_with_us``, Linux). ``pipes``: its standard input and
+        output are ours; else its output goes to ``log``.
+        """
+        linux = die_with_us and sys.platform.startswith("linux")
+        with contextlib.ExitStack() as stack:
+            sink = stack.enter_context(log.open("ab")) if log else None
+            process = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                cwd="/",
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else sink,
+                stderr=sink,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if linux else None,
+            )
+        # Reaped by reap(): Popen must not try to.
+        process.returncode = 0
+        return self.adopt(Child(name, process.pid, log, process.stdin, process.stdout))
+
+    def reap(self) -> None:
+        """Collects every ended child, ours or inherited."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.all.pop(pid, None)
+            if child is None:
+                continue
+            child.code = os.waitstatus_to_exitcode(status)
+            child.ended.set()
+            if self.on_end:
+                self.on_end(child)
+
+
+def _die_with_parent() -> None:
+    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

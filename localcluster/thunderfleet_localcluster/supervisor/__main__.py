@@ -1,0 +1,8 @@
+"""``python -m thunderfleet_localcluster.supervisor``: started by ``thunderfleet up``, not by people."""
+
+import sys
+
+from thunderfleet_localcluster.supervisor.supervisor import main
+
+if __name__ == "__main__":
+    sys.exit(main())
