@@ -20,7 +20,7 @@ FINE = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
 
 
 def state(machine: Machine = MAC, readings: Readings = FINE, **known: Any) -> dict[str, Any]:
-    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, **known}
+    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, "version": "v1.36.3-thunderfleet.9", **known}
     return node_status.status(CONFIG, machine, readings, **given_values)
 
 
@@ -62,7 +62,8 @@ def test_addresses_port_and_features() -> None:
     ]
     assert status["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
     assert status["declaredFeatures"] == ["ExtendWebSocketsToKubelet"]
-    assert status["nodeInfo"]["kubeletVersion"].startswith("v1.36.3-thunderfleet.")
+    assert status["nodeInfo"]["kubeletVersion"] == "v1.36.3-thunderfleet.9"
+    assert status["nodeInfo"]["containerRuntimeVersion"] == "process://9"
 
 
 def test_capacity_and_what_is_reserved() -> None:

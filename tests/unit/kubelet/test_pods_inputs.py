@@ -14,7 +14,7 @@ from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageEr
 from thunderfleet_kubelet.containers.images import Image
 from thunderfleet_kubelet.containers.sources import Sources
 from thunderfleet_kubelet.containers.user import ContainerUser, KubeletUser
-from thunderfleet_kubelet.containers.volume_content import File, TokenRequest
+from thunderfleet_kubelet.containers.volume_content import File, References, TokenRequest
 from thunderfleet_kubelet.pods.decide import admission
 from thunderfleet_kubelet.shim import processes
 from thunderfleet_lib.quantity import parse_quantity
@@ -63,7 +63,7 @@ def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, 
         ({}, None, ROOT, "would run as root.*the kubelet's own user.*set securityContext.runAsUser"),
         ({}, (0, 0), ROOT, "would run as root.*the kubelet's default user"),
         ({"runAsUser": 0, "runAsNonRoot": True}, None, ROOT, "runAsNonRoot"),
-        ({"runAsUser": 1000}, None, KubeletUser(0, 0, ((0, 1),)), "in which only user 0 is mapped"),
+        ({"runAsUser": 1000}, None, KubeletUser(0, 0, ((0, 1),)), "user namespace maps only user 0"),
         ({"runAsUser": 1000}, None, KubeletUser(501, 20), "the kubelet is not root.*its own user, 501"),
         ({"supplementalGroups": [5]}, None, KubeletUser(501, 20), "supplementary groups"),
     ],
@@ -169,9 +169,9 @@ def test_nothing_of_the_kubelet_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variable", "sentence"),
     [
-        ({"valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}, "Secret 'no' does not exist"),
+        ({"valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}, "Secret 'no' not found in the pod's namespace"),
         ({"valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}}, "ConfigMap 'cm' has no key 'k'"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}, "'spec.nothing' is not a field"),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}, "unsupported fieldRef path 'spec.nothing'"),
         ({"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "containerName": "z"}}}, "container 'z'"),
     ],
 )
@@ -199,10 +199,13 @@ def test_image_folder(tmp_path: Path) -> None:
     (tmp_path / "bin" / "x").touch()
     image = images.find({"i": tmp_path}, "i", "IfNotPresent")
     assert (image.env, image.user) == ((("A", "b=c"),), "1:2")
-    assert environment.command_line({"name": "c"}, image, {}) == [str(tmp_path / "bin" / "x")]
+    assert environment.command_line({"name": "c"}, image, {}) == ["/bin/x"]
+    assert image.program("/bin/x") == str(tmp_path / "bin" / "x")
+    assert image.program("/bin/sh-of-the-host") == "/bin/sh-of-the-host"
+    assert image.program("bin/x") == "bin/x"
     assert environment.working_folder({}, image, Path("/sandbox")) == Path("/sandbox/w")
     (tmp_path / "config.json").write_text('{"Env": ["A"]}')
-    with pytest.raises(ImageError, match="is not NAME=VALUE"):
+    with pytest.raises(ImageError, match="must be NAME=VALUE"):
         images.find({"i": tmp_path}, "i", "IfNotPresent")
 
 
@@ -253,13 +256,15 @@ def test_projected_volume() -> None:
         "token": File(b"tok", 0o600),
         "labels": File(b'app="a"\nb="say \\"x\\""', 0o440),
     }
-    assert volume_content.references(pod(volumes=[volume])) == ({"cm"}, {"s", "gone"}, {TokenRequest("a", 700)})
+    assert volume_content.references(pod(volumes=[volume])) == References(
+        frozenset({"cm"}), frozenset({"s", "gone"}), frozenset({TokenRequest("a", 700)})
+    )
 
 
 @pytest.mark.parametrize(
     ("volume", "sentence"),
     [
-        ({"configMap": {"name": "no"}}, "volume 'v': ConfigMap 'no' does not exist"),
+        ({"configMap": {"name": "no"}}, "volume 'v': ConfigMap 'no' not found"),
         ({"configMap": {"name": "cm", "items": [{"key": "q", "path": "q"}]}}, "no key 'q'"),
         ({"configMap": {"name": "cm", "items": [{"key": "x", "path": "../x"}]}}, "must be relative"),
     ],
@@ -276,9 +281,9 @@ def test_host_path_types(tmp_path: Path) -> None:
     assert check(tmp_path / "new", "DirectoryOrCreate").is_dir()
     assert check(tmp_path / "file", "FileOrCreate").is_file()
     assert check(tmp_path / "nothing", "") == tmp_path / "nothing"
-    with pytest.raises(VolumeError, match="is not a Directory"):
+    with pytest.raises(VolumeError, match="is not of type Directory"):
         check(tmp_path / "file", "Directory")
-    with pytest.raises(VolumeError, match="is not a Socket"):
+    with pytest.raises(VolumeError, match="is not of type Socket"):
         check(tmp_path / "file", "Socket")
 
 
@@ -295,11 +300,11 @@ def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:
     assert (sandbox / "c").resolve() == place / "of-p"
     (place / "out").symlink_to("/etc")
     for inner in ("../x", "out"):
-        with pytest.raises(ContainerConfigError, match="leads out of volume"):
+        with pytest.raises(ContainerConfigError, match="subPath leaves volume 'v'"):
             link({"name": "v", "mountPath": "/d", "subPath": inner})
-    with pytest.raises(ContainerConfigError, match="lies inside mount"):
+    with pytest.raises(ContainerConfigError, match="mount /m/n is inside mount /m;"):
         link({"name": "v", "mountPath": "/m"}, {"name": "v", "mountPath": "/m/n"})
-    with pytest.raises(ContainerConfigError, match="'w', which the pod does not have"):
+    with pytest.raises(ContainerConfigError, match="volume 'w' not found in the pod"):
         link({"name": "w", "mountPath": "/m"})
 
 

@@ -189,7 +189,7 @@ async def test_http_probes(port: int) -> None:
     assert "statuscode: 503" in said
     assert said.endswith(": v")
     good, said = await ask({"httpGet": {"path": "/slow", "port": port}}, seconds=0.1)
-    assert (good, said) == (False, f"GET http://127.0.0.1:{port}/slow: no answer within 0.1 s")
+    assert (good, said) == (False, f"GET http://127.0.0.1:{port}/slow: timed out after 0.1 s")
     assert not (await ask({"httpGet": {"path": "/", "port": port, "scheme": "HTTPS"}}))[0]
     assert "no port named 'other'" in (await ask({"httpGet": {"port": "other"}}, named))[1]
 

@@ -257,7 +257,7 @@ async def test_a_program_that_cannot_start_says_why(world: World) -> None:
     status = await world.phase("typo", "Failed")
     ended = state(status)["terminated"]
     assert (ended["reason"], ended["exitCode"]) == ("StartError", 128)
-    assert "'no-such-program' was not found on PATH=" in ended["message"]
+    assert "'no-such-program' not found on PATH=" in ended["message"]
 
 
 async def test_crash_loop_backs_off_and_says_so(world: World) -> None:
@@ -421,7 +421,7 @@ async def test_exec_in_the_container(world: World) -> None:
     assert "/dev/" in await reader
     await session.kill()
 
-    with pytest.raises(FileNotFoundError, match="'nothing-of-that-name' was not found on PATH"):
+    with pytest.raises(FileNotFoundError, match="'nothing-of-that-name' not found on PATH"):
         await queries.exec("default", "shell", "main", ["nothing-of-that-name"], stdin=False, tty=False)
     with pytest.raises(NoSuchPod):
         await queries.exec("default", "other", "main", ["true"], stdin=False, tty=False)
@@ -482,7 +482,7 @@ async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypat
         "waits",
         {"volumes": [volume], "containers": [sh("true", volumeMounts=[{"name": "late", "mountPath": "/late"}])]},
     )
-    await world.until(lambda: any("ConfigMap 'late' does not exist" in event["message"] for event in world.api.events))
+    await world.until(lambda: any("ConfigMap 'late' not found" in event["message"] for event in world.api.events))
     assert state(world.api.pod("waits")["status"])["waiting"]["reason"] == "ContainerCreating"
     world.api.add("configmaps", "late", {"x": "y"})
     await world.phase("waits", "Succeeded")
@@ -504,16 +504,16 @@ async def test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name(
     ("spec", "reason", "sentence"),
     [
         ({"hostNetwork": False, "containers": [sh("true")]}, "HostNetworkRequired", "hostNetwork: true"),
-        ({"containers": [{**sh("true"), "image": "elsewhere/x:1"}]}, "ImagePullBackOff", "'elsewhere/x:1' is not in"),
+        ({"containers": [{**sh("true"), "image": "elsewhere/x:1"}]}, "ImagePullBackOff", "'elsewhere/x:1' is not configured"),
         (
             {"containers": [{**sh("true"), "image": "elsewhere/x:1", "imagePullPolicy": "Never"}]},
             "ErrImageNeverPull",
-            "images are not pulled",
+            "this kubelet pulls no images",
         ),
         (
             {"containers": [sh("true", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}])]},
             "CreateContainerConfigError",
-            "Secret 'no' does not exist",
+            "Secret 'no' not found in the pod's namespace",
         ),
         (
             {"containers": [sh("true", securityContext={"runAsNonRoot": True, "runAsUser": 0})]},
@@ -622,7 +622,7 @@ async def test_all_pods_end_when_the_node_is_gone(world: World) -> None:
         world.api.add_pod(name, {"containers": [sh("sleep 600")]})
     await world.phase("x", "Running")
     await world.phase("y", "Running")
-    assert len(manager.pods()) == 2
+    assert len(manager.queries.pods()) == 2
     await manager.end_all_pods()
     assert world.processes() == []
     assert not list(world.root.glob("pods/*"))
