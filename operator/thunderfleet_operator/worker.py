@@ -1,4 +1,4 @@
-"""The one worker: takes keys from the queue and runs their rounds, one at a time, so that no two placements take the same room."""
+"""The one worker: runs the rounds of the queue's keys one at a time, so that no two placements take the same room."""
 
 import asyncio
 import contextlib

@@ -28,9 +28,9 @@ class Drains:
         return (self._clock() - since).total_seconds() if since else 0.0
 
     def start(self, key: str, views: Iterable[GroupView], *, notice: bool) -> list[float]:
-        """Drains these groups; with ``notice`` a moment later, so that readers of ``status.endpoint`` learn of the other one first.
+        """Drains these groups. Seconds until each group that is still on notice needs another look.
 
-        Seconds until each group whose notice still runs is to be looked at again.
+        ``notice``: a moment later, so that readers of ``status.endpoint`` learn of another endpoint first.
         """
         rechecks = []
         for view in views:

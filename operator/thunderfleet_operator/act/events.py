@@ -4,8 +4,8 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from thunderfleet_crds.common import API_VERSION
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 

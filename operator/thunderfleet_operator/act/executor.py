@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from thunderfleet_crds.common import API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.names import API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.kube import ApiError, Json

@@ -156,7 +156,7 @@ class GroupClient:
                 self._pollers[key, index] = _Poller(plan, pair, self._session, lambda: self._changed(key))
 
     def drain(self, key: str, index: int, epoch: int) -> None:
-        """Asks rank 0 to admit no new requests and to stop the ranks when the running ones have ended; its reports tell when."""
+        """Asks rank 0 to admit no new requests, and to stop the ranks when the running ones have ended."""
         poller = self._pollers.get((key, index))
         if poller is not None and poller.plan.epoch == epoch:
             poller.drain()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 
-from thunderfleet_crds.common import API_VERSION, THUNDERBOLTLINK_KIND
+from thunderfleet_crds.names import API_VERSION, THUNDERBOLTLINK_KIND
 from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator.act.writer import Writer

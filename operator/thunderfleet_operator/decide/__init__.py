@@ -12,5 +12,6 @@ model                 whether any Mac has the model
 manifests             the objects that a placement consists of
 status                status and Events of a ModelDeployment
 mac_usage             one round for a Mac: its part of the NodeProfile's status
-link                  one round for a cable: the status of its ThunderboltLink
+link                  one round for a cable
+link_status           conditions and columns of its ThunderboltLink
 """

@@ -6,8 +6,8 @@ Each group that is placed takes memory, ports and queue pairs from those after i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.common import ANNOTATION_HASH
 from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.names import ANNOTATION_HASH
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 

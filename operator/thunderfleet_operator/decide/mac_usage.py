@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.common import Condition, find_condition, set_condition
+from thunderfleet_crds.conditions import Condition, find_condition, set_condition
 from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Quarantine
 from thunderfleet_crds.plan import Plan

@@ -4,8 +4,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from thunderfleet_crds.common import TAINT_MACOS
 from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.names import TAINT_MACOS
 
 from thunderfleet_operator.placement import MemoryRequest, Request, Toleration
 

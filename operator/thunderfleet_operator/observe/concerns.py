@@ -60,7 +60,7 @@ def concerned(
     owner = owner_key(item) if item else None
     if owner is not None:
         yield work_key(DEPLOYMENTS, owner)
-    if after is None and collection in (DEPLOYMENTS, PODS) or (collection is PODS and after and _ended(after)):
+    if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from thunderfleet_crds.common import find_condition
+from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink

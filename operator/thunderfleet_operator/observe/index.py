@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
-from thunderfleet_crds.common import ApiModel
+from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Plan

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thunderfleet_crds.common import LABEL_OS
+from thunderfleet_crds.names import LABEL_OS
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import Json, deleting

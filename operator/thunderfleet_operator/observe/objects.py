@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.common import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, LABEL_RANK, MODELDEPLOYMENT_KIND
+from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, LABEL_RANK, MODELDEPLOYMENT_KIND
 
 Json = dict[str, Any]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
-from thunderfleet_crds.common import ANNOTATION_HASH, GROUP
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_HASH, GROUP
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 
 from thunderfleet_operator.observe.objects import (

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from thunderfleet_crds.common import ANNOTATION_PORTS
+from thunderfleet_crds.names import ANNOTATION_PORTS
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (

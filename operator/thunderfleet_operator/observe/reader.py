@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from thunderfleet_crds.common import ANNOTATION_HASH
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_HASH
 
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac

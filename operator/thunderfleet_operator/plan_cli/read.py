@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import ApiModel
+from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink

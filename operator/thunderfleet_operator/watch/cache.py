@@ -7,7 +7,7 @@ one cluster are ordered, so an older object never replaces a newer one.
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.common import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
+from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import Json, key_of
 
 
@@ -73,7 +73,7 @@ class Store:
     collection: Collection
     items: dict[str, Json] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
-    """Versions at which objects were deleted, until the next list: an older event that arrives late must not bring them back."""
+    """Versions at which objects were deleted, until the next list: an older event that is late must not bring them back."""
     revision: int = 0
     """Increases with every change. A value made from the collection is valid while it stays the same."""
 

@@ -92,8 +92,8 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
         groups.listen("ns/md", {})
         assert groups.report("ns/md", 0, 1).state is None
         async with asyncio.timeout(20):
-            while any(task.get_name().startswith("poll ") for task in asyncio.all_tasks()):
-                await asyncio.sleep(0)
+            polls = [task for task in asyncio.all_tasks() if task.get_name().startswith("poll ")]
+            await asyncio.gather(*polls, return_exceptions=True)
     finally:
         await groups.close()
 

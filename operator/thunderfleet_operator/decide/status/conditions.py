@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from thunderfleet_crds.common import Condition, set_condition
+from thunderfleet_crds.conditions import Condition, set_condition
 from thunderfleet_crds.modeldeployment import BenchmarkResult, Group, ModelDeployment
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, GroupPhase

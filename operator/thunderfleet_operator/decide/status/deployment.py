@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from thunderfleet_crds import group as report
-from thunderfleet_crds.common import quantity
+from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentStatus, TerminatingPod
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase

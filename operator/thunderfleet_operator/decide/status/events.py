@@ -1,8 +1,11 @@
-"""What changed between two statuses and is worth an Event. A restarted operator repeats none: it compares, and remembers nothing."""
+"""What changed between two statuses and is worth an Event.
+
+The statuses are compared and nothing is remembered, so an operator that restarts repeats no Event.
+"""
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.common import Condition, find_condition
+from thunderfleet_crds.conditions import Condition, find_condition
 from thunderfleet_crds.modeldeployment import Group, ModelDeploymentStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase

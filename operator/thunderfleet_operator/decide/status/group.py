@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from thunderfleet_crds import group as report
-from thunderfleet_crds.common import binary_size
+from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Rank
 from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.vocabulary import (

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from thunderfleet_crds.common import MAX_RANKS
 from thunderfleet_crds.modeldeployment import Unplaceable as Entry
+from thunderfleet_crds.names import MAX_RANKS
 
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.placement import Unplaceable
