@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_lib import listener
 
-from thunderfleet_runner import doors, faults
+from thunderfleet_runner import faults
 from thunderfleet_runner.api import canary
 from thunderfleet_runner.api.service import Service
 from thunderfleet_runner.group import attempts
@@ -246,7 +247,7 @@ class Supervisor:
         )
         await runner.setup()
         try:
-            await _once_free(lambda: served.doors.listen(runner, entry.address, entry.gateway_port))
+            await _once_free(lambda: served.listener.listen(runner, entry.address, entry.gateway_port))
         except OSError:
             await runner.cleanup()
             raise
@@ -320,7 +321,7 @@ def api_keys(folder: Path) -> frozenset[str]:
 
 async def serve(settings: Settings) -> None:
     """Runs a supervisor until SIGTERM or SIGINT, and what that asks for."""
-    doors.allow_descriptors()
+    listener.allow_descriptors()
     supervisor = Supervisor(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -42,9 +42,9 @@ from thunderfleet_crds.thunderboltlink import (
     ordered,
 )
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState
+from thunderfleet_lib.hostcmd import FailureKind
 
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import FailureKind
 from thunderfleet_agent.observe.parsers import hardware as hardware_parser
 from thunderfleet_agent.observe.parsers import network as network_parser
 from thunderfleet_agent.observe.parsers import rdma as rdma_parser

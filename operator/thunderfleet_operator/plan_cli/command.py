@@ -21,17 +21,18 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.kube import Json, key_of
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.decide import port_aware_placement
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe import snapshot
 from thunderfleet_operator.observe.fleet import Fleets, taints
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.observe.snapshot import Parsed, RankPorts, Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
-from thunderfleet_operator.placement.score import LABELS, PARTS
+from thunderfleet_operator.placement.preferences import LABELS
+from thunderfleet_operator.placement.score import PARTS
 from thunderfleet_operator.placement.units import gbits, gib
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
@@ -234,7 +235,7 @@ def _told_use(cache: Cache, fleet: Fleet, used: Taken, uid: str | None, own: Con
                 pairs = [(node, nodes[(i + 1) % len(nodes)]) for i, node in enumerate(nodes)]
             for one, other in pairs:
                 rdma = group.transport in (Transport.JACCL, Transport.JACCL_RING)
-                hop = (rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, lan=False)).get(other)
+                hop = (rdma_hops(fleet, one) if rdma else ring_hops(fleet, one)).get(other)
                 for end in (hop.cable.a, hop.cable.b) if hop and hop.cable else ():
                     if rdma and end.device:
                         queue_pairs[end.node, end.device] = queue_pairs.get((end.node, end.device), 0) + 1
@@ -442,7 +443,7 @@ def _group(entry: Decided) -> GroupTold:
                 )
                 for miss in found.near_misses
             ),
-            macs=tuple(MacTold(node=lack.node, message=lack.message) for lack in found.lacks),
+            macs=tuple(MacTold(node=entry.node, message=entry.message) for entry in found.macs),
         )
     ranks = tuple(
         RankTold(

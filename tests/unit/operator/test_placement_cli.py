@@ -64,7 +64,7 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
     assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
     assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  as negotiated, not measured\n" in text
     assert ["transport", "TCP", "ring"] in rows and ["bandwidth", "not", "measured"] in rows
-    assert "    speed      80 Gb/s (2 of its hops not measured: as negotiated)\n" in text
+    assert "    speed      80 Gb/s (2 of its hops not measured: negotiated speed)\n" in text
 
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
@@ -129,7 +129,7 @@ def test_runners_up_say_why_they_lost(files: Any, world: Any, capsys: Any) -> No
     assert [rank["node"] for rank in group["ranks"]] == ["studio-3", "studio-4"]
     assert group["runnersUp"][0]["nodes"] == ["studio-1", "studio-2"]
     assert group["runnersUp"][0]["why"] == (
-        "its slowest hop has 20 Gb/s, measured, the winner's 80 Gb/s (2 of its hops not measured: as negotiated)"
+        "slowest hop 20 Gb/s, measured instead of 80 Gb/s (2 of its hops not measured: negotiated speed)"
     )
     assert run(files({"model": {"path": "/models/org/tiny"}, "nodes": {"min": 2, "max": 2}}), "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["hops"][0] == {

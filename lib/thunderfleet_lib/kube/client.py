@@ -1,20 +1,14 @@
-"""One way to talk to the API server, for every program.
+"""A client of the API server: paths in, plain dictionaries out.
 
-A thin layer over the official client's transport (``kubernetes.aio``): paths in, plain dictionaries out. The generated
-classes are left aside on purpose: everything that we own is server-side applied from pydantic models, and custom resources
-have no generated class. What this adds is what every program would otherwise write for itself: credentials from the place
-where a Mac's pods find them (and read again when they rotate), a time limit on every request, typed errors, paged lists,
-and a list-and-watch that never gives up.
+A thin layer over the transport of the official client (``kubernetes.aio``). The generated classes are not used: objects that
+Thunderfleet owns are applied server-side from pydantic models, and custom resources have no generated class. The layer adds
+credentials that are read again when they rotate, a time limit on every request, typed errors and paged lists.
 
 Needs the ``kubernetes`` package, which every extra but the runner's brings.
 """
 
-import asyncio
 import json
-import logging
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -25,11 +19,8 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
 
+from thunderfleet_lib.kube.names import Json
 from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
-
-log = logging.getLogger(__name__)
-
-Json = dict[str, Any]
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
@@ -271,85 +262,3 @@ class Kube:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def name_of(item: Json) -> str:
-    return str(item["metadata"]["name"])
-
-
-def key_of(item: Json) -> str:
-    """``namespace/name``, or ``name`` of a cluster-scoped object."""
-    metadata = item["metadata"]
-    return f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else str(metadata["name"])
-
-
-@dataclass
-class Reflector:
-    """A cache of one collection, kept true by list-and-watch for as long as ``run`` runs.
-
-    ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included: it says
-    *that* something changed, the cache says what is. ``synced`` is set once the first list is in. When the API server is
-    away the cache keeps what it had and ``run`` tries again, for ever, backing off to ``retry_limit`` seconds.
-    """
-
-    kube: Kube
-    path: str
-    query: dict[str, object] = field(default_factory=dict)
-    on_change: Callable[[str], None] | Callable[[str], Awaitable[None]] | None = None
-    retry_limit: float = 10.0
-
-    def __post_init__(self) -> None:
-        self.items: dict[str, Json] = {}
-        self.synced = asyncio.Event()
-        self.connected = False
-
-    async def _changed(self, key: str) -> None:
-        if self.on_change is not None:
-            pending = self.on_change(key)
-            if pending is not None:
-                await pending
-
-    async def _relist(self) -> str:
-        items, version = await self.kube.list(self.path, **self.query)
-        fresh = {key_of(item): item for item in items}
-        old, self.items = self.items, fresh
-        self.synced.set()
-        self.connected = True
-        for key in old.keys() | fresh.keys():
-            if _version(old.get(key)) != _version(fresh.get(key)):
-                await self._changed(key)
-        return version
-
-    async def run(self) -> None:
-        """Lists and watches until cancelled."""
-        delay, version = 0.0, ""
-        while True:
-            try:
-                if not version:
-                    version = await self._relist()
-                    delay = 0.0
-                async for kind, item in self.kube.watch(self.path, version, **self.query):
-                    delay = 0.0
-                    version = str(item["metadata"]["resourceVersion"])
-                    if kind == "BOOKMARK":
-                        continue
-                    key = key_of(item)
-                    if kind == "DELETED":
-                        self.items.pop(key, None)
-                    else:
-                        self.items[key] = item
-                    await self._changed(key)
-            except ApiError as error:
-                self.connected = not error.unanswered
-                if error.status == 410:
-                    version = ""
-                    continue
-                if not error.unanswered:
-                    version = ""
-                delay = min(max(0.5, delay * 2), self.retry_limit)
-                log.warning("%s: %s; again in %.1f s", self.path, error, delay)
-                await asyncio.sleep(delay * random.uniform(0.7, 1.0))
-
-
-def _version(item: Json | None) -> str | None:
-    return None if item is None else str(item["metadata"].get("resourceVersion"))
