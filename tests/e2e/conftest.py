@@ -17,20 +17,6 @@ from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import ANSWER_SECONDS, Alone, Deploy, Deployment, Line, on_fleet
 
-# Files that share the ``line`` of this folder. test_faults uses it too, and takes longer than these together: it gets its own.
-DEFAULT_FLEET = ("bad_input", "lifecycle", "line", "monitoring")
-# What takes longest starts first, so that no worker is left with a long file when the others are done.
-LONGEST = (
-    "faults",
-    "placement",
-    "default-fleet",
-    "discovery",
-    "measure",
-    "placement_moves",
-    "chaos",
-    "localcluster",
-    "kubelet",
-)
 # A fleet has at least one machine; nothing runs on this one.
 IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
 
@@ -96,19 +82,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
         return known[prompt, tokens, layers]
 
     return ask
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives every file to one worker, the longest first; files that share the default fleet go to the same worker."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: LONGEST.index(group) if (group := _group(item)) in LONGEST else len(LONGEST))
-
-
-def _group(item: pytest.Item) -> str:
-    name = item.path.stem.removeprefix("test_")
-    return "default-fleet" if name in DEFAULT_FLEET else name
 
 
 @pytest.hookimpl(wrapper=True)
