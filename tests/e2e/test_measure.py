@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.network.namespaces import rate_rule
+from thunderfleet_localcluster.network.plan import rate_rule
 
 from tests.support.waiting import until
 
