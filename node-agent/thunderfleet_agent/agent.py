@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
+from thunderfleet_lib.hostcmd import Host
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
 from thunderfleet_agent.derive.flap_damper import Damper
@@ -32,7 +33,6 @@ from thunderfleet_agent.measure.schedule.view import view
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import Collector
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.host import Host
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.explorer import Explorer
 from thunderfleet_agent.peers.reach import listen_addresses

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from thunderfleet_lib.hostcmd import Failure
 
 from thunderfleet_agent.observe.facts import Source
-from thunderfleet_agent.observe.host import Failure
 from thunderfleet_agent.peers.reach import Outcome
 
 if TYPE_CHECKING:

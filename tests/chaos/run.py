@@ -16,13 +16,13 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.chaos import checks, faults, stages
-from tests.chaos.clients import Clients, Outcome, Question
+from tests.chaos.clients import Clients, Outcome, Question, Result
 from tests.chaos.looks import Eye
 from tests.chaos.plan import BESIDE, START, Episode, Stage, Step, Target
 from tests.chaos.report import Record
 from tests.chaos.stages import Passed, Subject, wait_for
-from tests.e2e.conftest import MODEL, Deployment, Line, condition, on
 from tests.support.api import Api
+from tests.support.line import MODEL, Deployment, Line, condition, on_fleet
 from tests.support.waiting import NotInTimeError
 
 MACS = 4
@@ -59,7 +59,7 @@ def cluster() -> Iterator[Line]:
     """A line on four Macs that are all wired to each other, with JACCL; or the one that CLUSTER names and that runs already."""
     if existing := os.environ.get(CLUSTER):
         faults.mend(Line(Cluster.attach(existing)))
-    with on(FLEET, "chaos", CLUSTER) as line:
+    with on_fleet(FLEET, "chaos", CLUSTER) as line:
         yield line
 
 
@@ -82,6 +82,17 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
     )
     answers = json.loads(done.stdout.splitlines()[-1])
     return [Question(prompt, tokens, tuple(ids)) for (prompt, tokens), ids in zip(prompts, answers, strict=True)]
+
+
+def _judge(results: Iterable[Result], record: Record, gateway_hit: bool, beside: bool) -> None:
+    """Adds to the record what the clients saw and must not see. ``beside``: the fault did not hit the group."""
+    for result in results:
+        if result.outcome is Outcome.ERROR_EVENT:
+            record.told[result.detail] += 1
+            if beside:
+                record.violations.append(f"a client: a stream ended though the group was not hit: {result.detail}")
+        elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
+            record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
 
 
 @dataclass
@@ -151,42 +162,42 @@ class Runner:
             clients.stop()
             return
         nodes = subject.nodes
-        victim = nodes[step.rank]
-        gateway_hit = nodes[0] == victim and step.fault.target in (Target.SUPERVISOR, Target.MAC)
+        gateway_hit = step.rank == 0 and step.fault.target in (Target.SUPERVISOR, Target.MAC)
         plan = subject.plan() if step.stage is Stage.DRAINING else None
-        hit = faults.inject(self.line, step, subject.deployment.name, victim, nodes[(step.rank + 1) % len(nodes)], leader)
+        hit = faults.inject(
+            self.line, step, subject.deployment.name, nodes[step.rank], nodes[(step.rank + 1) % len(nodes)], leader
+        )
         record.injected = hit is not None
-        began = time.monotonic()
-        try:
-            stages.release(subject)
-            if not clients.started:
-                clients.start(streaming=1, whole=1)
-            if hit is not None and hit.undo is not None:
-                # How long the fault lasts; nothing is waited for.
-                threading.Event().wait(step.seconds)
-        finally:
-            if hit is not None and hit.undo is not None:
-                hit.undo()
-                began = time.monotonic()
+        began = self._outlast(subject, step, hit, clients)
         if step.stage is Stage.DRAINING:
             self._gone(subject, record, plan, began)
         else:
             self._recovered(subject, record, began)
         record.violations += clients.stop()
         record.clients = clients.counts()
-        # A drain ends what is not done within its grace.
-        in_peace = step.fault.target in BESIDE and step.stage is Stage.STREAMS
-        for result in clients.results:
-            if result.outcome is Outcome.ERROR_EVENT:
-                record.told[result.detail] += 1
-                if in_peace:
-                    record.violations.append(f"a client: a stream was ended though the group was not hit: {result.detail}")
-            elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
-                record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
+        # A drain ends the streams that do not finish within its grace period.
+        _judge(clients.results, record, gateway_hit, beside=step.fault.target in BESIDE and step.stage is Stage.STREAMS)
         if step.stage is not Stage.DRAINING and record.recovered:
             self._settled(subject, record)
         record.violations += sorted(subject.eye.mixtures)
         subject.eye.mixtures.clear()
+
+    def _outlast(self, subject: Subject, step: Step, hit: faults.Hit | None, clients: Clients) -> float:
+        """Lets the fault last as long as the step says, then undoes it. Returns when (monotonic seconds) recovery can start."""
+        began = time.monotonic()
+        undo = hit.undo if hit else None
+        try:
+            stages.release(subject)
+            if not clients.started:
+                clients.start(streaming=1, whole=1)
+            if undo:
+                # The length of the fault, not a wait.
+                threading.Event().wait(step.seconds)
+        finally:
+            if undo:
+                undo()
+                began = time.monotonic()
+        return began
 
     def _serves(self, subject: Subject, record: Record) -> bool:
         deployment = subject.deployment

@@ -18,8 +18,8 @@ from tests.chaos.clients import Clients
 from tests.chaos.faults import ORDER_SECONDS, RANK, SUPERVISOR
 from tests.chaos.looks import EPOCH_LABEL, MANAGED, Eye, GroupDoor, Told
 from tests.chaos.plan import HELD, Shape, Stage
-from tests.e2e.conftest import MODEL, Deployment, Line
 from tests.support.api import Api, Unreachable
+from tests.support.line import MODEL, Deployment, Line
 from tests.support.waiting import NotInTimeError, until
 
 Json = dict[str, Any]

@@ -1,9 +1,9 @@
-"""Discovery end to end: eight recorded Macs and a virtual one in a mesh with a hub, Thunderbolt 4 cables, a link that one end
-alone sees, a bridge member and a dead RDMA stack. Objects say what is wrong with which cable and what to type, and follow what
-is done to it.
+"""Discovery on eight recorded Macs and a virtual one: status names every fault, its cable and its fix, and follows each change.
 
-With ``THUNDERFLEET_E2E_DISCOVERY=name`` a cluster of this fleet that runs already is taken, and left running (as the last tests
-leave it: the first ones need another one then).
+The fleet is a mesh with a hub, Thunderbolt 4 cables, a link that only one end sees, a bridge member and a dead RDMA stack.
+
+With ``THUNDERFLEET_E2E_DISCOVERY=name`` the tests use a running cluster of this fleet and leave it running, changed: the first
+tests then need a fresh one.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,12 @@ class Fleet:
 
 def said(item: Json, condition: str) -> tuple[str, str, str]:
     found = item.get("status", {}).get("conditions", [])
-    one = next((c for c in found if c["type"] == condition), {})
+    one: Json = next((c for c in found if c["type"] == condition), {})
     return one.get("status", ""), one.get("reason", ""), one.get("message", "")
+
+
+def complete(fleet: "Fleet", name: str) -> bool:
+    return fleet.said("np", name, "InventoryComplete")[0] == "True"
 
 
 def reaches(item: Json) -> dict[tuple[str, str], Json]:
@@ -165,7 +170,7 @@ def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(health
     assert said(profiles["book-1"], "RDMAReady")[1] == "RDMADisabled"
     assert said(profiles["studio-4"], "BridgeFree")[:2] == ("False", "BridgeMember")
     virtual = said(profiles["virtual-1"], "RDMAReady")
-    assert virtual[:2] == ("False", "Unsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
+    assert virtual[:2] == ("False", "RDMAUnsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
     hardware = {name: profiles[name]["status"]["hardware"] for name in ("studio-1", "book-1")}
     assert {name: one["gpuCores"] for name, one in hardware.items()} == {"studio-1": 60, "book-1": 40}
     columns = healthy.cluster.kubectl("get", "tbl").stdout
@@ -258,7 +263,7 @@ def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fl
     cluster.damage("mend", "mini-1", "ifconfig")
     cluster.damage("mend", "mini-2", "system_profiler")
     for name in ("studio-1", "mini-1", "mini-2"):
-        healthy.until(lambda name=name: healthy.said("np", name, "InventoryComplete")[0] == "True", f"{name} is whole again")
+        healthy.until(partial(complete, healthy, name), f"{name} is whole again")
 
 
 def test_a_cable_cut_in_one_direction_shows_as_that(healthy: Fleet) -> None:
@@ -301,8 +306,9 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
 
 
 def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
-    """Off, its Node deleted, what its pods kept wiped, other hardware on again: another chip, certificate, other switch and
-    domain UUIDs; no ghost.
+    """A Mac is replaced by other hardware under the same name: no fact about the old one is left.
+
+    Its Node is deleted and its pods' data wiped; the chip, certificate, switch and domain UUIDs are new.
     """
     cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
     before = healthy.get("np", "mini-1")
@@ -401,8 +407,9 @@ def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
 
 
 def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
-    """The last test, since that takes a minute of which the others make use: the link of a port that a cable has left, and a
-    Node that somebody deleted (book-1, when it was renamed).
+    """The link of a port that lost its cable goes, and so does every fact about a deleted Node (book-1, which was renamed).
+
+    This test is the last one: the agents take a minute, which passes during the others.
     """
     old = moved(fleet)
     fleet.until(lambda: not fleet.get("tbl", old), "the link goes", 150)

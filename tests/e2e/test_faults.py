@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Alone, Deploy, Deployment, Line
 from tests.support.waiting import until
 
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
-Alone = Callable[[str, int], list[int]]
 
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
 SYSTEM = "thunderfleet-system"
@@ -32,7 +31,7 @@ SUPERVISOR = "thunderfleet-runner serve"
 RANK = "thunderfleet_runner.rank"
 
 
-def containers(served: Any) -> dict[str, tuple[str, str, int]]:
+def containers(served: Deployment) -> dict[str, tuple[str, str, int]]:
     """Of every runner pod: UID, container ID and restarts."""
     return {
         pod["metadata"]["name"]: (
@@ -45,14 +44,14 @@ def containers(served: Any) -> dict[str, tuple[str, str, int]]:
     }
 
 
-def pids(served: Any) -> list[str]:
+def pids(served: Deployment) -> list[str]:
     """Processes of its pods, by machine, process id and command; what each is doing just now does not count."""
     processes, _ = served.seen()
     own = [process.split(" ", 3) for process in processes if RANK in process or SUPERVISOR in process]
     return sorted(f"{machine} {pid} {command}" for machine, pid, _state, command in own)
 
 
-def versions(served: Any) -> dict[str, str]:
+def versions(served: Deployment) -> dict[str, str]:
     """What must not change when nothing is to be done: UID and spec of pods (their status is their kubelet's), else all."""
     found = {}
     for child in served.children():
@@ -64,13 +63,13 @@ def versions(served: Any) -> dict[str, str]:
     return found
 
 
-def kill(line: Any, machine: str, pattern: str, signal: str = "KILL") -> None:
+def kill(line: Line, machine: str, pattern: str, signal: str = "KILL") -> None:
     """A signal to the processes of a machine whose command matches; there must be one."""
     done = line.run(machine, "pkill", f"-{signal}", "-f", pattern)
     assert done.returncode == 0, f"nothing on {machine} matches {pattern}: {done.stderr}"
 
 
-def until_back(served: Any, before: Json) -> Json:
+def until_back(served: Deployment, before: Json) -> Json:
     """Waits until a group that broke after ``before`` has been reported, and serves again; its state then."""
 
     def broke() -> bool:
@@ -86,7 +85,7 @@ def until_back(served: Any, before: Json) -> Json:
 # --- programs that come and go ---
 
 
-def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -> None:
+def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: Alone) -> None:
     before, processes, node = containers(pair), pids(pair), [rank["node"] for rank in pair.ranks()]
     logs = {pod: pair.kubectl("logs", pod) for pod in before}
     epoch, expected = pair.group()["epoch"], alone(PROMPT, TOKENS)
@@ -117,7 +116,7 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
 
 
 @pytest.mark.parametrize("replicas", ["the leader", "both"])
-def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) -> None:
+def test_operator_killed_and_started_again(pair: Deployment, line: Line, replicas: str) -> None:
     pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     lease = ("lease", "thunderfleet-operator", "-n", SYSTEM)
     before, item = versions(pair), pair.get()
@@ -163,10 +162,10 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
     assert versions(pair) == before
 
 
-def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
+def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
     before, processes, group = versions(pair), pids(pair), pair.group()
     endpoint, expected = pair.endpoint, alone(PROMPT, TOKENS)
-    body = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
+    body: Json = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
     body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
     line.cluster.component("kube-apiserver", "off")
     try:
@@ -202,7 +201,7 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
 # --- parts of a group ---
 
 
-def test_rank_killed(pair: Any, line: Any, alone: Alone) -> None:
+def test_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
     before, pods = pair.group(), containers(pair)
     kill(line, pair.ranks()[1]["node"], RANK)
     after = until_back(pair, before)
@@ -213,7 +212,7 @@ def test_rank_killed(pair: Any, line: Any, alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_supervisor_killed(pair: Any, line: Any, alone: Alone, rank: int) -> None:
+def test_supervisor_killed(pair: Deployment, line: Line, alone: Alone, rank: int) -> None:
     before, pods = pair.group(), containers(pair)
     hit = before["ranks"][rank]
     kill(line, hit["node"], SUPERVISOR)
@@ -229,7 +228,7 @@ def test_supervisor_killed(pair: Any, line: Any, alone: Alone, rank: int) -> Non
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
-def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alone) -> None:
+def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, alone: Alone) -> None:
     before = pair.group()
     lost = next(rank["node"] for rank in before["ranks"] if rank["node"] != "studio-1")
     line.cluster.machines[lost].off()
@@ -253,7 +252,7 @@ def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alo
     assert pair.is_ready()
 
 
-def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> None:
+def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> None:
     # On the two Studios or nowhere.
     held = deploy("held", nodes={"min": 2, "selector": {"thunderfleet.io/chip": "Apple-M3-Ultra"}}).until_ready()
     lost = held.ranks()[1]["node"]
@@ -281,7 +280,7 @@ sys.exit(main())' "$@"
 
 
 @pytest.fixture
-def measured(line: Any) -> Iterator[Callable[[str, int], None]]:
+def measured(line: Line) -> Iterator[Callable[[str, int], None]]:
     """Runners that begin now measure their Mac's wired memory; ``measured(mac, pages)`` adds so many pages to it."""
     folders = {mac: line.cluster.folder.root / "machines" / mac for mac in line.macs}
     before = {mac: (folder / "recorded/vm_stat").read_text() for mac, folder in folders.items()}
@@ -302,7 +301,7 @@ def measured(line: Any) -> Iterator[Callable[[str, int], None]]:
 
 
 def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
-    line: Any, deploy: Deploy, alone: Alone, measured: Callable[[str, int], None]
+    line: Line, deploy: Deploy, alone: Alone, measured: Callable[[str, int], None]
 ) -> None:
     served = deploy("stranded").until_ready()
     before = served.group()
@@ -354,7 +353,7 @@ except ConnectionError as error:
 """
 
 
-def test_stranger_at_the_rendezvous(pair: Any, line: Any, tmp_path: Any, certificate: Any) -> None:
+def test_stranger_at_the_rendezvous(pair: Deployment, line: Line, tmp_path: Any, certificate: Any) -> None:
     group = pair.group()
     host, port = group["coordinator"].rsplit(":", 1)
     for given in ("", str(certificate)):
@@ -367,7 +366,7 @@ def test_stranger_at_the_rendezvous(pair: Any, line: Any, tmp_path: Any, certifi
     assert pair.group() == group, "the group has not noticed"
 
 
-def test_stranger_at_the_gateway(line: Any, deploy: Deploy) -> None:
+def test_stranger_at_the_gateway(line: Line, deploy: Deploy) -> None:
     closed = deploy("closed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"})
     closed.kubectl("create", "secret", "generic", "keys", "--from-literal=alice=open sesame", "--from-literal=bob=12345")
     closed.until_ready()
@@ -380,7 +379,7 @@ def test_stranger_at_the_gateway(line: Any, deploy: Deploy) -> None:
     assert closed.ask(PROMPT, 1, "12345").status == 200
 
 
-def kubelet_answer(line: Any, path: str, token: str | None = None) -> int:
+def kubelet_answer(line: Line, path: str, token: str | None = None) -> int:
     """HTTP status of a kubelet's own server, asked without the API server in between."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -397,7 +396,7 @@ def kubelet_answer(line: Any, path: str, token: str | None = None) -> int:
             return error.code
 
 
-def test_stranger_at_a_kubelet(pair: Any, line: Any) -> None:
+def test_stranger_at_a_kubelet(pair: Deployment, line: Line) -> None:
     pod = next(rank["pod"] for rank in pair.ranks() if rank["node"] == "studio-1")
     logs = f"/containerLogs/{pair.namespace}/{pod}/runner"
     powerless = pair.kubectl("create", "token", "default").strip()
@@ -423,20 +422,20 @@ def test_stranger_at_a_kubelet(pair: Any, line: Any) -> None:
 # --- the end ---
 
 
-def in_pending(line: Any, deploy: Deploy) -> Any:
+def in_pending(line: Line, deploy: Deploy) -> Any:
     waits = deploy("pending", nodes={"min": 9})
     waits.until_condition("Placed", "False")
     assert waits.state == "Pending"
     return waits
 
 
-def in_starting(line: Any, deploy: Deploy) -> Any:
+def in_starting(line: Line, deploy: Deploy) -> Any:
     starts = deploy("starting")
     starts.until(lambda: len(containers_or_none(starts)) == 2, "its pods are there")
     return starts
 
 
-def containers_or_none(served: Any) -> list[Json]:
+def containers_or_none(served: Deployment) -> list[Json]:
     return [child for child in served.children() if child["kind"] == "Pod"]
 
 
@@ -467,7 +466,7 @@ sys.exit(1)
 """
 
 
-def in_forming(line: Any, deploy: Deploy) -> Any:
+def in_forming(line: Line, deploy: Deploy) -> Any:
     # A rank that is stopped before its peer has come holds the other in MLX's init, where no signal reaches it.
     machines = line.cluster.machines
     for mac in line.macs:
@@ -485,17 +484,17 @@ def in_forming(line: Any, deploy: Deploy) -> Any:
     return forms
 
 
-def in_loading(line: Any, deploy: Deploy) -> Any:
+def in_loading(line: Line, deploy: Deploy) -> Any:
     loads = deploy("loading")
     loads.until(lambda: loads.state == "Loading", "Loading")
     return loads
 
 
-def in_ready(line: Any, deploy: Deploy) -> Any:
+def in_ready(line: Line, deploy: Deploy) -> Any:
     return deploy("ready").until_ready()
 
 
-def in_backing_off(line: Any, deploy: Deploy) -> Any:
+def in_backing_off(line: Line, deploy: Deploy) -> Any:
     fails = deploy("failing", recovery={"backoffSeconds": 3600, "backoffLimitSeconds": 3600})
     fails.until_ready()
     fails.kubectl("delete", "pod", fails.ranks()[1]["pod"], "--wait=false")
@@ -505,7 +504,7 @@ def in_backing_off(line: Any, deploy: Deploy) -> Any:
 
 
 @pytest.mark.parametrize("state", [in_pending, in_starting, in_forming, in_loading, in_ready, in_backing_off])
-def test_deleted_in_any_state_leaves_nothing(line: Any, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
+def test_deleted_in_any_state_leaves_nothing(line: Line, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
     doomed = state(line, deploy)
     ports = doomed.ports()
     if state in (in_ready, in_loading):

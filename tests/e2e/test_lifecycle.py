@@ -3,16 +3,16 @@
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Deploy, Deployment, Line
 from tests.support.waiting import until
 
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
 
 PROMPT = tinymodel.DEMO_MESSAGES[0]["content"]
 TOKENS_ALONE, TOKENS_PAIR = 500, 150
@@ -26,7 +26,7 @@ ONE_MAC = {"min": 1, "max": 1}
 class Stream:
     """A streamed completion that has begun; ``rest`` is how it ends."""
 
-    def __init__(self, line: Any, endpoint: str, tokens: int) -> None:
+    def __init__(self, line: Line, endpoint: str, tokens: int) -> None:
         body = {"model": "", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": tokens, "temperature": 0}
         body |= {"model": "thunderfleet/tiny-qwen2", "stream": True, "return_token_ids": True}
         sent = urllib.request.Request(
@@ -49,7 +49,7 @@ class Stream:
         assert choices[-1]["finish_reason"] in ("length", "stop"), choices[-1]
 
 
-def groups_told(line: Any, served: Any) -> dict[str, list[Json]]:
+def groups_told(line: Line, served: Deployment) -> dict[str, list[Json]]:
     """By Mac, what NodeProfiles say of this deployment's groups."""
     prefix = f"{served.namespace}/{served.name}-"
     told = {item["metadata"]["name"]: item.get("status", {}).get("groups", []) for item in line.items("np")}
@@ -58,7 +58,7 @@ def groups_told(line: Any, served: Any) -> dict[str, list[Json]]:
 
 
 @contextmanager
-def asking(line: Any, served: Any) -> Iterator[list[str]]:
+def asking(line: Line, served: Deployment) -> Iterator[list[str]]:
     """A client that asks ``status.endpoint`` all the time; what it complains of."""
     ended, complaints = threading.Event(), list[str]()
     asked = 0
@@ -92,7 +92,7 @@ def asking(line: Any, served: Any) -> Iterator[list[str]]:
     assert asked > 3 or complaints, "the client has asked"
 
 
-def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> None:
+def test_rollout_then_scale_down_under_requests(line: Line, deploy: Deploy) -> None:
     served = deploy("rolls", replicas=2, nodes=ONE_MAC).until_ready()
     before = [group["epoch"] for group in served.status["groups"]]
     with asking(line, served) as complaints:
@@ -115,12 +115,12 @@ def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> No
     assert served.until_ready().group(0)["epoch"] == kept
 
 
-def second(served: Any) -> list[str]:
+def second(served: Deployment) -> list[str]:
     labels = ((child["metadata"]["name"], child["metadata"]["labels"]) for child in served.children())
     return [name for name, found in labels if found.get("thunderfleet.io/group") == "1"]
 
 
-def test_eviction_of_one_rank_drains_the_group(line: Any, deploy: Deploy) -> None:
+def test_eviction_of_one_rank_drains_the_group(line: Line, deploy: Deploy) -> None:
     served = deploy("evicted", recovery={"maxRestarts": 0}).until_ready()
     nodes = [rank["node"] for rank in served.ranks()]
     told = groups_told(line, served)
@@ -140,7 +140,7 @@ def test_eviction_of_one_rank_drains_the_group(line: Any, deploy: Deploy) -> Non
     assert {use["epoch"] for uses in groups_told(line, served).values() for use in uses} == {2}
 
 
-def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any, deploy: Deploy) -> None:
+def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Line, deploy: Deploy) -> None:
     served = deploy("again").until_ready()
     ports = served.ports()
     spec = served.get()["spec"]

@@ -106,7 +106,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
         for mode in ("namespaces", "loopback"):
             if mode == "loopback" or NO_NAMESPACES is None:
                 folder = tmp_path_factory.mktemp(mode)
-                started = Cluster.start(FLEET, name=mode, directory=folder, network=mode)  # type: ignore[arg-type]
+                started = Cluster.start(FLEET, name=mode, directory=folder, network=mode)
                 found[mode] = stack.enter_context(started)
         yield Clusters(found)
 

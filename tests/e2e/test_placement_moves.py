@@ -1,17 +1,18 @@
-"""What moves a group and what does not, on four Macs in a ring: cordon, drain, uncordon, a better place, Macs that several
-deployments want, scale, bounds, taints. Where a place is decided, the offline planner is asked the same question.
+"""What moves a group and what does not, on four Macs in a ring.
+
+Cordon, drain, uncordon, a better place, Macs that several deployments want, scale, bounds and taints. Every placement is
+compared with ``thunderfleet-operator plan``.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Alone, Deploy, Deployment, Line, on_fleet
+
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
-Alone = Callable[..., list[int]]
 
 # Thunderbolt 4, so no RDMA; one cable is slower than the others. Each Mac has 16 GiB for its GPU.
 FLEET = """
@@ -40,13 +41,13 @@ START_SECONDS = 150.0
 
 
 @pytest.fixture(scope="module")
-def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def line() -> Iterator[Line]:
     with on_fleet(FLEET, "moves", "THUNDERFLEET_E2E_MOVES", *VALUES) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
-def as_found(line: Any) -> Iterator[None]:
+def as_found(line: Line) -> Iterator[None]:
     """Every Mac may be used again after a test, whatever became of it."""
     yield
     for mac in line.macs:
@@ -65,18 +66,18 @@ def nodes_of(group: Json) -> list[str]:
     return [rank["node"] for rank in group["ranks"]]
 
 
-def events(deployment: Any, reason: str) -> list[str]:
+def events(deployment: Deployment, reason: str) -> list[str]:
     chosen = f"involvedObject.name={deployment.name},reason={reason}"
     return [item["message"] for item in deployment.line.items("events", "-n", deployment.namespace, "--field-selector", chosen)]
 
 
-def placed(deployment: Any) -> Json:
+def placed(deployment: Deployment) -> Json:
     """Waits until every group has a place, without waiting for it to serve; the condition's text and all."""
     found: Json = deployment.until_condition("Placed", "True")
     return found
 
 
-def foretold(deployment: Any) -> Json:
+def foretold(deployment: Deployment) -> Json:
     """What the offline planner says of a deployment of the cluster; it must be what the operator did."""
     status, told = deployment.line.plan(deployment.get())
     now = deployment.status
@@ -100,7 +101,7 @@ def groups(status: Json) -> list[Json]:
     return [{**group, "ranks": group.get("ranks", [])} for group in status["groups"]]
 
 
-def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
+def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None:
     """A group starts over the slow cable, since other Macs are cordoned; stays when they come back; moves when drained."""
     expected = alone(PROMPT, TOKENS)
     for mac in ("mini-3", "mini-4"):
@@ -161,13 +162,13 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
     assert (late.endpoint, late.group()["epoch"]) == (endpoint, 2), "the endpoint is what it was"
 
 
-def drain(line: Any, mac: str) -> None:
+def drain(line: Line, mac: str) -> None:
     """As its owner would: DaemonSets' pods stay."""
     options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={DRAIN_SECONDS}s")
     line.cluster.kubectl("drain", mac, *options, seconds=DRAIN_SECONDS + 30)
 
 
-def test_two_deployments_that_want_the_same_mac(line: Any, deploy: Deploy, alone: Alone) -> None:
+def test_two_deployments_that_want_the_same_mac(line: Line, deploy: Deploy, alone: Alone) -> None:
     first = deploy("first", **alone_on("mini-4", memory=MOST))
     placed(first)
     second = deploy("second", **alone_on("mini-4", memory=MOST))
@@ -188,7 +189,7 @@ def test_two_deployments_that_want_the_same_mac(line: Any, deploy: Deploy, alone
     assert little.until_ready().group()["epoch"] == 1
 
 
-def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
+def test_scaled_by_the_scale_subresource(line: Line, deploy: Deploy) -> None:
     for mac in ("mini-2", "mini-3"):
         line.kubectl("label", "node", mac, "pool=two", "--overwrite")
     nodes = {"min": 1, "max": 1, "selector": {"pool": "two"}}
@@ -222,7 +223,7 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
     many.until(lambda: not line.items("pods", "-n", many.namespace), "nothing runs")
 
 
-def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:
+def test_bounds_of_a_group(line: Line, deploy: Deploy) -> None:
     """``nodes.min`` and ``nodes.max``, and a change of them while it waits."""
     bound = deploy("bound", nodes={"min": 5}, memory=LITTLE)
     assert "5 Macs" in bound.until_condition("Placed", "False", "NotEnoughMacs")["message"]
@@ -237,7 +238,7 @@ def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:
     foretold(bound)
 
 
-def test_taints_and_tolerations(line: Any, deploy: Deploy) -> None:
+def test_taints_and_tolerations(line: Line, deploy: Deploy) -> None:
     line.kubectl("taint", "node", "mini-2", "team=vision:NoSchedule")
     guest = deploy("guest", **alone_on("mini-2"))
     lack = guest.until_condition("Placed", "False")["message"]

@@ -9,11 +9,11 @@ from thunderfleet_crds.common import binary_size
 from thunderfleet_crds.nodeprofile import Interface, Model, NodeProfileStatus, ThunderboltPort
 from thunderfleet_crds.thunderboltlink import generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, RDMADeviceState
+from thunderfleet_lib.hostcmd import Failure, FailureKind
 
 from thunderfleet_agent.derive.profile import Profile
 from thunderfleet_agent.observe.collector import QUESTIONS
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import Failure, FailureKind
 
 NONE = "-"
 # Columns that a condition's message gets.

@@ -29,8 +29,8 @@ from thunderfleet_crds.common import (
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_lib.kube import Json, key_of
+from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.placement import (
     MemoryRequest,
     Request,

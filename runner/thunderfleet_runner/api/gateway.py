@@ -18,13 +18,13 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
+from thunderfleet_lib.listener import Listener
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import openai
 from thunderfleet_runner.api.admission import Admission, Full, Place
 from thunderfleet_runner.api.openai import ApiError, Endpoint
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
-from thunderfleet_runner.doors import Doors
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ class Gateway:
         )
         self._metrics = _Metrics(service, lambda: self._admission)
         self._inside = 0
-        self.doors = Doors(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
+        self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Where its clients come in."""
         self._created = int(time.time())
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.doors.mark, self._middleware])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)

@@ -17,8 +17,8 @@ from aiohttp import web
 from pydantic import BaseModel
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_lib.listener import Listener
 
-from thunderfleet_runner.doors import Doors
 from thunderfleet_runner.net import peers
 from thunderfleet_runner.net.relay import RELAY_PATH
 
@@ -239,8 +239,8 @@ async def serve_control(
         ending = True
         changes.tell()
 
-    doors = Doors(CONNECTIONS)
-    app = web.Application(middlewares=[doors.mark])
+    listener = Listener(CONNECTIONS)
+    app = web.Application(middlewares=[listener.track])
     app.on_shutdown.append(end_waits)
     app.add_routes([web.get(STATE_PATH, get_state), web.post(DRAIN_PATH, post_drain), web.get(JOIN_PATH, get_join)])
     app.router.add_get(RELAY_PATH, relay)
@@ -249,7 +249,7 @@ async def serve_control(
     entry = plan.ranks[rank]
     for address in plan.control_addresses(rank):
         try:
-            await doors.listen(runner, address, entry.control_port, tls)
+            await listener.listen(runner, address, entry.control_port, tls)
         except OSError as error:
             if address == entry.address or error.errno == errno.EADDRINUSE:
                 await runner.cleanup()

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.observe.host import Host
 from thunderfleet_agent.peers import dial as dial_module
 from thunderfleet_agent.peers import identity, reach
 from thunderfleet_agent.peers.dial import DialError, dial
@@ -37,6 +36,7 @@ from thunderfleet_crds.nodeprofile import (
 )
 from thunderfleet_crds.thunderboltlink import LinkEnd, ordered
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
+from thunderfleet_lib.hostcmd import Host
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CABLE = ordered(LinkEnd(node="studio-1", port=1), LinkEnd(node="studio-2", port=3))

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from thunderfleet_lib.hostcmd import quote
+
 from thunderfleet_agent.measure.worker.child import START_SECONDS
-from thunderfleet_agent.observe.host import quote
 
 LINE_BYTES = 256 * 1024
 # What a child may take beyond its own limit before it is killed.

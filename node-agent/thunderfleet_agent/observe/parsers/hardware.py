@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thunderfleet_agent.observe.host import quote
-from thunderfleet_agent.observe.parsers import ParseError, Partial, clean, report, require_whole
+from thunderfleet_lib.hostcmd import quote
+from thunderfleet_lib.parsing import ParseError, Partial, clean, require_whole
+
+from thunderfleet_agent.observe.parsers import report
 
 HARDWARE_COMMAND = ("system_profiler", "SPHardwareDataType", "-json")
 DISPLAYS_COMMAND = ("system_profiler", "SPDisplaysDataType", "-json")

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_agent.observe.host import quote
-from thunderfleet_agent.observe.parsers import ParseError, clean, report
+from thunderfleet_lib.hostcmd import quote
+from thunderfleet_lib.parsing import ParseError, clean
+
+from thunderfleet_agent.observe.parsers import report
 
 COMMAND = ("system_profiler", "SPThunderboltDataType", "-json")
 NAME = " ".join(COMMAND)
