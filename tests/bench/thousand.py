@@ -18,7 +18,7 @@ from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, field_manager
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
 from thunderfleet_lib.kube import Kube

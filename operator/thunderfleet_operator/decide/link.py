@@ -6,7 +6,8 @@ Every "no" says what mends it. An end whose Node is not Ready says nothing any m
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from thunderfleet_crds.common import Condition, find_condition, quantity, set_condition
+from thunderfleet_crds.conditions import Condition, find_condition, set_condition
+from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation

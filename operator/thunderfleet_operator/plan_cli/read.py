@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import ANNOTATION_PORTS, ApiModel
+from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_PORTS
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json, key_of

@@ -4,8 +4,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from thunderfleet_crds.common import LABEL_GROUP
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import LABEL_GROUP
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.kube import key_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_agent.derive.profile import PeerPort, cables, profile
 from thunderfleet_agent.observe.collector import Collector
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
