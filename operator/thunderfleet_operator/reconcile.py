@@ -9,14 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from thunderfleet_crds.common import (
-    ANNOTATION_HASH,
-    API_VERSION,
-    LABEL_EPOCH,
-    LABEL_GROUP,
-    MODELDEPLOYMENT_KIND,
-)
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_HASH, API_VERSION, LABEL_EPOCH, LABEL_GROUP, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.kube import ApiError, Json

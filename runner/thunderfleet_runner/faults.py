@@ -78,7 +78,7 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"could not find device|rdma device .*not found", FaultClass.REPLAN, "DeviceMissing",
           "the RDMA device of the plan is not there any more: is the cable in?"),
     _rule(r"rdma device .*(not active|down)|(couldn't|could not) open (rdma )?device", FaultClass.REPLAN,
-          "DeviceDown",
+          "PortDown",
           "the RDMA device of the plan is not usable: is the cable in?"),
     _rule(r"allocate protection domain|protection domain not allocated", FaultClass.REBOOT, "ProtectionDomain",
           "this Mac's RDMA stack is stuck until it is rebooted"),
@@ -91,9 +91,9 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"register memory region failed", FaultClass.RETRY, "MemoryRegionsSpent",
           "the device has about a hundred memory regions: another group or program on this Mac may hold them"),
     _rule(r"queue pair to INIT", FaultClass.RETRY, "QueuePairInit", "the device did not take the queue pair"),
-    _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, "RdmaAddress",
+    _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, "NoIPv4Address",
           "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
-    _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, "RdmaFailed",
+    _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, "RDMAFailed",
           "the RDMA device refused work: the cable may have gone"),
     _rule(r"mesh supports up to", FaultClass.REPLAN, "MeshTooLarge",
           "a JACCL mesh has at most 8 ranks; a larger group is a ring"),
@@ -173,7 +173,7 @@ def frozen(seconds: float) -> Fault:
 
 
 def stalled(seconds: float, stage: Stage) -> Fault:
-    return Fault(FaultClass.RETRY, "Stalled", f"no rank has moved a step for {seconds:g} s in {stage}")
+    return Fault(FaultClass.RETRY, "Stalled", f"no rank has completed a step for {seconds:g} s in {stage}")
 
 
 def supervisor_lost(why: str) -> Fault:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Generator, Iterator
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import ANSWER_SECONDS, Alone, Deploy, Deployment, Line, on_fleet

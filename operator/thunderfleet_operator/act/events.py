@@ -4,8 +4,9 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from thunderfleet_crds.common import API_VERSION, find_condition
+from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType

@@ -6,7 +6,7 @@ Every answer goes into the cache at once, so the next decision sees what this on
 import logging
 from collections.abc import Callable
 
-from thunderfleet_crds.common import MANAGED_BY
+from thunderfleet_crds.names import MANAGED_BY
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
 from thunderfleet_operator.act import events

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from thunderfleet_crds.common import API_VERSION, THUNDERBOLTLINK_KIND
+from thunderfleet_crds.names import API_VERSION, THUNDERBOLTLINK_KIND
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json

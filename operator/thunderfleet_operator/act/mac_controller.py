@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from thunderfleet_crds.common import API_VERSION, NODEPROFILE_KIND
 from thunderfleet_crds.modeldeployment import Failure
+from thunderfleet_crds.names import API_VERSION, NODEPROFILE_KIND
 from thunderfleet_crds.nodeprofile import Quarantine
 from thunderfleet_lib.kube import ApiError, Json
 

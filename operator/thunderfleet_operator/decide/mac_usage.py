@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
 from typing import TypeVar, cast
 
-from thunderfleet_crds.common import LABEL_DEPLOYMENT, Condition, find_condition, set_condition
+from thunderfleet_crds.conditions import Condition, find_condition, set_condition
 from thunderfleet_crds.modeldeployment import Failure, ModelDeployment
+from thunderfleet_crds.names import LABEL_DEPLOYMENT
 from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Quarantine
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink

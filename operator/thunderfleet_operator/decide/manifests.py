@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds.common import (
+from thunderfleet_crds.modeldeployment import ModelDeployment, duration_seconds
+from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
     API_VERSION,
@@ -23,7 +24,6 @@ from thunderfleet_crds.common import (
     RUNNER_NAME,
     RUNTIME_CLASS,
 )
-from thunderfleet_crds.modeldeployment import ModelDeployment, duration_seconds
 from thunderfleet_crds.plan import (
     API_KEY_FOLDER,
     KEYS_FOLDER,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from thunderfleet_crds import group as report
-from thunderfleet_crds.common import MAX_RANKS, Condition, binary_size, quantity, set_condition
+from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.fields import binary_size, quantity
 from thunderfleet_crds.modeldeployment import (
     BenchmarkResult,
     Failure,
@@ -20,6 +21,7 @@ from thunderfleet_crds.modeldeployment import (
     TerminatingPod,
 )
 from thunderfleet_crds.modeldeployment import Unplaceable as NearMissStatus
+from thunderfleet_crds.names import MAX_RANKS
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import (
     Backend,

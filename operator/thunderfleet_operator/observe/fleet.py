@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from operator import is_
 
-from thunderfleet_crds.common import LABEL_OS, find_condition
+from thunderfleet_crds.conditions import find_condition
+from thunderfleet_crds.names import LABEL_OS
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink

@@ -14,7 +14,9 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
-from thunderfleet_crds.common import (
+from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
+from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
     GROUP,
@@ -24,9 +26,7 @@ from thunderfleet_crds.common import (
     LABEL_RANK,
     MODELDEPLOYMENT_KIND,
     TAINT_MACOS,
-    ApiModel,
 )
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_lib.kube import Json, key_of
 from thunderfleet_lib.quantity import to_bytes

@@ -8,7 +8,7 @@ always sees what it has done. resourceVersions of one cluster are ordered, so an
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.common import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
+from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import Json, key_of
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_lib.hostcmd import Output
 
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host import commands
+from thunderfleet_runner.host.commands import HOST
 
 BACK_SECONDS = 30.0
 """How long after a kill its memory may take to come back."""
@@ -28,7 +29,9 @@ Reader = Callable[[], int | None]
 """Bytes that are wired on this Mac now; None when it does not say."""
 
 
-class Verdict(Enum):
+class MemoryState(Enum):
+    """Whether a killed rank's memory is released."""
+
     FREE = "free"
     WAIT = "wait"
     """Not back yet, and there is time."""
@@ -53,13 +56,13 @@ class Ledger:
         recent = tuple(at for at in self.kills if now - at < KILLS_SECONDS)
         return replace(self, killed_at=now, kills=(*recent, now))
 
-    def verdict(self, now: float, wired: int | None, reserved: int) -> Verdict:
+    def state(self, now: float, wired: int | None, reserved: int) -> MemoryState:
         """Whether the killed rank's memory is back. ``reserved`` bytes were the rank's; a part of it counts as all."""
         if self.killed_at is None or self.before is None or wired is None:
-            return Verdict.FREE
+            return MemoryState.FREE
         if wired <= self.before + max(SLACK_BYTES, reserved // 8):
-            return Verdict.FREE
-        return Verdict.WAIT if now - self.killed_at < BACK_SECONDS else Verdict.STRANDED
+            return MemoryState.FREE
+        return MemoryState.WAIT if now - self.killed_at < BACK_SECONDS else MemoryState.STRANDED
 
     def settled(self) -> "Ledger":
         """The memory is back."""
@@ -94,10 +97,8 @@ def reader() -> Reader | None:
 
 def wired_bytes() -> int | None:
     """Wired memory as ``vm_stat`` says it."""
-    try:
-        return parse_wired(commands.run("vm_stat", seconds=5))
-    except commands.CommandError:
-        return None
+    outcome = HOST.run(("vm_stat",), 5.0)
+    return parse_wired(outcome.text) if isinstance(outcome, Output) else None
 
 
 def parse_wired(text: str) -> int | None:

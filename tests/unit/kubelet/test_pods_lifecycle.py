@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_kubelet.containers.attempt import Attempt, Start
-from thunderfleet_kubelet.pods import lifecycle
-from thunderfleet_kubelet.pods.lifecycle import BACKOFF_LIMIT_SECONDS, Decision, Observed, Problem, decide, next_backoff
+from thunderfleet_kubelet.pods.decide import podspec
+from thunderfleet_kubelet.pods.decide.lifecycle import BACKOFF_LIMIT_SECONDS, Decision, decide, next_backoff
+from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
+from thunderfleet_kubelet.timestamps import format_time
 
 Json = dict[str, Any]
 NOW = 1_800_000_000.0
@@ -208,7 +210,7 @@ def test_blocked_pod_waits_with_the_reason() -> None:
 
 
 def test_active_deadline() -> None:
-    old = lifecycle.format_time(NOW - 100)
+    old = format_time(NOW - 100)
     one = pod("a", spec={"activeDeadlineSeconds": 60}, status={"phase": "Running", "startTime": old})
     assert stops(decide(one, seen(a=running()))) == ["a"]
     over = decide(one, seen(a=exited(143)))
@@ -267,7 +269,7 @@ def test_whole_lives(
             assert start.number == (before[-1].number + 1 if before else 0)
             assert not before or now >= before[-1].retry_at
             if before and start.container in main_names:
-                assert lifecycle.restarts(policy, before[-1].exit_code)
+                assert podspec.restarts(policy, before[-1].exit_code)
             if start.container in main_names:
                 for name in init_names:
                     assert attempts[name][-1].exit_code == 0
@@ -277,9 +279,9 @@ def test_whole_lives(
             attempts[start.container] = (*before, fresh)[-2:]
         if decision.status is not None:
             old = one["status"]["phase"]
-            assert old not in lifecycle.TERMINAL_PHASES or decision.status["phase"] == old
+            assert old not in podspec.TERMINAL_PHASES or decision.status["phase"] == old
             one = {**one, "status": {**one["status"], **decision.status}}
-            if decision.status["phase"] in lifecycle.TERMINAL_PHASES:
+            if decision.status["phase"] in podspec.TERMINAL_PHASES:
                 assert not any(all_of[-1].live for all_of in attempts.values())
                 assert not decision.starts
         return decision

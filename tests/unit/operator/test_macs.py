@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from thunderfleet_crds.common import find_condition
+from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
