@@ -163,7 +163,7 @@ class World:
 
     async def phase(self, name: str, phase: str) -> Json:
         await self.until(lambda: self.api.pod(name)["status"]["phase"] == phase)
-        return self.api.pod(name)["status"]
+        return dict(self.api.pod(name)["status"])
 
     async def log(self, name: str, container: str | None = None, *, previous: bool = False, **options: Any) -> str:
         queries = self.managers[-1].queries
@@ -198,7 +198,7 @@ def sh(script: str, **more: Any) -> Json:
 
 
 def state(status: Json, kind: str = "containerStatuses") -> Json:
-    return status[kind][0]["state"]
+    return dict(status[kind][0]["state"])
 
 
 async def test_pod_runs_to_its_end(world: World) -> None:
@@ -856,7 +856,7 @@ def test_exit_code_is_written_when_there_is_room_again(tmp_path: Path, monkeypat
         if len(slept) == 3:
             full.clear()
 
-    monkeypatch.setattr(owner.time, "sleep", room_after_three)
+    monkeypatch.setattr(time, "sleep", room_after_three)
     one.write_exit(7, 0, "Error", "")
     assert json.loads((tmp_path / "exit.json").read_text())["exitCode"] == 7
     assert len(slept) == 3

@@ -175,6 +175,8 @@ class Pods:
 
 @dataclass
 class Served:
+    """A listening server, and a client with and without a certificate of the cluster."""
+
     pods: Pods
     server: Server
     folder: Path
