@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from thunderfleet_crds.common import TAINT_MACOS
+from thunderfleet_crds.names import TAINT_MACOS
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from thunderfleet_crds.common import LABEL_CHIP, TAINT_MACOS
+from thunderfleet_crds.names import LABEL_CHIP, TAINT_MACOS
 
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
