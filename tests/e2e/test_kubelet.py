@@ -695,7 +695,7 @@ def test_exec(fleet: Fleet) -> None:
     assert "err\n" in done.stderr
     missing = fleet.kubectl("exec", "talks", "--", "no-such-command", check=False)
     assert missing.returncode != 0
-    assert "command 'no-such-command' was not found on PATH=" in missing.stderr
+    assert "command 'no-such-command' not found on PATH=" in missing.stderr
     nowhere = fleet.kubectl("exec", "talks", "-c", "none", "--", "true", check=False)
     assert nowhere.returncode != 0
 
