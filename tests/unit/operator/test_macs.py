@@ -1,7 +1,6 @@
 """What the operator says of each Mac: which groups have it, over which cables, and whether placements avoid it."""
 
 import json
-
 from typing import Any
 
 import pytest
