@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.common import Condition, binary_size, set_condition
+from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.nodeprofile import (
     RDMA,
     Agent,
