@@ -23,7 +23,8 @@ from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.rdma import parse
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import texts

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
+from thunderfleet_localcluster.client.launch import kubelet_command
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.api import OURS, Api
@@ -368,7 +370,7 @@ def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
     machine = cluster.machines["book-1"]
     settings = machine.folder / "kubelet.yaml"
     settings.write_text(settings.read_text().replace("nodeName: book-1\n", "nodeName: notebook\n"))
-    told = cluster.order(do="token")
+    told = cluster.command(do="token")
     files = ["--root", str(machine.folder / "renamed"), "--config", str(settings), "--no-run"]
     join = ["join", "--server", cluster.state["innerServer"], "--token", told["token"], "--ca-hash", told["caHash"], *files]
     done = machine.run([*kubelet_command(), *join], seconds=60)
