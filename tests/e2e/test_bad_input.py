@@ -1,4 +1,4 @@
-"""What a ModelDeployment may not say is refused with a sentence; what cannot be yet is told, and mends itself."""
+"""Invalid ModelDeployments are refused with a reason; one that cannot run yet says why, and starts once it can."""
 
 import json
 import uuid
@@ -17,14 +17,14 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ({"model": {}}, "model names exactly one of repository (on the hub) and path (on the nodes)"),
+        ({"model": {}}, "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)"),
         (
             {"model": {**REPOSITORY, "path": "/models/tiny"}},
-            "model names exactly one of repository (on the hub) and path (on the nodes)",
+            "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
         ),
-        ({"model": {"path": "models/tiny"}}, "path is the absolute path of a folder on the nodes, begins with '/'"),
-        ({"model": {"repository": "a/b/c"}}, "repository is written owner/name"),
-        ({"nodes": {"min": 3, "max": 2}}, "nodes.max is at least nodes.min, or unset for no bound"),
+        ({"model": {"path": "models/tiny"}}, "path must be the absolute path of a directory on the nodes, without '..'"),
+        ({"model": {"repository": "a/b/c"}}, "repository has the form owner/name"),
+        ({"nodes": {"min": 3, "max": 2}}, "nodes.max must be at least nodes.min; leave it unset for no maximum"),
         ({"nodes": {"min": -1}}, "spec.nodes.min in body should be greater than or equal to 1"),
         ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),
         ({"memory": {"contextTokens": -5}}, "spec.memory.contextTokens in body should be greater than or equal to 1"),
@@ -33,11 +33,11 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
         ({"recovery": {"maxRestarts": -1}}, "spec.recovery.maxRestarts in body should be greater than or equal to 0"),
         (
             {"recovery": {"backoffSeconds": 20, "backoffLimitSeconds": 10}},
-            "recovery.backoffLimitSeconds is at least recovery.backoffSeconds",
+            "recovery.backoffLimitSeconds must be at least recovery.backoffSeconds",
         ),
         ({"parallelism": "Diagonal"}, 'supported values: "Auto", "Tensor", "Pipeline"'),
         ({"transport": "Pigeon"}, 'supported values: "Auto", "JACCL", "JACCLRing", "Ring"'),
-        ({"benchmark": {"every": "daily"}}, "every is a duration of hours, minutes and seconds such as 24h or 1h30m"),
+        ({"benchmark": {"every": "daily"}}, "every must be a duration in hours, minutes and seconds such as 24h or 1h30m"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
@@ -64,16 +64,16 @@ def test_name_that_no_service_can_have_is_refused(line: Line) -> None:
         }
         done = line.cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump(body), check=False)
         assert done.returncode != 0
-        assert "the name has at most 40 characters of [a-z0-9-], begins with a letter" in done.stderr
+        assert "metadata.name must have at most 40 characters of [a-z0-9-], start with a letter" in done.stderr
 
 
 def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy: Deploy) -> None:
     folder = line.cluster.models / "thunderfleet" / f"late-{uuid.uuid4().hex[:6]}"
     late = deploy("late", model={"path": str(folder)}, nodes={"min": 1, "max": 1})
-    told = late.until_condition("ModelResolved", "False", "ModelNotFound")["message"]
-    assert f"path {folder} was not found on any Mac" in told
+    message = late.until_condition("ModelResolved", "False", "ModelNotFound")["message"]
+    assert f"path {folder} was not found on any Mac" in message
     for mac in line.macs:
-        assert f"{mac} ({line.cluster.models}" in told
+        assert f"{mac} ({line.cluster.models}" in message
     placed = late.until_condition("Placed", "False")
     assert "ModelResolved" in placed["message"]
     assert f"{folder}" in late.kubectl("get", "events", "-o", "yaml")
@@ -86,10 +86,10 @@ def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy
 
 def test_no_room_names_each_mac_and_mends_itself(line: Line, deploy: Deploy) -> None:
     large = deploy("large", memory={"contextTokens": 2**31 - 1, "concurrentRequests": 1024}, nodes={"min": 1})
-    told = large.until_condition("Placed", "False", "NoRoom")["message"]
+    message = large.until_condition("Placed", "False", "NoRoom")["message"]
     for mac in line.macs:
-        assert mac in told
-    assert "free" in told and "GiB" in told
+        assert mac in message
+    assert "free" in message and "GiB" in message
     assert large.state == "Pending"
     assert not [child for child in large.children() if child["kind"] == "Pod"]
     near = large.status["unplaceable"]
@@ -104,6 +104,6 @@ def test_no_room_names_each_mac_and_mends_itself(line: Line, deploy: Deploy) -> 
 
 def test_more_macs_than_there_are(line: Line, deploy: Deploy) -> None:
     wide = deploy("wide", nodes={"min": len(line.macs) + 1})
-    told = wide.until_condition("Placed", "False")["message"]
+    message = wide.until_condition("Placed", "False")["message"]
     for mac in line.macs:
-        assert mac in told
+        assert mac in message
