@@ -9,6 +9,7 @@ Needs the ``kubernetes`` package, which every extra but the runner's brings.
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -69,6 +70,18 @@ def _error(status: int, text: str) -> ApiError:
     return ApiError(status, str(body.get("reason") or f"HTTP{status}"), message, body.get("details"))
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server. ``authorization``: the value of that header. ``ca``, ``certificate``, ``key``: paths."""
+
+    server: str
+    ca: str | None
+    insecure: bool
+    authorization: str | None
+    certificate: str | None
+    key: str | None
+
+
 class Kube:
     """A connection to one API server. Safe to share between tasks; ``close`` when done (or ``async with``)."""
 
@@ -121,6 +134,19 @@ class Kube:
         if token:
             configuration.api_key["BearerToken"] = "Bearer " + token
         return cls(configuration)
+
+    async def credentials(self) -> "Credentials":
+        """The credentials that this client uses, read again if they have rotated. For other clients of the same server."""
+        configuration = self._configuration
+        token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return Credentials(
+            server=self.host,
+            ca=configuration.ssl_ca_cert or None,
+            insecure=not configuration.verify_ssl,
+            authorization=token or None,
+            certificate=configuration.cert_file or None,
+            key=configuration.key_file or None,
+        )
 
     async def close(self) -> None:
         await self._rest.close()
