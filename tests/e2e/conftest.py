@@ -85,17 +85,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return ask
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs files with fleets of their own first: a shared cluster, once started, costs processor time until the end."""
-    shared = {
-        item.path
-        for item in items
-        for definitions in item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
-        if definitions[-1].scope == "session" and definitions[-1].argname in ("line", "control_plane")
-    }
-    items.sort(key=lambda item: item.path in shared)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds the state of the cluster to the report of a failed test."""

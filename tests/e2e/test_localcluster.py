@@ -254,9 +254,17 @@ def test_the_proxy_reaches_machines_only_and_needs_its_token(cluster: Cluster) -
     stranger = urllib.request.build_opener(urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{at.port}"}))
     assert code_of(stranger, f"http://{kubelet}/") == 407
     known = "\r\n".join(f"{name}: {value}" for name, value in proxy_headers(cluster.proxy).items())
-    with socket.create_connection((str(at.hostname), at.port or 0), 10) as channel:
+
+    def dial() -> socket.socket | None:
+        """A tunnel to the kubelet; it listens as soon as its serving certificate is signed."""
+        channel = socket.create_connection((str(at.hostname), at.port or 0), 10)
         channel.sendall(f"CONNECT {kubelet} HTTP/1.1\r\n{known}\r\n\r\n".encode())
-        assert channel.recv(100).startswith(b"HTTP/1.1 200 ")
+        if channel.recv(100).startswith(b"HTTP/1.1 200 "):
+            return channel
+        channel.close()
+        return None
+
+    with until("the kubelet listens", dial) as channel:
         context = ssl.create_default_context(cafile=str(cluster.folder.pki / "ca.crt"))
         with context.wrap_socket(channel, server_hostname=cluster.machines["studio-1"].address) as tls:
             # The kubelet's serving certificate, approved by the supervisor and signed by the cluster, for this address.

@@ -49,6 +49,8 @@ def test_who_runs_a_container_that_names_no_user(config: Config, uid: int, user:
 
 
 class FakeKube:
+    """Records deletes and creates."""
+
     def __init__(self) -> None:
         self.deleted: list[tuple[str, int | None, str | None]] = []
         self.created: list[tuple[str, dict[str, Any]]] = []

@@ -97,6 +97,8 @@ class FakeKube:
 
 
 class World:
+    """A controller with an API server, a machine and a clock of the test's own."""
+
     def __init__(self) -> None:
         self.kube = FakeKube()
         self.now = datetime(2026, 1, 31, tzinfo=UTC)

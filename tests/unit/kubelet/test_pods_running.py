@@ -5,11 +5,13 @@ import base64
 import errno
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from thunderfleet_kubelet.containers import exec_session, launch, user, volumes
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
-from thunderfleet_kubelet.pods import mounter, publisher
+from thunderfleet_kubelet.pods import mounter, publisher, stopper
+from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -163,7 +166,7 @@ class World:
 
     async def phase(self, name: str, phase: str) -> Json:
         await self.until(lambda: self.api.pod(name)["status"]["phase"] == phase)
-        return self.api.pod(name)["status"]
+        return dict(self.api.pod(name)["status"])
 
     async def log(self, name: str, container: str | None = None, *, previous: bool = False, **options: Any) -> str:
         queries = self.managers[-1].queries
@@ -198,7 +201,7 @@ def sh(script: str, **more: Any) -> Json:
 
 
 def state(status: Json, kind: str = "containerStatuses") -> Json:
-    return status[kind][0]["state"]
+    return dict(status[kind][0]["state"])
 
 
 async def test_pod_runs_to_its_end(world: World) -> None:
@@ -739,7 +742,69 @@ def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["e"]
 
 
-async def test_a_pod_whose_file_is_broken_is_ended(world: World) -> None:
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Every open fails with EMFILE."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_too_many_open_files_kill_no_container(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("healthy", {"restartPolicy": "Always", "containers": [sh("sleep 600")]})
+    await world.phase("healthy", "Running")
+    before = world.processes()
+    (worker,) = manager._workers.values()
+    with no_descriptors():
+        for look in (worker.containers.attempts, lambda: worker.containers.read("main", 0), worker.folder.load):
+            with pytest.raises(OSError, match="Too many open files"):
+                look()
+        with pytest.raises(OSError, match="Too many open files"):
+            await worker.step()
+    await worker.step()
+    assert world.processes() == before
+    assert [attempt.state for attempt in worker.attempts["main"]] == ["running"]
+
+
+async def test_a_stop_that_fails_for_want_of_descriptors_is_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopper, "RETRY_SECONDS", 0.0)
+    manager = await world.boot()
+    world.api.add_pod("late", {"containers": [sh("sleep 600")]})
+    await world.phase("late", "Running")
+    (worker,) = manager._workers.values()
+    with no_descriptors():
+        stop = Stop("main", 0, 5.0, "test")
+        assert worker._stopper.begin(stop)
+        await worker._stopper.run(stop)
+    assert not worker._stopper.is_stopping("main", 0)
+    assert worker._stopper.begin(stop)
+    await worker._stopper.run(stop)
+    await world.until(lambda: worker.containers.read("main", 0).state == "exited")
+
+
+async def test_a_pod_whose_file_cannot_be_read_waits_for_the_api_server(world: World) -> None:
+    first = await world.boot()
+    uid = world.api.add_pod("damaged", {"restartPolicy": "Always", "containers": [sh("sleep 600")]})["metadata"]["uid"]
+    await world.phase("damaged", "Running")
+    before = world.processes()
+    await first.stop(end_pods=False)
+    (world.root / f"pods/{uid}/pod.json").write_text('{"metadata": {"na')
+    manager = PodManager(root=world.root, node_name="node-1", kube=first.kube, settings=world.settings)
+    world.managers.append(manager)
+    await manager.start()
+    assert (manager._workers, world.processes()) == ({}, before)
+    manager.sync(world.api.pods())
+    await manager._workers[uid].step()
+    assert world.processes() == before
+    assert manager._workers[uid].attempts["main"][-1].state == "running"
+    assert manager._workers[uid].accepted
+
+
+async def test_a_pod_whose_file_is_broken_and_that_is_deleted_is_ended(world: World) -> None:
     first = await world.boot()
     world.api.add_pod("broken", {"containers": [sh("trap '' TERM; while :; do sleep 0.1; done")]}, uid="broken-uid")
     await world.phase("broken", "Running")
@@ -759,7 +824,7 @@ LEAVER = "(trap '' TERM HUP; exec setsid sleep 600) & echo said"
 async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: World) -> None:
     manager = await world.boot()
     queries = manager.queries
-    world.api.add_pod("shell", {"containers": [sh("sleep 600")]})
+    world.api.add_pod("shell", {"terminationGracePeriodSeconds": 1, "containers": [sh("sleep 600")]})
     await world.phase("shell", "Running")
     async with asyncio.timeout(20):
         session = await queries.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; exit 4"], stdin=False, tty=False)
@@ -801,6 +866,33 @@ def _full_disk(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
 
     monkeypatch.setattr(files, "write_file", refuse)
     return full
+
+
+async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("flood", {"containers": [sh("sleep 600")]})
+    await world.phase("flood", "Running")
+    count = "i=0; while :; do i=$((i+1)); echo $i; echo $i > $CONTAINER_SANDBOX_MOUNT_POINT/count; done"
+    session = await manager.queries.exec("default", "flood", "main", ["sh", "-c", count], stdin=False, tty=True)
+    output = aiter(session.stdout)
+    assert (await asyncio.wait_for(anext(output), 20)).startswith(b"1\r\n")
+    (file,) = world.root.glob("pods/*/containers/main/sandbox/0/count")
+
+    async def settled() -> str:
+        """What the program wrote last, once it no longer changes."""
+        before = ""
+        while before != (now := file.read_text()) or not now:
+            before = now
+            await asyncio.sleep(0.1)
+        return now
+
+    stalled = await asyncio.wait_for(settled(), 20)
+    # What a terminal holds, not what a program can write.
+    assert int(stalled) < 20_000
+    await asyncio.wait_for(anext(output), 20)
+    await world.until(lambda: file.read_text() not in ("", stalled))
+    await session.kill()
+    assert [data async for data in session.stdout] == []
 
 
 async def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -856,7 +948,7 @@ def test_exit_code_is_written_when_there_is_room_again(tmp_path: Path, monkeypat
         if len(slept) == 3:
             full.clear()
 
-    monkeypatch.setattr(owner.time, "sleep", room_after_three)
+    monkeypatch.setattr(time, "sleep", room_after_three)
     one.write_exit(7, 0, "Error", "")
     assert json.loads((tmp_path / "exit.json").read_text())["exitCode"] == 7
     assert len(slept) == 3

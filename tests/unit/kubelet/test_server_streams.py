@@ -20,12 +20,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from thunderfleet_kubelet.containers.exec_session import Session
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, ContainerUsage, NoSuchPod, PodCounts, PodQueries
+from thunderfleet_kubelet.serving import server as serving
 from thunderfleet_kubelet.serving.auth import Guard
 from thunderfleet_kubelet.serving.channels import exit_status, resize_of
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_kubelet.serving.parameters import BadRequest, log_options, stream_options
 from thunderfleet_kubelet.serving.server import Server, server_context
 from thunderfleet_lib.kube import Kube
+
+from tests.support.waiting import until_async
 
 PEM = serialization.Encoding.PEM
 NOW = datetime.now(UTC)
@@ -175,6 +178,8 @@ class Pods:
 
 @dataclass
 class Served:
+    """A listening server, and a client with and without a certificate of the cluster."""
+
     pods: Pods
     server: Server
     folder: Path
@@ -278,6 +283,24 @@ async def test_a_new_certificate_needs_no_new_listener(served: Served) -> None:
         assert await answer.content.readline() == b"two\n"
         served.pods.log.put(b"three\n")
         assert await answer.content.readline() == b"three\n", "a stream that was open goes on"
+
+
+async def test_connections_that_send_nothing_are_bounded_and_keep_nobody_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.server.stop()
+    monkeypatch.setattr(serving, "CONNECTIONS", 8)
+    server = Server(served.server.pods, served.server.guard, served.server.metrics, served.server.context, "127.0.0.1", 0)
+    await server.start()
+    try:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+        await until_async(lambda: sum(reader.at_eof() for reader, _ in silent) >= 12)
+        async with served.session.get(f"https://127.0.0.1:{server.port}/healthz", ssl=served.trusted) as answer:
+            assert (answer.status, await answer.text()) == (200, "ok")
+        for _, writer in silent:
+            writer.close()
+    finally:
+        await server.stop()
 
 
 # Logs

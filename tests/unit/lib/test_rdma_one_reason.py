@@ -19,7 +19,7 @@ from thunderfleet_lib.rdma import rules
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import write_machine
-from thunderfleet_operator.decide.link import summary
+from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_runner.host import rdma
 
 from tests.unit.lib.conftest import Commands
