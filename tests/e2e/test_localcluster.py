@@ -264,7 +264,7 @@ def test_the_proxy_reaches_machines_only_and_needs_its_token(cluster: Cluster) -
         channel.close()
         return None
 
-    with until("the kubelet listens", dial) as channel:
+    with until(dial, "the kubelet listens") as channel:
         context = ssl.create_default_context(cafile=str(cluster.folder.pki / "ca.crt"))
         with context.wrap_socket(channel, server_hostname=cluster.machines["studio-1"].address) as tls:
             # The kubelet's serving certificate, approved by the supervisor and signed by the cluster, for this address.
