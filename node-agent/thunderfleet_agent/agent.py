@@ -24,7 +24,8 @@ from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
 from thunderfleet_agent.derive.flap_damper import Damper
 from thunderfleet_agent.derive.previous_profile import Recall
-from thunderfleet_agent.derive.profile import Cable, PeerPort, Profile, cables, find_peer, profile, seen_by, wanted_uuids
+from thunderfleet_agent.derive.links import LinkReport, PeerPort, find_peer, link_reports, seen_by, wanted_uuids
+from thunderfleet_agent.derive.profile import NEVER_MEASURED, Profile, profile
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.measure.schedule import settings as measuring
 from thunderfleet_agent.measure.schedule.results import Ledger
@@ -96,7 +97,7 @@ class Loop:
         self._recall = Recall()
         self._recalled = False
         self._found: Profile | None = None
-        self._ends: tuple[Cable, ...] = ()
+        self._ends: tuple[LinkReport, ...] = ()
         self._explore = asyncio.Event()
         self.listen: Callable[[frozenset[str]], Awaitable[None]] | None = None
         """Told of this Mac's addresses that agents may dial, whenever something was published."""
@@ -278,9 +279,9 @@ class Loop:
             before=self._publisher.conditions,
             reachability=prober.ledger.beside(reachability) if prober else reachability,
             benchmarks=prober.ledger.benchmarks() if prober else None,
-            measured=prober.verdict if prober else None,
+            benchmarks_fresh=prober.verdict if prober else NEVER_MEASURED,
         )
-        wrote = await self._publisher.profile(found)
+        wrote = await self._publisher.apply_profile(found)
         wanted = wanted_uuids(found.status)
         if wanted != self._wanted:
             self._wanted, looking, self._look_after = wanted, True, FIRST_LOOK_SECONDS
@@ -290,8 +291,8 @@ class Loop:
             # Peers that come up together find each other within seconds; a quiet fleet is asked once a minute.
             self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
         links = [link for link in self._publisher.links if link.metadata.name not in self._last_words]
-        ends = cables(self._settings.node, found.status, self._peers, links, self._damper.flapping)
-        written = await self._publisher.cables(ends, prober.ledger.measurements if prober else lambda link: ())
+        ends = link_reports(self._settings.node, found.status, self._peers, links, self._damper.flapping)
+        written = await self._publisher.apply_links(ends, prober.ledger.measurements if prober else lambda link: ())
         if self.listen is not None:
             await self.listen(listen_addresses(found.status))
         if self._found is None or [end.spec for end in ends] != [end.spec for end in self._ends]:
@@ -318,7 +319,7 @@ class Loop:
         self._peers = peers
         # A cable that this Mac does not see is believed of a Mac that still speaks: one that was renamed has left the link of
         # its old name behind.
-        seen = {cable.name for cable in cables(self._settings.node, found.status, peers)}
+        seen = {cable.name for cable in link_reports(self._settings.node, found.status, peers)}
         told = {link.metadata.name: seen_by(self._settings.node, link) for link in self._publisher.links}
         silent = {
             name: await self._publisher.is_ready(node) is False for name, node in told.items() if node and name not in seen

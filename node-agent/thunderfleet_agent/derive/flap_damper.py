@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_agent.derive.profile import port_interfaces
+from thunderfleet_agent.derive.network import port_interfaces
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers.network import Interface
 from thunderfleet_agent.observe.parsers.rdma import DeviceInfo

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from thunderfleet_crds.nodeprofile import GroupUse
 
-from thunderfleet_agent.derive.profile import Verdict
+from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.measure.schedule import gates
 from thunderfleet_agent.measure.schedule.due import WINDOW_SECONDS, due, room
 from thunderfleet_agent.measure.schedule.probes import Key, Kind, Need, Probe, Target, rdma, socket
@@ -103,7 +103,7 @@ class Prober:
         self._rest_until = self._started
         self._by_hand = by_hand
         self._kept_for, self._kept_until = "", self._started
-        self._verdict: Verdict | None = None
+        self._verdict: ConditionValue | None = None
 
     # --- what it is told ---
 
@@ -128,7 +128,7 @@ class Prober:
     # --- what it says ---
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ConditionValue:
         """The condition BenchmarksFresh."""
         return verdict(
             self.settings,

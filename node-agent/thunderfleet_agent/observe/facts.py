@@ -37,6 +37,9 @@ class Source(StrEnum):
     MODELS = "models"
 
 
+RDMA_SOURCES = (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO)
+
+
 def _nothing() -> Mapping[Source, Failure]:
     return MappingProxyType({})
 

@@ -31,7 +31,8 @@ from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_agent.derive.profile import Cable, Profile
+from thunderfleet_agent.derive.links import LinkReport
+from thunderfleet_agent.derive.profile import Profile
 from thunderfleet_agent.peers.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
 
 log = logging.getLogger(__name__)
@@ -158,10 +159,10 @@ class Publisher:
         profiles = (_read(NodeProfile, item) for item in items)
         return [profile for profile in profiles if profile is not None]
 
-    async def profile(self, profile: Profile) -> bool:
+    async def apply_profile(self, profile: Profile) -> bool:
         """Applies the profile where it differs from what was applied last; whether anything was written. Raises ApiError."""
         if self._owner is None:
-            raise RuntimeError("look() comes before profile(): the profile is owned by its Node")
+            raise RuntimeError("look() comes before apply_profile(): the profile is owned by its Node")
         labels = {**profile.labels, LABEL_BUCKET: bucket_label(bucket(self.node))}
         metadata = ObjectMeta(name=self.node, labels=labels, owner_references=(self._owner,))
         main = NodeProfile(metadata=metadata).dump()
@@ -171,18 +172,18 @@ class Publisher:
         self.conditions = profile.status.conditions
         return wrote
 
-    async def cables(
-        self, cables: Iterable[Cable], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
+    async def apply_links(
+        self, links: Iterable[LinkReport], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
     ) -> int:
         """Applies this Mac's end of each cable and what it has measured there, and takes its end away from every other link;
         how many links were written. Raises ApiError.
         """
         written = 0
-        wanted = {cable.name: cable for cable in cables}
-        for name, cable in wanted.items():
-            labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (cable.spec.a, cable.spec.b)}
-            main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=cable.spec).dump()
-            status: Json = {"endpoints": [cable.endpoint.dump()]}
+        wanted = {report.name: report for report in links}
+        for name, report in wanted.items():
+            labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (report.spec.a, report.spec.b)}
+            main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=report.spec).dump()
+            status: Json = {"endpoints": [report.endpoint.dump()]}
             if measurements := measured(name):
                 status["measurements"] = [measurement.dump() for measurement in measurements]
             applied = self._links.setdefault(name, Applied())

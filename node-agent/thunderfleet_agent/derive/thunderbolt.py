@@ -1,0 +1,77 @@
+"""Thunderbolt ports and RDMA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thunderfleet_crds.nodeprofile import RDMADevice, RDMADeviceState, ThunderboltPeer, ThunderboltPort
+
+from thunderfleet_agent.derive.network import port_interfaces
+from thunderfleet_agent.observe.facts import Facts
+from thunderfleet_agent.observe.parsers.rdma import DeviceInfo
+
+MAX_PORTS = 16
+MAX_DEVICES = 16
+
+_STATES = {
+    "PORT_ACTIVE": RDMADeviceState.ACTIVE,
+    "PORT_ACTIVE_DEFER": RDMADeviceState.ACTIVE_DEFER,
+    "PORT_ARMED": RDMADeviceState.ARMED,
+    "PORT_INIT": RDMADeviceState.INIT,
+    "PORT_DOWN": RDMADeviceState.DOWN,
+}
+
+
+def ports(facts: Facts, devices: Mapping[str, str]) -> tuple[ThunderboltPort, ...]:
+    """The ports, by receptacle. ``devices`` maps an interface to its RDMA device."""
+    interfaces = port_interfaces(facts)
+    found = []
+    for port in (facts.thunderbolt.ports if facts.thunderbolt else ())[:MAX_PORTS]:
+        interface = interfaces.get(port.receptacle)
+        peers = sorted(port.peers, key=lambda peer: peer.domain_uuid)
+        found.append(
+            ThunderboltPort(
+                receptacle=port.receptacle,
+                switch_uid=port.switch_uid,
+                interface=interface,
+                rdma_device=devices.get(interface) if interface else None,
+                connected=port.connected,
+                speed_mbps=port.speed_mbps,
+                domain_uuid=port.domain_uuid,
+                peers=tuple(
+                    ThunderboltPeer(domain_uuid=p.domain_uuid, name=p.name, speed_mbps=p.speed_mbps, through=p.through)
+                    for p in peers
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def rdma_devices(facts: Facts) -> tuple[RDMADevice, ...]:
+    """The devices that `ibv_devices` lists, with state and GID from `ibv_devinfo`."""
+    info = {device.name: device for device in facts.rdma_info or ()}
+    devices = []
+    for name in sorted(set(facts.rdma_devices or ()))[:MAX_DEVICES]:
+        described = info.get(name)
+        interface = name.removeprefix("rdma_") if name.startswith("rdma_") and name != "rdma_" else None
+        gid = described.gid if described else None
+        devices.append(RDMADevice(name=name, interface=interface, state=device_state(described), gid=gid))
+    return tuple(devices)
+
+
+def device_state(device: DeviceInfo | None) -> RDMADeviceState:
+    """The port's state; Unknown if `ibv_devinfo` does not say one that is known."""
+    return _STATES.get((device.state if device else None) or "", RDMADeviceState.UNKNOWN)
+
+
+def address_without_gid(device: DeviceInfo, facts: Facts) -> str | None:
+    """The IPv4 address of an Active device's interface, if the device has no GID mapped from an IPv4 address.
+
+    `ibv_devinfo` and `ifconfig` contradict each other then: the list of GIDs broke off, or the stack has not noticed the
+    address.
+    """
+    if device.gid is not None or device_state(device) is not RDMADeviceState.ACTIVE:
+        return None
+    name = device.name.removeprefix("rdma_")
+    addresses = (a.address for i in facts.interfaces or () if i.name == name and i.up for a in i.addresses)
+    return next((address for address in addresses if ":" not in address), None)
