@@ -14,7 +14,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
-from thunderfleet_agent.peers.reach import Target
+from thunderfleet_agent.peers.dial_plan import PeerAddress
 
 SECONDS = 5.0
 ECHOES = 4
@@ -35,7 +35,7 @@ class Answer:
     local: str
 
 
-async def dial(target: Target, node: str, context: ssl.SSLContext, source: str | None = None) -> Answer:
+async def dial(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None = None) -> Answer:
     """Dials ``target`` as ``node`` with ``context``'s certificate, for at most SECONDS. Raises DialError."""
     where = f"{target.node} at {target.address} port {target.port}"
     try:
@@ -47,7 +47,7 @@ async def dial(target: Target, node: str, context: ssl.SSLContext, source: str |
         raise DialError(f"{where}: {error}") from None
 
 
-async def _talk(target: Target, node: str, context: ssl.SSLContext, source: str | None) -> Answer:
+async def _talk(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None) -> Answer:
     reader, writer = await asyncio.open_connection(
         target.address,
         target.port,
@@ -69,7 +69,7 @@ async def _talk(target: Target, node: str, context: ssl.SSLContext, source: str 
             writer.transport.abort()
 
 
-async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target, node: str) -> float:
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: PeerAddress, node: str) -> float:
     """One request, in seconds."""
     begun = time.perf_counter()
     writer.write(f"GET {PATH} HTTP/1.1\r\nHost: thunderfleet-agent\r\n{NODE_HEADER}: {node}\r\n\r\n".encode())

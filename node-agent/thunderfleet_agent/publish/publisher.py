@@ -33,7 +33,7 @@ from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_agent.derive.links import LinkReport
 from thunderfleet_agent.derive.profile import Profile
-from thunderfleet_agent.peers.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
+from thunderfleet_agent.publish.fleet_sample import LABEL_BUCKET, SAMPLE_SIZE, bucket, bucket_label, window
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Publisher:
 
     async def some_profiles(self) -> list[NodeProfile]:
         """All profiles of a small fleet; of a large one about as many, the same ones every time. Raises ApiError."""
-        page = await self.kube.get(PROFILES, limit=MAX_OTHERS + 1)
+        page = await self.kube.get(PROFILES, limit=SAMPLE_SIZE + 1)
         metadata = page.get("metadata") or {}
         items = page.get("items") or []
         if metadata.get("continue"):

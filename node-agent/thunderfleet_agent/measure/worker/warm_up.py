@@ -1,7 +1,7 @@
-"""When a warm-up has done its work, and which of some runs counts. Pure: it is given a function that runs and a clock.
+"""When a warm-up is over, and which runs count. Pure: the work and the clock are arguments.
 
-A GPU takes from a moment to seconds to reach its top clock, and no fixed time fits both. So the warm-up ends when the rate has
-stopped changing, or at a limit, which the answer then says.
+A GPU takes from milliseconds to seconds to reach its top clock, and no fixed time fits all. So the warm-up ends when the rate
+is steady, or at a limit; the result says which.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEST_OF = 20
 
 @dataclass(frozen=True)
 class Best:
-    """The best rate of some runs, in what ``work`` counts per second; whether the warm-up came to rest; how many runs."""
+    """The best rate of the runs, in units of ``work`` per second; whether it was steady; the number of runs."""
 
     rate: float
     steady: bool
@@ -25,7 +25,7 @@ class Best:
 
 
 def is_steady(rates: list[float], rounds: int = ROUNDS, spread: float = SPREAD) -> bool:
-    """Whether the last rounds differ by no more than that share."""
+    """Whether the last ``rounds`` rates differ by at most the share ``spread``."""
     last = rates[-rounds:]
     return len(last) == rounds and max(last) - min(last) <= spread * max(last)
 
@@ -37,11 +37,13 @@ def best(
     *,
     best_of: int = BEST_OF,
     until: float = math.inf,
-    told: Callable[[float, bool], None] = lambda rate, steady: None,
+    progress: Callable[[float, bool], None] = lambda rate, steady: None,
 ) -> Best:
-    """Runs ``work`` (which does some and says how much that was) until its rate is steady or ``warm_seconds`` are over, then
-    ``best_of`` times more. The best of these and of the steady rounds counts: whatever else a machine does can only slow it
-    down. ``told`` hears of every run; after ``until`` seconds in all no further one begins.
+    """The best rate of ``work``, which returns how much it did.
+
+    It runs until its rate is steady or for ``warm_seconds``, then ``best_of`` times more, but not after ``until`` seconds in
+    all. The best of these and of the steady rounds counts, because other load can only slow a run down. ``progress`` receives
+    the rate of every run.
     """
     rates: list[float] = []
 
@@ -56,12 +58,12 @@ def best(
     while not settled and clock() - begun < warm_seconds:
         rate = once()
         settled = is_steady(rates)
-        told(rate, settled)
+        progress(rate, settled)
     warm = len(rates)
     runs = 0
-    # A machine that does not come to rest is given the time that there is: of many runs, one is undisturbed.
+    # If the rate never was steady, all the time is used: one of many runs is undisturbed.
     while runs == 0 or (clock() - begun <= until and (runs < best_of or (not settled and until < math.inf))):
-        told(once(), settled)
+        progress(once(), settled)
         runs += 1
     counted = rates[max(0, warm - ROUNDS) :] if settled else rates[warm // 2 :]
     return Best(max(counted), settled, len(rates))
