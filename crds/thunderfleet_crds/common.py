@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
-from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
 from pydantic import (
@@ -24,6 +23,8 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+
+from thunderfleet_crds.vocabulary import ConditionStatus
 
 GROUP: Final = "thunderfleet.io"
 VERSION: Final = "v1alpha1"
@@ -64,48 +65,6 @@ MAX_RANKS: Final = 64
 MAX_NAME_LENGTH: Final = 40
 # In bytes, as Kubernetes counts; `thunderfleet-agent-` and a hash of the node's name stay below it.
 MAX_FIELD_MANAGER_BYTES: Final = 128
-
-
-class ConditionStatus(StrEnum):
-    """Whether a condition holds."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
-
-
-class Parallelism(StrEnum):
-    """How a model is split over ranks."""
-
-    AUTO = "Auto"
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
-
-
-class PlannedParallelism(StrEnum):
-    """How a placed group is split: never Auto, and `None` is one rank that holds the whole model."""
-
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
-    NONE = "None"
-
-
-class Transport(StrEnum):
-    """Over what the ranks of a group may talk."""
-
-    AUTO = "Auto"
-    JACCL = "JACCL"
-    JACCL_RING = "JACCLRing"
-    RING = "Ring"
-
-
-class PlannedTransport(StrEnum):
-    """Over what a placed group talks: never Auto, and `None` is one rank that talks to nobody."""
-
-    JACCL = "JACCL"
-    JACCL_RING = "JACCLRing"
-    RING = "Ring"
-    NONE = "None"
 
 
 # The words of a field's name that Kubernetes' conventions write in capitals (unless they begin the name).

@@ -7,10 +7,11 @@ in UTC.
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+from thunderfleet_crds.vocabulary import FaultClass, ReportedGroupPhase, ReportedRankPhase
 
 STATE_PATH = "/v1/state"
 """``GET``: a GroupState from rank 0, of any other rank 421 with rank 0's address.
@@ -28,16 +29,6 @@ TERMINATION_LOG = "/dev/termination-log"
 
 class _Value(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
-
-
-class FaultClass(StrEnum):
-    """What a failure asks for; see the bootstrap page of the design."""
-
-    RETRY = "Retry"
-    REPLAN = "Replan"
-    CONFIGURE = "Configure"
-    REBOOT = "Reboot"
-    BUG = "Bug"
 
 
 @dataclass(frozen=True)
@@ -61,32 +52,6 @@ class LastWords:
         return cls(FaultClass(found[2]), found[1], found[3])
 
 
-class GroupPhase(StrEnum):
-    """Where a group stands. Only Ready serves."""
-
-    WAITING = "Waiting"
-    """Not all ranks have joined the rendezvous."""
-    PREPARING = "Preparing"
-    """Preflight checks run, or a back-off between attempts is being waited out."""
-    FORMING = "Forming"
-    """All ranks are in MLX's init."""
-    LOADING = "Loading"
-    READY = "Ready"
-    DRAINING = "Draining"
-    GAVE_UP = "GaveUp"
-    """The runner can do no more: attempts spent, or a failure that needs another placement or a person."""
-
-
-class RankPhase(StrEnum):
-    ABSENT = "Absent"
-    JOINED = "Joined"
-    CHECKED = "Checked"
-    FORMING = "Forming"
-    LOADING = "Loading"
-    SERVING = "Serving"
-    FAILED = "Failed"
-
-
 class Failure(_Value):
     """The first cause of a failure; what the other ranks said after it stands in ``echoes``."""
 
@@ -104,7 +69,7 @@ class Failure(_Value):
 class RankReport(_Value):
     rank: int
     node: str
-    phase: RankPhase
+    phase: ReportedRankPhase
     message: str = ""
     loaded_bytes: int = 0
     total_bytes: int = 0
@@ -134,7 +99,7 @@ class GroupState(_Value):
     uid: str
     index: int
     epoch: int
-    phase: GroupPhase
+    phase: ReportedGroupPhase
     message: str = ""
     """One sentence: what is waited for, or what a person must do."""
     attempt: int = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -27,76 +26,42 @@ from thunderfleet_crds.common import (
     Message,
     Name,
     ObjectMeta,
-    Parallelism,
     Path,
     Percent,
-    PlannedParallelism,
-    PlannedTransport,
     Port,
     Quantity,
     Reason,
     Time,
     Token,
-    Transport,
     Url,
     Word,
 )
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import (
+    ConditionType,
+    FaultClass,
+    GroupPhase,
+    PlacedSplit,
+    PlacedTransport,
+    RankPhase,
+    RequestedSplit,
+    RequestedTransport,
+    Split,
+    TaintEffect,
+    TolerationOperator,
+    Transport,
+)
 
-MODEL_RESOLVED: Final = "ModelResolved"
-PLACED: Final = "Placed"
-BOOTSTRAPPED: Final = "Bootstrapped"
-READY: Final = "Ready"
-BENCHMARKED: Final = "Benchmarked"
-DEGRADED: Final = "Degraded"
-CONDITION_TYPES: Final = (MODEL_RESOLVED, PLACED, BOOTSTRAPPED, READY, BENCHMARKED, DEGRADED)
+CONDITION_TYPES: Final = (
+    ConditionType.MODEL_RESOLVED,
+    ConditionType.PLACED,
+    ConditionType.BOOTSTRAPPED,
+    ConditionType.READY,
+    ConditionType.BENCHMARKED,
+    ConditionType.DEGRADED,
+)
 
 DURATION_PATTERN: Final = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 LABEL_KEY_MAX_LENGTH: Final = 317
-
-
-class TolerationOperator(StrEnum):
-    """How a toleration matches a taint."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    """What a taint does."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
-class GroupStage(StrEnum):
-    """Where a group is on its way: what the operator sees, then the phases that the group itself reports."""
-
-    PENDING = "Pending"
-    STARTING = "Starting"
-    WAITING = "Waiting"
-    PREPARING = "Preparing"
-    FORMING = "Forming"
-    LOADING = "Loading"
-    READY = "Ready"
-    DRAINING = "Draining"
-    GAVE_UP = "GaveUp"
-    BACKING_OFF = "BackingOff"
-
-
-class RankStage(StrEnum):
-    """Where one rank is on its way: what the operator sees, then the phases that its group reports."""
-
-    PENDING = "Pending"
-    STARTING = "Starting"
-    ABSENT = "Absent"
-    JOINED = "Joined"
-    CHECKED = "Checked"
-    FORMING = "Forming"
-    LOADING = "Loading"
-    SERVING = "Serving"
-    FAILED = "Failed"
 
 
 class ModelSource(ApiModel):
@@ -255,8 +220,10 @@ class ModelDeploymentSpec(ApiModel):
         default=1, description="Number of independent groups that serve the model."
     )
     nodes: Nodes = Field(default=Nodes(), description="Which Macs, and how many, one group may take.")
-    parallelism: Parallelism = Field(default=Parallelism.AUTO, description="How the model is split: Auto, Tensor, Pipeline.")
-    transport: Transport = Field(default=Transport.AUTO, description="What ranks talk over: Auto, JACCL, JACCLRing or Ring.")
+    parallelism: RequestedSplit = Field(default=Split.AUTO, description="How the model is split: Auto, Tensor, Pipeline.")
+    transport: RequestedTransport = Field(
+        default=Transport.AUTO, description="What ranks talk over: Auto, JACCL, JACCLRing or Ring."
+    )
     memory: Memory = Field(default=Memory(), description="What is reserved beside the weights.")
     server: Server = Field(default=Server(), description="The OpenAI-compatible endpoint.")
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="How hard the ranks try to become a group.")
@@ -281,7 +248,7 @@ class Rank(ApiModel):
     layers: LayerRange | None = Field(default=None, description="Its layers, in a pipeline.")
     shard: Word | None = Field(default=None, description="Its shard in tensor parallelism, such as 1/2.")
     memory_bytes: Int64 | None = Field(default=None, description="Bytes of GPU memory that are reserved for it.")
-    state: RankStage = Field(default=RankStage.PENDING, description="Where it is on its way.")
+    state: RankPhase = Field(default=RankPhase.PENDING, description="Where it is on its way.")
     loaded_bytes: Int64 | None = Field(
         default=None, description="Bytes of weights that it has loaded, while it loads and after."
     )
@@ -308,10 +275,10 @@ class Group(ApiModel):
     index: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(description="Number of the group, from 0.")
     uid: UUID | None = Field(default=None, description="Identity of the group; kept over its epochs.")
     epoch: Count = Field(default=0, description="Number of its placement; every new placement is a new epoch.")
-    state: GroupStage = Field(default=GroupStage.PENDING, description="Where it is on its way.")
+    state: GroupPhase = Field(default=GroupPhase.PENDING, description="Where it is on its way.")
     message: Message = Field(default="", description="What it waits for, for people.")
-    transport: PlannedTransport | None = Field(default=None, description="What its ranks talk over; None for a single rank.")
-    parallelism: PlannedParallelism | None = Field(default=None, description="How the model is split; None for a single rank.")
+    transport: PlacedTransport | None = Field(default=None, description="What its ranks talk over; None for a single rank.")
+    parallelism: PlacedSplit | None = Field(default=None, description="How the model is split; None for a single rank.")
     reason: Message = Field(default="", description="Why this transport, parallelism and these Macs.")
     coordinator: HostPort | None = Field(default=None, description="Address and port at which rank 0 leads.")
     endpoint: Url | None = Field(default=None, description="URL of this group's OpenAI-compatible API.")
@@ -327,8 +294,8 @@ class Unplaceable(ApiModel):
     """One way of placing a group that nearly worked, and what it lacks."""
 
     group: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(default=0, description="Number of the group.")
-    transport: PlannedTransport | None = Field(default=None, description="Transport that was tried.")
-    parallelism: PlannedParallelism | None = Field(default=None, description="Split that was tried.")
+    transport: PlacedTransport | None = Field(default=None, description="Transport that was tried.")
+    parallelism: PlacedSplit | None = Field(default=None, description="Split that was tried.")
     nodes: Annotated[tuple[Name, ...], Field(max_length=MAX_RANKS)] = Field(default=(), description="Macs considered.")
     message: Message = Field(description="What it lacks, for people.")
 
@@ -363,8 +330,8 @@ class BenchmarkResult(ApiModel):
     group: Count | None = Field(default=None, description="Group that was measured.")
     epoch: Count | None = Field(default=None, description="Its placement epoch at that time.")
     world_size: Count | None = Field(default=None, description="Its number of ranks.")
-    transport: PlannedTransport | None = Field(default=None, description="What its ranks talked over.")
-    parallelism: PlannedParallelism | None = Field(default=None, description="How the model was split.")
+    transport: PlacedTransport | None = Field(default=None, description="What its ranks talked over.")
+    parallelism: PlacedSplit | None = Field(default=None, description="How the model was split.")
     mlx_version: Word | None = Field(default=None, description="Version of mlx that ran.")
     mlx_lm_version: Word | None = Field(default=None, description="Version of mlx-lm that ran.")
     measured_at: Time | None = Field(default=None, description="When it was measured.")

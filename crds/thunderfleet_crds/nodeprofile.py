@@ -7,7 +7,6 @@ write is ``quarantine`` and the condition of that name, which the operator appli
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -32,65 +31,21 @@ from thunderfleet_crds.common import (
     Token,
     Word,
 )
+from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState, ReachabilityState, SizedBy
 
-INVENTORY_COMPLETE: Final = "InventoryComplete"
-RDMA_READY: Final = "RDMAReady"
-BRIDGE_FREE: Final = "BridgeFree"
-BENCHMARKS_FRESH: Final = "BenchmarksFresh"
-QUARANTINED: Final = "Quarantined"
-CONDITION_TYPES: Final = (INVENTORY_COMPLETE, RDMA_READY, BRIDGE_FREE, BENCHMARKS_FRESH, QUARANTINED)
+CONDITION_TYPES: Final = (
+    ConditionType.INVENTORY_COMPLETE,
+    ConditionType.RDMA_READY,
+    ConditionType.BRIDGE_FREE,
+    ConditionType.BENCHMARKS_FRESH,
+    ConditionType.QUARANTINED,
+)
 
 MAX_REACHABILITY: Final = 64
 # World sizes that `thunderfleet-runner size` tries: 1 to this.
 MAX_WORLD_SIZE: Final = 16
 # Above this negotiated speed a cable is Thunderbolt 5.
 THUNDERBOLT4_MBPS: Final = 40_000
-
-
-class InterfaceKind(StrEnum):
-    """What a network interface is, from its hardware port's name, bridges and addresses."""
-
-    THUNDERBOLT = "Thunderbolt"
-    ETHERNET = "Ethernet"
-    WIFI = "WiFi"
-    BRIDGE = "Bridge"
-    VPN = "VPN"
-    OTHER = "Other"
-
-
-class AddressClass(StrEnum):
-    """Who can use an address."""
-
-    PRIVATE = "Private"
-    LINK_LOCAL = "LinkLocal"
-    SHARED = "Shared"
-    PUBLIC = "Public"
-    LOOPBACK = "Loopback"
-
-
-class RDMADeviceState(StrEnum):
-    """A port's state as ``ibv_devinfo`` says it."""
-
-    ACTIVE = "Active"
-    ACTIVE_DEFER = "ActiveDefer"
-    ARMED = "Armed"
-    INIT = "Init"
-    DOWN = "Down"
-    UNKNOWN = "Unknown"
-
-
-class ReachabilityState(StrEnum):
-    """Whether an address could be dialled; one failed round marks suspect, three remove the entry."""
-
-    REACHABLE = "Reachable"
-    SUSPECT = "Suspect"
-
-
-class SizedBy(StrEnum):
-    """Where a model's sizes come from: mlx-lm's own dry run, or only the files' headers."""
-
-    MLX = "MLX"
-    FILES = "Files"
 
 
 class Hardware(ApiModel):

@@ -4,12 +4,13 @@ It travels as the one key ``plan.json`` of an immutable ConfigMap, mounted into 
 it, the runner reads it, neither imports the other: so it stands here, beside the API.
 """
 
-from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+
+from thunderfleet_crds.vocabulary import Backend, PlacedSplit, Split
 
 PLAN_KEY = "plan.json"
 PLAN_FOLDER = "/etc/thunderfleet/plan"
@@ -37,23 +38,6 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 class _Value(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
-
-
-class Backend(StrEnum):
-    """What the ranks are joined by, in MLX's own words."""
-
-    NONE = "none"
-    """One Mac alone: no group is made."""
-    RING = "ring"
-    JACCL = "jaccl"
-
-
-class Split(StrEnum):
-    """How the model is cut."""
-
-    NONE = "None"
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
 
 
 def loopback_of(address: str) -> str:
@@ -134,7 +118,7 @@ class Plan(_Value):
     backend: Backend
     jaccl_ring: bool = False
     """JACCL: a ring of neighbours, also when every pair has a cable. Without a cable for every pair it is a ring anyway."""
-    split: Split
+    split: PlacedSplit
     ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
     memory: MemoryPlan
     bootstrap: BootstrapPlan = BootstrapPlan()

@@ -6,7 +6,6 @@ Both agents apply into the same object, each its own entry with its own field ma
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -23,26 +22,13 @@ from thunderfleet_crds.common import (
     Token,
     Word,
 )
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, RDMADeviceState
+from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS
+from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, RDMADeviceState
 
-CONNECTED: Final = "Connected"
-SYMMETRIC: Final = "Symmetric"
-RDMA_USABLE: Final = "RDMAUsable"
-CONDITION_TYPES: Final = (CONNECTED, SYMMETRIC, RDMA_USABLE)
-# Reasons of the condition Connected, of a cable that an end still speaks of and that no group is to be placed on.
-FLAPPING: Final = "Flapping"
-NOTHING_PLUGGED_IN: Final = "NothingPluggedIn"
+CONDITION_TYPES: Final = (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE)
 
 # Two of these, two port numbers and what joins them are a name of at most 253 characters.
 MAX_NODE_NAME_LENGTH: Final = 120
-
-
-class MeasurementTransport(StrEnum):
-    """What carried a measurement: a TCP socket, RDMA, or MLX's ring."""
-
-    SOCKET = "Socket"
-    RDMA = "RDMA"
-    RING = "Ring"
 
 
 class LinkEnd(ApiModel):

@@ -1,7 +1,10 @@
-"""What two programs need and no kind of the API knows.
+"""What several programs share and no kind of the API knows.
 
-========  ====================================================================
-kube      the client of the API server, and list-and-watch
-sandbox   where a container finds what its pod mounts
-========  ====================================================================
+backoff   exponential back-off with limit and jitter
+hostcmd   runs commands of this machine, with limits on time and output
+kube      requests to the API server, list and watch
+listener  a listener for HTTP servers with a bound on connections
+quantity  Kubernetes quantities as exact numbers
+sandbox   where a container finds the volumes of its pod
+tls       keys, certificates and signing requests
 """

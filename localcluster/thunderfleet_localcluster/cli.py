@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thunderfleet_localcluster.cluster import Cluster, end_cluster, remove, running
+from thunderfleet_localcluster.client.cluster import Cluster, end_cluster, remove, running
 from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, MONITORING, find_assets
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS

@@ -170,10 +170,10 @@ def _seconds(text: str) -> float:
 async def _inspect(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.common import ObjectMeta
     from thunderfleet_crds.nodeprofile import NodeProfile
+    from thunderfleet_lib.hostcmd import Host
 
     from thunderfleet_agent.derive.profile import profile
     from thunderfleet_agent.observe.collector import Collector
-    from thunderfleet_agent.observe.host import Host
 
     node = arguments.node_name or socket.gethostname()
     from thunderfleet_agent.observe.models import hub_caches
@@ -237,7 +237,7 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(arguments: argparse.Namespace) -> int:
-    from thunderfleet_crds.thunderboltlink import MeasurementTransport
+    from thunderfleet_crds.vocabulary import MeasurementTransport
     from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.measure import measure_cli

@@ -16,8 +16,9 @@ from thunderfleet_crds.common import (
     LABEL_GROUP,
     MODELDEPLOYMENT_KIND,
 )
-from thunderfleet_crds.modeldeployment import GroupStage, ModelDeployment
+from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_operator.act import events
@@ -35,7 +36,7 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe import snapshot
 from thunderfleet_operator.observe.fleet import Fleets
 from thunderfleet_operator.observe.snapshot import GroupView, Parsed, PodView, RankPorts
-from thunderfleet_operator.placement import Fleet, Placement, Transport, Unplaceable, better
+from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, better
 from thunderfleet_operator.watch.cache import (
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -272,7 +273,7 @@ class Reconciler:
                 return known[2], None if known[0] == seen else left
         less = snapshot.taken(self._cache, md.metadata.uid, view.index)
         own = self._fleets.without(fleet, self._cache, self._parsed, used, less)
-        running = Transport(status.transport(view.plan).value)
+        running = status.transport(view.plan)
         told = better(own, snapshot.request(md.spec, tuple(rank.node for rank in view.plan.ranks)), running)
         self._better[key] = (seen, now, told)
         return told, None
@@ -365,7 +366,7 @@ class Reconciler:
             await self._actor.tell(md, occurrence)
 
     def _count_groups(self) -> None:
-        counts = dict.fromkeys((stage.value for stage in GroupStage), 0)
+        counts = dict.fromkeys((stage.value for stage in GroupPhase), 0)
         for md in snapshot.deployments(self._cache, self._parsed):
             for group in md.status.groups:
                 counts[group.state.value] += 1

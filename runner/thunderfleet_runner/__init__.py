@@ -1,4 +1,18 @@
-"""One pod of a served model: a supervisor that never freezes, and the rank process it owns.
+"""One pod of a served model: a supervisor that never blocks, and the rank process that it owns.
 
-``supervisor`` and everything it imports stays free of MLX, transformers and tokenizers; ``rank`` is the child that has them.
+==========  ==================================================================
+cli         the command line: ``serve``, ``capabilities``, ``size``
+supervisor  the container's process; assembles one pod from the rooms below
+group       forming a group, supervising its ranks, recovering from failures
+api         the OpenAI gateway of rank 0, and what generates load by itself
+host        this Mac: checks before an attempt, memory, the rank's process
+net         connections between pods: control port, relays, JACCL's exchange
+protocol    messages between a supervisor and its rank process
+framing     how those messages are framed, and how the socket is handed over
+faults      every failure a group can have: class, reason, message
+rank        the rank's process: MLX, mlx-lm, the model
+sizing      how much memory a model needs, computed from the model itself
+==========  ==================================================================
+
+The supervisor and everything it imports stay free of MLX, transformers and tokenizers; only ``rank`` and ``sizing`` have them.
 """

@@ -128,11 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         case "serve":
             return _serve(arguments)
         case "size":
-            from thunderfleet_runner import sizing
+            from thunderfleet_runner.sizing import command
 
-            return sizing.main(arguments.path, tuple(arguments.world_sizes))
+            return command.main(arguments.path, tuple(arguments.world_sizes))
         case _:
-            from thunderfleet_runner import capabilities
+            from thunderfleet_runner.rank import capabilities
 
             return capabilities.main()
 

@@ -9,7 +9,10 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass
+
+GRACE_IS_OVER = "the deployment is being stopped or moved, and its grace period is over"
+"""Sent to a client whose response a drain has cut."""
 
 
 class Stage(StrEnum):

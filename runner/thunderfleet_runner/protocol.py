@@ -1,44 +1,27 @@
-"""What a supervisor and its rank say to each other, and how it is put on their socketpair.
+"""Messages between a supervisor and its rank process.
 
-The two run different worlds (asyncio without MLX here, MLX and threads there), so the one thing that they share is kept
-free of both: plain values and a frame. A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, an object
-whose ``type`` names the message. Either end closing the socket ends the rank.
+The supervisor runs asyncio without MLX; the rank runs MLX and threads. They share plain values only: each message is a JSON
+object whose ``type`` names it, sent as one frame (see ``framing``). When either end closes the socket, the rank exits.
 
-Order of a rank's life: ``Waiting``, until there is an attempt; ``Start`` -> ``Formed`` -> ``Progress``... -> ``Loaded``; when
-all ranks have loaded, the supervisors
-send ``Check`` and every rank answers ``Ready``. From then on a rank is idle, blocked on the socket and not in a collective,
-until ``Turn`` comes. In a turn all ranks run mlx-lm's loop together (rank 0 shares its requests in the group); rank 0
-ends the turn in the group when nothing is left to do, and every rank says ``Idle``. A request that reached rank 0 too late
-for a turn waits in its queue: the leader sees ``Idle`` with work outstanding and announces the next turn. ``Stop`` is obeyed
-between turns: rank 0 ends the running turn (cancelling what still runs), then every rank frees its model, passes a barrier
-and exits 0. ``Prepare`` is answered at any time after ``Ready``, turn or not.
+A rank process sends ``Waiting`` and idles until an attempt needs it. Then: ``Start`` -> ``Formed`` -> ``Progress``... ->
+``Loaded``. When all ranks have loaded, every supervisor sends ``Check`` and every rank answers ``Ready``. From then on a rank
+is idle: it blocks on the socket, not in a collective, until ``Turn`` arrives. In a turn all ranks run mlx-lm's loop together,
+and rank 0 shares its requests within the group. When no work is left, rank 0 ends the turn for all ranks, and every rank sends
+``Idle``. A request that reaches rank 0 too late for the turn stays queued: the leader sees ``Idle`` with work outstanding and
+announces the next turn. A rank handles ``Stop`` between turns: rank 0 ends the running turn and cancels its requests, then
+every rank frees its model, passes a barrier and exits 0. ``Prepare`` is answered at any time after ``Ready``, in a turn or not.
 """
 
-import socket
-import struct
-import threading
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.plan import Backend, MemoryPlan, Split
+from thunderfleet_crds.plan import MemoryPlan
+from thunderfleet_crds.vocabulary import Backend, Split
 
-from thunderfleet_runner import rankstart
+from thunderfleet_runner.framing import BrokenStream, frame
 
-FD_VARIABLE = rankstart.FD_VARIABLE
-"""Environment variable with the number of the rank's end of the socketpair."""
-PARENT_VARIABLE = rankstart.PARENT_VARIABLE
-"""Environment variable with the supervisor's process id: a rank calls ``parentdeath.die_with`` with it before anything else.
-
-A rank leaves SIGTERM to the kernel's default: MLX's init keeps Python's own handlers from running.
-"""
-ATTEMPT_VARIABLE = "THUNDERFLEET_RANK_ATTEMPT"
-"""Environment variable with the attempt's number, from ``Start`` on: for what runs beside MLX, such as a recorded JACCL."""
 HEARTBEAT_SECONDS = 1.0
 """How often a rank's heartbeat thread speaks, from ``Formed`` to its end."""
-FRAME_LIMIT = 64 * 1024 * 1024
-"""Bytes of the longest frame accepted; beyond it the stream is broken, not large."""
-_LENGTH = struct.Struct(">I")
 
 
 class _Message(BaseModel):
@@ -352,14 +335,9 @@ _TO_RANK: TypeAdapter[ToRank] = TypeAdapter(ToRank)
 _FROM_RANK: TypeAdapter[FromRank] = TypeAdapter(FromRank)
 
 
-class BrokenStream(Exception):
-    """The bytes are no frame of this protocol; nothing after them can be read."""
-
-
 def encode(message: BaseModel) -> bytes:
     """One frame."""
-    body = message.model_dump_json(exclude_defaults=False).encode()
-    return _LENGTH.pack(len(body)) + body
+    return frame(message.model_dump_json(exclude_defaults=False).encode())
 
 
 def _text(error: ValueError) -> str:
@@ -380,59 +358,3 @@ def decode_from_rank(body: bytes) -> FromRank:
         return _FROM_RANK.validate_json(body)
     except ValueError as error:
         raise BrokenStream(f"not a message from a rank: {_text(error)}") from error
-
-
-class Frames:
-    """Cuts a byte stream into frames' bodies, however it arrives."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that ``data`` completes. Raises BrokenStream for a length beyond FRAME_LIMIT."""
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > FRAME_LIMIT:
-                raise BrokenStream(f"a frame of {length} bytes was announced, at most {FRAME_LIMIT} are allowed")
-            if len(self._buffer) < _LENGTH.size + length:
-                return
-            body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
-            del self._buffer[: _LENGTH.size + length]
-            yield body
-
-
-class Channel:
-    """The rank's end: blocking, and safe to send on from several threads.
-
-    ``receive`` is for one thread only. Both raise EOFError / OSError when the supervisor has gone: the rank must exit then.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._sending = threading.Lock()
-        self._frames = Frames()
-        self._ready: list[bytes] = []
-
-    @classmethod
-    def inherited(cls, environment: Mapping[str, str]) -> "Channel":
-        """The channel that the supervisor left in THUNDERFLEET_RANK_FD. Raises ValueError when there is none."""
-        value = environment.get(FD_VARIABLE, "")
-        if not value.isdigit():
-            raise ValueError(f"{FD_VARIABLE} is {value!r}: a rank is started by its supervisor, not by hand")
-        return cls(socket.socket(fileno=int(value)))
-
-    def send(self, *messages: BaseModel) -> None:
-        """Puts the messages on the socket, in order, in one write."""
-        data = b"".join(encode(message) for message in messages)
-        with self._sending:
-            self._socket.sendall(data)
-
-    def receive(self) -> ToRank:
-        """Blocks for the next message. Raises EOFError when the supervisor closed its end, BrokenStream for rubbish."""
-        while not self._ready:
-            data = self._socket.recv(1 << 16)
-            if not data:
-                raise EOFError("the supervisor closed the channel")
-            self._ready.extend(self._frames.feed(data))
-        return decode_to_rank(self._ready.pop(0))

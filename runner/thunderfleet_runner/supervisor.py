@@ -17,15 +17,20 @@ from typing import Any, TypeVar
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_lib import listener
 
-from thunderfleet_runner import attempts, canary, control, doors, faults, jaccl, peers, preflight, stranded
-from thunderfleet_runner.follower import Follower
-from thunderfleet_runner.leader import Leader
-from thunderfleet_runner.member import Member
-from thunderfleet_runner.metrics import GroupMetrics
-from thunderfleet_runner.rankprocess import end_orphan, rank_command
-from thunderfleet_runner.rendezvous import Identity
-from thunderfleet_runner.service import Service
+from thunderfleet_runner import faults
+from thunderfleet_runner.api import canary
+from thunderfleet_runner.api.service import Service
+from thunderfleet_runner.group import attempts
+from thunderfleet_runner.group.follower import Follower
+from thunderfleet_runner.group.leader import Leader
+from thunderfleet_runner.group.member import Member
+from thunderfleet_runner.group.metrics import GroupMetrics
+from thunderfleet_runner.group.rendezvous import Identity
+from thunderfleet_runner.host import preflight, wired_memory
+from thunderfleet_runner.host.rankprocess import end_orphan, rank_command
+from thunderfleet_runner.net import control, jaccl, peers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +55,7 @@ class Settings:
     benchmark: bool = True
     jaccl_environment: bool = False
     """Rank 0's decides for the group."""
-    wired: stranded.Reader | None = field(default_factory=stranded.reader)
+    wired: wired_memory.Reader | None = field(default_factory=wired_memory.reader)
     """How wired memory is read; None where a kill strands none."""
 
     @property
@@ -229,7 +234,7 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _serve_gateway(self) -> web.AppRunner:
-        from thunderfleet_runner import gateway
+        from thunderfleet_runner.api import gateway
 
         entry = self.plan.ranks[self.rank]
         served = gateway.Gateway(self.service, self.settings.api_keys)
@@ -242,7 +247,7 @@ class Supervisor:
         )
         await runner.setup()
         try:
-            await _once_free(lambda: served.doors.listen(runner, entry.address, entry.gateway_port))
+            await _once_free(lambda: served.listener.listen(runner, entry.address, entry.gateway_port))
         except OSError:
             await runner.cleanup()
             raise
@@ -277,7 +282,7 @@ class Supervisor:
 
     async def _measure(self) -> None:
         """Benchmarks again and again; ends when the group goes (``_ready`` begins anew)."""
-        from thunderfleet_runner import benchmark
+        from thunderfleet_runner.api import benchmark
 
         try:
             await benchmark.keep(self.service, self.plan.benchmark)
@@ -316,7 +321,7 @@ def api_keys(folder: Path) -> frozenset[str]:
 
 async def serve(settings: Settings) -> None:
     """Runs a supervisor until SIGTERM or SIGINT, and what that asks for."""
-    doors.allow_descriptors()
+    listener.allow_descriptors()
     supervisor = Supervisor(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,14 +13,14 @@ from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.bench.benchmarks import ALL
+from tests.bench.benchmarks import ALL, Benchmark, Say
 from tests.bench.byhand import ByHandFailed
 from tests.bench.figures import Missing, Report, table
 from tests.bench.line import BenchFailed, Line
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on, and how busy it was when they were begun."""
+    """The machine, and how busy it is before the first benchmark."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -40,29 +40,20 @@ def machine() -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     about = "\n".join(f"  {benchmark.name:<15} {benchmark.about}" for benchmark in ALL)
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench", description=f"Figures of the whole line.\n\n{about}",
+        prog="python -m tests.bench", description=f"Measures a cluster with the chart installed.\n\n{about}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--repeats", type=int, default=3, help="how often each side is measured (default: 3)")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a bound does not hold")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements per side (default: 3)")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a bound does not hold")
     return parser
 
 
 def main() -> int:
-    """0 measured (with --strict: and every bound holds), 1 something could not be measured, 2 bad usage."""
-    parser = _parser()
-    arguments = parser.parse_args()
-    known = {benchmark.name: benchmark for benchmark in ALL}
-    if odd := [name for name in arguments.names if name not in known]:
-        parser.error(f"no benchmark {', '.join(odd)}; there are {', '.join(known)}")
-    if arguments.repeats < 1:
-        parser.error("--repeats is at least 1")
-    if arguments.json is not None and not arguments.json.parent.is_dir():
-        parser.error(f"--json: {arguments.json.parent} is no folder")
+    """Returns 0 when everything was measured (with --strict: and every bound holds), 1 when not, 2 on bad usage."""
+    arguments, chosen = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chosen = [benchmark for benchmark in ALL if not arguments.names or benchmark.name in arguments.names]
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -72,14 +63,9 @@ def main() -> int:
     try:
         with Line.up(say) as line:
             for benchmark in chosen:
-                say(f"{benchmark.name}: {benchmark.about}")
-                try:
-                    report.figures += benchmark.run(line, arguments.repeats, say)
-                except (BenchFailed, ByHandFailed, LocalClusterError) as error:
-                    say(f"{benchmark.name} failed: {error}")
-                    report.missing.append(Missing(benchmark.name, str(error)))
+                _run(benchmark, line, arguments.repeats, say, report)
     except (BenchFailed, LocalClusterError) as error:
-        print(f"the line did not come up: {error}", file=sys.stderr)
+        print(f"the cluster did not start: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -90,6 +76,30 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     return 1 if report.missing or (arguments.strict and not report.holds) else 0
+
+
+def _arguments() -> tuple[argparse.Namespace, list[Benchmark]]:
+    """The command line, and the benchmarks that it names. Exits with 2 on bad usage."""
+    parser = _parser()
+    arguments = parser.parse_args()
+    known = {benchmark.name: benchmark for benchmark in ALL}
+    if odd := [name for name in arguments.names if name not in known]:
+        parser.error(f"no benchmark {', '.join(odd)}; allowed: {', '.join(known)}")
+    if arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        parser.error(f"--json: {arguments.json.parent} is not a folder")
+    return arguments, [benchmark for benchmark in ALL if not arguments.names or benchmark.name in arguments.names]
+
+
+def _run(benchmark: Benchmark, line: Line, repeats: int, say: Say, report: Report) -> None:
+    """Adds the benchmark's figures to the report, or why there are none."""
+    say(f"{benchmark.name}: {benchmark.about}")
+    try:
+        report.figures += benchmark.run(line, repeats, say)
+    except (BenchFailed, ByHandFailed, LocalClusterError) as error:
+        say(f"{benchmark.name} failed: {error}")
+        report.missing.append(Missing(benchmark.name, str(error)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""A client that streams one completion, or several at once, and says when tokens came. The same for both sides of every
-comparison.
+"""Streams one completion, or several at once, and times the tokens. Both sides of every comparison use this client.
 
-Run as a file with the standard library alone, on the machine of the endpoint, so that nothing of ours lies between it and
-what it measures. It prints one JSON object: ``first`` and ``last``, seconds since it began until the first and the last
-token; ``wall``, the clock when the first token came, in seconds since 1970; ``tokens``, how many came. Of several at once it
-prints ``answers``, a list of these, and ``seconds``, from the start of all until the last token of all.
+It runs as a file, with only the standard library, on the endpoint's machine, so that nothing else is measured. It prints one
+JSON object: ``first`` and ``last``, seconds from its start to the first and last token; ``wall``, when the first token came, in
+seconds since 1970; ``tokens``, their number. For several at once it prints ``answers``, a list of these, and ``seconds``, from
+the start to the last token of all.
 """
 
 import http.client
@@ -24,8 +23,9 @@ class NotYet(Exception):
 
 
 def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str, Any]:
-    """One streamed request; ``began``: the monotonic clock when it was first tried, now if None. Raises NotYet when the server
-    is not there or asks to come again, ValueError otherwise.
+    """Sends one streamed request. ``began``: the monotonic time of the first try, None for now.
+
+    Raises NotYet when the server does not listen or asks to retry, ValueError for any other bad response.
     """
     at = urlsplit(url)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_SECONDS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from thunderfleet_agent.observe.parsers import thunderbolt as parser
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
-from thunderfleet_localcluster.recorded import as_json, write_machine
+from thunderfleet_localcluster.recorded.folder import as_json, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
 from tests.bench import audit
@@ -70,8 +70,9 @@ def pulled(line: Line, repeats: int, say: Callable[[str], None], seconds: int) -
 
 
 def _everybody_is_reached(line: Line) -> bool:
-    """Whether every Mac says that it reaches every other one, and its neighbours over each cable: a plug that was just put back
-    is news until then.
+    """Whether every Mac reports that it reaches every other Mac, and its neighbours over each cable.
+
+    Until then a cable that was just plugged in still causes writes.
     """
     profiles = json.loads(line.cluster.kubectl("get", "np", "-o", "json").stdout)["items"]
     links = json.loads(line.cluster.kubectl("get", "tbl", "-o", "json").stdout)["items"]

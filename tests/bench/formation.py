@@ -21,7 +21,7 @@ from pathlib import Path
 from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act import keys
-from thunderfleet_runner.attempts import Stage
+from thunderfleet_runner.group.attempts import Stage
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 from tests.bench.byhand import free_port

@@ -18,7 +18,7 @@ from thunderfleet_agent.agent import Settings
 from thunderfleet_agent.derive.flap_damper import Damper
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.collector import Collector
-from thunderfleet_agent.observe.host import Host
+from thunderfleet_lib.hostcmd import Host
 
 HOUR_SECONDS = 3600
 

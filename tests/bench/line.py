@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster, remove
 
 from tests.bench import client, models, processes
 

@@ -136,8 +136,9 @@ def _iperf(count: int, most: int) -> float:
 
 
 def sockets(repeats: int, say: Say) -> list[Figure]:
-    """The socket probe's throughput against iperf3's, unshaped over loopback, as many streams and bytes. Each run takes a tenth
-    of a second, in which a machine of two processors moves half as much or twice: so many are needed.
+    """The socket probe's throughput against iperf3's: unshaped loopback, the same number of streams and bytes.
+
+    A run takes a tenth of a second, and on two processors single runs differ by a factor of four, so it takes many.
     """
     if shutil.which("iperf3") is None:
         raise BenchFailed("there is no iperf3 on this machine")
@@ -192,7 +193,7 @@ def day(line: Line, repeats: int, say: Say) -> list[Figure]:
         "socket": (CABLES + OTHERS) * DAY_SECONDS / settings.sockets.every_seconds,
         "rdma": CABLES * DAY_SECONDS / settings.rdma.every_seconds,
     }
-    seconds, moved = [], []
+    seconds, moved = list[float](), list[float]()
     for mac in macs:
         totals = _totals(line, mac)
         for name, into in (("probe_seconds", seconds), ("probe_bytes", moved)):
@@ -300,8 +301,9 @@ def _begun(line: Line, macs: Sequence[str]) -> int:
 
 
 def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Tokens a second of a served group with the prober on (and everything always due) against off, by answers in turns: the
-    two of a pair are given within seconds, each the first in every other pair.
+    """Tokens per second of a served group with the prober on (and every probe always due) and off.
+
+    The two answers of a pair follow each other within seconds, and each side comes first in every other pair.
     """
     name, rates = "measured", {True: list[float](), False: list[float]()}
     _often(line, "agent.measure.gpu.everySeconds=10", "agent.measure.memory.everySeconds=10")

@@ -25,6 +25,8 @@ _PROGRAMS = (
 
 @dataclass(frozen=True)
 class Process:
+    """A process of this machine."""
+
     pid: int
     parent: int
     command: str

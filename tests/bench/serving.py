@@ -43,7 +43,7 @@ def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
         started.pause()
         line.benchmarked("serving")
         for clients in CLIENTS:
-            ours, hand, tokens = [], [], TOKENS[clients]
+            ours, hand, tokens = list[tuple[float, float]](), list[tuple[float, float]](), TOKENS[clients]
             until = time.monotonic() + SIZE_SECONDS
             # The first round of a size pays for its shapes, on both sides.
             for number in range(2 * repeats + 2):

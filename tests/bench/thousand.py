@@ -22,10 +22,10 @@ from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
 from thunderfleet_lib.kube import Kube
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster, remove
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
-from thunderfleet_localcluster.recorded import texts
+from thunderfleet_localcluster.recorded.folder import texts
 
 from tests.bench import processes
 from tests.bench.figures import Figure

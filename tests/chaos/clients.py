@@ -19,6 +19,8 @@ PAUSE_SECONDS = 0.3
 
 
 class Outcome(StrEnum):
+    """How a request ended."""
+
     WHOLE = "whole"
     ERROR_EVENT = "ended by an error event"
     REFUSED = "refused with an error status"
@@ -38,6 +40,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Result:
+    """One judged response."""
+
     outcome: Outcome
     detail: str = ""
     tokens: int = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos.plan import Action, Step, Target
-from tests.e2e.conftest import SYSTEM, Line
+from tests.support.line import SYSTEM, Line
 
 ORDER_SECONDS = 20.0
 SUPERVISOR, RANK, OPERATOR = "thunderfleet-runner serve", "thunderfleet_runner.rank", "thunderfleet-operator run"

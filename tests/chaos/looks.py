@@ -4,17 +4,18 @@ import base64
 import contextlib
 import http.client
 import json
-import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from thunderfleet_crds.group import STATE_PATH, GroupPhase, RankPhase
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_crds.group import STATE_PATH
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
+from thunderfleet_localcluster.client.cluster import Cluster
 
-from tests.api import LOOK_SECONDS, Api, Away, load_pair
+from tests.support.api import REQUEST_SECONDS, Api, Unreachable
+from tests.support.https import client_context, get
 
 Json = dict[str, Any]
 
@@ -58,29 +59,24 @@ class GroupDoor:
         leader = plan["ranks"][0]
         self._address, self._port = str(leader["address"]), int(leader["controlPort"])
         certificate, key = (base64.b64decode(keys[name]).decode() for name in ("tls.crt", "tls.key"))
-        self._context = ssl.create_default_context(cadata=certificate)
+        self._context = client_context(certificate, certificate, key)
         self._context.check_hostname = False
-        load_pair(self._context, certificate + "\n" + key)
 
-    def state(self, last: Told | None = None, seconds: float = LOOK_SECONDS) -> Told:
-        """Its state; with ``last`` as soon as phase or attempt is another one than then. Raises Away."""
+    def state(self, last: Told | None = None, seconds: float = REQUEST_SECONDS) -> Told:
+        """Its state; with ``last`` as soon as phase or attempt is another one than then. Raises Unreachable."""
         path = STATE_PATH
         if last is not None:
             path += f"?wait={seconds:g}&phase={last.phase.value}&attempt={last.attempt}"
         connection = http.client.HTTPSConnection(
-            self._proxy.hostname or "", self._proxy.port, timeout=seconds + LOOK_SECONDS, context=self._context
+            self._proxy.hostname or "", self._proxy.port, timeout=seconds + REQUEST_SECONDS, context=self._context
         )
         connection.set_tunnel(self._address, self._port)
         try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            body = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise Away(f"rank 0: {error!r}") from error
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise Away(f"rank 0 says {answer.status}")
+            status, body = get(connection, path)
+        except OSError as error:
+            raise Unreachable(f"rank 0: {error!r}") from error
+        if status != 200:
+            raise Unreachable(f"rank 0 returns {status}")
         return Told.read(body)
 
 
@@ -106,11 +102,11 @@ class Eye:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread:
-            self._thread.join(2 * LOOK_SECONDS + 5)
+            self._thread.join(2 * REQUEST_SECONDS + 5)
 
     def _run(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            with contextlib.suppress(Away):
+            with contextlib.suppress(Unreachable):
                 self._sample()
 
     def _sample(self) -> None:

@@ -36,6 +36,8 @@ HELD = (Stage.RENDEZVOUS, Stage.BARRIER)
 
 
 class Action(StrEnum):
+    """What is done to the target."""
+
     KILL = "kill"
     """SIGKILL."""
     FREEZE = "freeze"
@@ -45,6 +47,8 @@ class Action(StrEnum):
 
 
 class Target(StrEnum):
+    """What a fault hits."""
+
     RANK = "rank"
     SUPERVISOR = "supervisor"
     KUBELET = "kubelet"
@@ -57,6 +61,8 @@ class Target(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
+    """One kind of fault."""
+
     action: Action
     target: Target
 

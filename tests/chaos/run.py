@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.chaos import checks, faults, stages
-from tests.chaos.clients import Clients, Outcome, Question
-from tests.chaos.looks import Api, Eye
+from tests.chaos.clients import Clients, Outcome, Question, Result
+from tests.chaos.looks import Eye
 from tests.chaos.plan import BESIDE, START, Episode, Stage, Step, Target
 from tests.chaos.report import Record
-from tests.chaos.stages import NotReached, Passed, Subject, until
-from tests.e2e.conftest import MODEL, Deployment, Line, condition, on
+from tests.chaos.stages import Passed, Subject, wait_for
+from tests.support.api import Api
+from tests.support.line import MODEL, Deployment, Line, condition, on_fleet
+from tests.support.waiting import NotInTimeError
 
 MACS = 4
 FLEET = "\n".join(
@@ -58,7 +59,7 @@ def cluster() -> Iterator[Line]:
     """A line on four Macs that are all wired to each other, with JACCL; or the one that CLUSTER names and that runs already."""
     if existing := os.environ.get(CLUSTER):
         faults.mend(Line(Cluster.attach(existing)))
-    with on(FLEET, "chaos", CLUSTER) as line:
+    with on_fleet(FLEET, "chaos", CLUSTER) as line:
         yield line
 
 
@@ -83,6 +84,17 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
     return [Question(prompt, tokens, tuple(ids)) for (prompt, tokens), ids in zip(prompts, answers, strict=True)]
 
 
+def _judge(results: Iterable[Result], record: Record, gateway_hit: bool, beside: bool) -> None:
+    """Adds to the record what the clients saw and must not see. ``beside``: the fault did not hit the group."""
+    for result in results:
+        if result.outcome is Outcome.ERROR_EVENT:
+            record.told[result.detail] += 1
+            if beside:
+                record.violations.append(f"a client: a stream ended though the group was not hit: {result.detail}")
+        elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
+            record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
+
+
 @dataclass
 class Runner:
     """``say`` is called with a line per step."""
@@ -100,7 +112,7 @@ class Runner:
             yield from self._episode(seed, episode)
 
     def _episode(self, seed: int, episode: Episode) -> Iterator[Record]:
-        until("all machines are Ready", self.line.ready_machines, RECOVER_SECONDS)
+        wait_for(self.line.ready_machines, "all machines are Ready", RECOVER_SECONDS)
         start = episode.steps[0].stage
         benchmark = any(step.stage is Stage.BENCHMARK for step in episode.steps)
         held, slowed = stages.prepare(self.line, episode.shape, start) if start in START else ([], False)
@@ -129,8 +141,8 @@ class Runner:
 
     def _clear(self, deployment: Deployment) -> None:
         """Nothing of it stays, whatever became of it."""
-        until("the API server answers", lambda: self.api.get("/version"), RECOVER_SECONDS)
-        with contextlib.suppress(pytest.fail.Exception):
+        wait_for(lambda: self.api.get("/version"), "the API server answers", RECOVER_SECONDS)
+        with contextlib.suppress(NotInTimeError):
             self.line.forget(deployment)
 
     # --- one fault ---
@@ -145,47 +157,47 @@ class Runner:
             stages.release(subject)
             clients.stop()
             return
-        except (NotReached, LocalClusterError) as error:
+        except (NotInTimeError, LocalClusterError) as error:
             record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.told()}")
             clients.stop()
             return
         nodes = subject.nodes
-        victim = nodes[step.rank]
-        gateway_hit = nodes[0] == victim and step.fault.target in (Target.SUPERVISOR, Target.MAC)
+        gateway_hit = step.rank == 0 and step.fault.target in (Target.SUPERVISOR, Target.MAC)
         plan = subject.plan() if step.stage is Stage.DRAINING else None
-        hit = faults.inject(self.line, step, subject.deployment.name, victim, nodes[(step.rank + 1) % len(nodes)], leader)
+        hit = faults.inject(
+            self.line, step, subject.deployment.name, nodes[step.rank], nodes[(step.rank + 1) % len(nodes)], leader
+        )
         record.injected = hit is not None
-        began = time.monotonic()
-        try:
-            stages.release(subject)
-            if not clients.started:
-                clients.start(streaming=1, whole=1)
-            if hit is not None and hit.undo is not None:
-                # How long the fault lasts; nothing is waited for.
-                threading.Event().wait(step.seconds)
-        finally:
-            if hit is not None and hit.undo is not None:
-                hit.undo()
-                began = time.monotonic()
+        began = self._outlast(subject, step, hit, clients)
         if step.stage is Stage.DRAINING:
             self._gone(subject, record, plan, began)
         else:
             self._recovered(subject, record, began)
         record.violations += clients.stop()
         record.clients = clients.counts()
-        # A drain ends what is not done within its grace.
-        in_peace = step.fault.target in BESIDE and step.stage is Stage.STREAMS
-        for result in clients.results:
-            if result.outcome is Outcome.ERROR_EVENT:
-                record.told[result.detail] += 1
-                if in_peace:
-                    record.violations.append(f"a client: a stream was ended though the group was not hit: {result.detail}")
-            elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
-                record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
+        # A drain ends the streams that do not finish within its grace period.
+        _judge(clients.results, record, gateway_hit, beside=step.fault.target in BESIDE and step.stage is Stage.STREAMS)
         if step.stage is not Stage.DRAINING and record.recovered:
             self._settled(subject, record)
         record.violations += sorted(subject.eye.mixtures)
         subject.eye.mixtures.clear()
+
+    def _outlast(self, subject: Subject, step: Step, hit: faults.Hit | None, clients: Clients) -> float:
+        """Lets the fault last as long as the step says, then undoes it. Returns when (monotonic seconds) recovery can start."""
+        began = time.monotonic()
+        undo = hit.undo if hit else None
+        try:
+            stages.release(subject)
+            if not clients.started:
+                clients.start(streaming=1, whole=1)
+            if undo:
+                # The length of the fault, not a wait.
+                threading.Event().wait(step.seconds)
+        finally:
+            if undo:
+                undo()
+                began = time.monotonic()
+        return began
 
     def _serves(self, subject: Subject, record: Record) -> bool:
         deployment = subject.deployment
@@ -208,8 +220,8 @@ class Runner:
 
     def _recovered(self, subject: Subject, record: Record, began: float) -> None:
         try:
-            until("it serves", lambda: self._serves(subject, record), RECOVER_SECONDS)
-        except NotReached:
+            wait_for(lambda: self._serves(subject, record), "it serves", RECOVER_SECONDS)
+        except NotInTimeError:
             record.explained = checks.explains(subject.eye.status)
             if not record.explained:
                 told = json.dumps(subject.eye.status.get("conditions", []))
@@ -241,8 +253,8 @@ class Runner:
             return not wrong
 
         try:
-            until("everything is in its place", settled, SETTLE_SECONDS)
-        except NotReached:
+            wait_for(settled, "everything is in its place", SETTLE_SECONDS)
+        except NotInTimeError:
             record.violations += wrong
 
     def _unaccounted(self) -> list[str]:
@@ -273,8 +285,8 @@ class Runner:
             return not left
 
         try:
-            until("nothing is left", gone, GONE_SECONDS)
-        except NotReached:
+            wait_for(gone, "nothing is left", GONE_SECONDS)
+        except NotInTimeError:
             record.violations += left or ["nobody could tell what is left"]
             return
         record.recovered, record.seconds = True, time.monotonic() - began

@@ -6,24 +6,25 @@ By conditions alone; where a stage is too short to be hit, a part of the recorde
 import contextlib
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos.clients import Clients
 from tests.chaos.faults import ORDER_SECONDS, RANK, SUPERVISOR
-from tests.chaos.looks import EPOCH_LABEL, MANAGED, Api, Away, Eye, GroupDoor, Told
+from tests.chaos.looks import EPOCH_LABEL, MANAGED, Eye, GroupDoor, Told
 from tests.chaos.plan import HELD, Shape, Stage
-from tests.e2e.conftest import MODEL, Deployment, Line
+from tests.support.api import Api, Unreachable
+from tests.support.line import MODEL, Deployment, Line
+from tests.support.waiting import NotInTimeError, until
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
-POLL_SECONDS = 0.1
 STAGE_SECONDS = 240.0
 BENCHMARK_TOKENS = 4000
 """Long enough to be hit; a deployment that is not hit in its benchmark makes as few as may be."""
@@ -56,27 +57,13 @@ while ticks(pid) - before < 20:
 """
 
 
-class NotReached(Exception):
-    """The stage did not come; the message says what was waited for."""
-
-
 class Passed(Exception):
     """The stage was over before it could be hit."""
 
 
-def until(goal: str, holds: Callable[[], Any], seconds: float = STAGE_SECONDS) -> Any:
-    """What ``holds`` gives once it is true. Whoever does not answer is waited for. Raises NotReached."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while True:
-        why = ""
-        try:
-            if found := holds():
-                return found
-        except (Away, LocalClusterError) as error:
-            why = f" ({error})"
-        if time.monotonic() > deadline:
-            raise NotReached(f"not within {seconds:.0f} s: {goal}{why}")
-        pause.wait(POLL_SECONDS)
+def wait_for(holds: Callable[[], T | None], goal: str, seconds: float = STAGE_SECONDS) -> T:
+    """Like ``until``, while parts of the cluster may be away."""
+    return until(holds, goal, seconds, retry_on=(LocalClusterError,))
 
 
 @dataclass
@@ -119,7 +106,7 @@ class Subject:
             plan, keys = self.plan(), self._of_epoch("secrets", int(self.group.get("epoch") or 0))
             return GroupDoor(self.line.cluster, plan, keys["data"]) if plan and keys else None
 
-        door: GroupDoor = until("plan and keys are there", found)
+        door: GroupDoor = wait_for(found, "plan and keys are there")
         return door
 
     def observed(self) -> str:
@@ -165,7 +152,7 @@ def release(subject: Subject) -> None:
 
 
 def reach(subject: Subject, stage: Stage, clients: Clients) -> str:
-    """Returns when the deployment is at ``stage``, with what it says of itself then. Raises NotReached and Passed."""
+    """Returns when the deployment is at ``stage``, with what it says of itself then. Raises NotInTimeError and Passed."""
     match stage:
         case Stage.RENDEZVOUS | Stage.BARRIER:
             return _held(subject, stage)
@@ -191,7 +178,7 @@ def streaming(clients: Clients) -> None:
     """Clients ask, and one of them is in the middle of a stream."""
     if not clients.started:
         clients.start(streaming=2, whole=1)
-    until("a stream runs", lambda: any(count >= IN_STREAM_TOKENS for count in list(clients.in_stream.values())))
+    wait_for(lambda: any(count >= IN_STREAM_TOKENS for count in list(clients.in_stream.values())), "a stream runs")
 
 
 def _held(subject: Subject, stage: Stage) -> str:
@@ -202,7 +189,7 @@ def _held(subject: Subject, stage: Stage) -> str:
         pods = [pod for pod in subject.api.items(path) if pod["spec"].get("nodeName")]
         return len(pods) == len(subject.nodes) == subject.shape.ranks
 
-    until("its pods are bound", bound)
+    wait_for(bound, "its pods are bound")
     last = subject.nodes[0 if stage is Stage.RENDEZVOUS else -1]
     for name in subject.held:
         if name != last:
@@ -210,14 +197,14 @@ def _held(subject: Subject, stage: Stage) -> str:
     subject.held = [last]
     if stage is Stage.BARRIER:
         door = subject.door()
-        until("the others have joined", lambda: door.state().waits_for_one)
+        wait_for(lambda: door.state().waits_for_one, "the others have joined")
         return "Waiting, the others have joined"
 
     def dialling() -> bool:
         seen, _ = subject.deployment.seen()
         return sum(SUPERVISOR in entry for entry in seen) == subject.shape.ranks - 1
 
-    until("the others' supervisors run", dialling)
+    wait_for(dialling, "the others' supervisors run")
     return f"{subject.observed()}, rank 0 has not started"
 
 
@@ -225,18 +212,20 @@ def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) 
     """The phase as rank 0 tells it, at once."""
     door = door or subject.door()
     over = (GroupPhase.READY, GroupPhase.GAVE_UP, wanted) if wanted is not GroupPhase.DRAINING else (wanted,)
-    state: Told = until("rank 0 answers", door.state)
+    state: Told = wait_for(door.state, "rank 0 answers")
     deadline = time.monotonic() + STAGE_SECONDS
     while state.phase not in over:
         if time.monotonic() > deadline:
-            raise NotReached(f"not within {STAGE_SECONDS:.0f} s: {wanted.value}; it is {state.phase.value}: {state.message}")
+            raise NotInTimeError(
+                f"not within {STAGE_SECONDS:.0f} s: {wanted.value}; it is {state.phase.value}: {state.message}"
+            )
         try:
             state = door.state(state)
-        except Away:
+        except Unreachable:
             if wanted is GroupPhase.DRAINING:
                 raise Passed("the drain was over") from None
             # Another epoch has another rank 0.
-            with contextlib.suppress(NotReached):
+            with contextlib.suppress(NotInTimeError):
                 door = subject.door()
     if state.phase is not wanted:
         raise Passed(f"{wanted.value} was over: {state.phase.value}")
@@ -255,5 +244,5 @@ def _benchmarking(subject: Subject) -> str:
         command = (sys.executable, "-S", "-c", BUSY, subject.deployment.name, RANK)
         return subject.line.run(subject.nodes[0], *command, seconds=ORDER_SECONDS).returncode == 0
 
-    until("a benchmark runs", working)
+    wait_for(working, "a benchmark runs")
     return "Ready, a rank works and no client asks"

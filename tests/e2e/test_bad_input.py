@@ -2,12 +2,13 @@
 
 import json
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
 from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.line import Deploy, Line
 
 Json = dict[str, Any]
 REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
@@ -40,7 +41,7 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
-def test_refused_with_what_is_allowed(line: Any, spec: Json, sentence: str) -> None:
+def test_refused_with_what_is_allowed(line: Line, spec: Json, sentence: str) -> None:
     body = {
         "apiVersion": "thunderfleet.io/v1alpha1",
         "kind": "ModelDeployment",
@@ -53,7 +54,7 @@ def test_refused_with_what_is_allowed(line: Any, spec: Json, sentence: str) -> N
     assert line.items("md", "-n", "default") == []
 
 
-def test_name_that_no_service_can_have_is_refused(line: Any) -> None:
+def test_name_that_no_service_can_have_is_refused(line: Line) -> None:
     for name in ("x" * 41, "1st", "a.b"):
         body = {
             "apiVersion": "thunderfleet.io/v1alpha1",
@@ -66,7 +67,7 @@ def test_name_that_no_service_can_have_is_refused(line: Any) -> None:
         assert "the name has at most 40 characters of [a-z0-9-], begins with a letter" in done.stderr
 
 
-def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Any, deploy: Callable[..., Any]) -> None:
+def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy: Deploy) -> None:
     folder = line.cluster.models / "thunderfleet" / f"late-{uuid.uuid4().hex[:6]}"
     late = deploy("late", model={"path": str(folder)}, nodes={"min": 1, "max": 1})
     told = late.until_condition("ModelResolved", "False", "ModelNotFound")["message"]
@@ -83,7 +84,7 @@ def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Any, deploy:
     late.until_ready()
 
 
-def test_no_room_names_each_mac_and_mends_itself(line: Any, deploy: Callable[..., Any]) -> None:
+def test_no_room_names_each_mac_and_mends_itself(line: Line, deploy: Deploy) -> None:
     large = deploy("large", memory={"contextTokens": 2**31 - 1, "concurrentRequests": 1024}, nodes={"min": 1})
     told = large.until_condition("Placed", "False", "NoRoom")["message"]
     for mac in line.macs:
@@ -101,7 +102,7 @@ def test_no_room_names_each_mac_and_mends_itself(line: Any, deploy: Callable[...
     assert "unplaceable" not in large.status
 
 
-def test_more_macs_than_there_are(line: Any, deploy: Callable[..., Any]) -> None:
+def test_more_macs_than_there_are(line: Line, deploy: Deploy) -> None:
     wide = deploy("wide", nodes={"min": len(line.macs) + 1})
     told = wide.until_condition("Placed", "False")["message"]
     for mac in line.macs:

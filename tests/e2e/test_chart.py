@@ -1,10 +1,8 @@
 """The chart on a real API server: who may write what, and what becomes of CRDs and objects through a release's life."""
 
-import asyncio
 import base64
 import json
 import shutil
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_lib.kube import ApiError, Kube
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
+
+from tests.support.waiting import until_async
 
 Json = dict[str, Any]
 
@@ -32,14 +32,6 @@ LINK = f"{A}.tb1--{B}.tb1"
 KEY_SECRET = "thunderfleet-operator-key"
 WAIT_SECONDS = 60.0
 WHEN = "2026-01-01T00:00:00Z"
-
-
-async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-    """Waits until ``holds``; fails naming ``what`` when it never does."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not await holds():
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
-        await asyncio.sleep(0.1)
 
 
 def install(cluster: Cluster, chart: Path = CHART, *arguments: str) -> None:
@@ -132,7 +124,7 @@ async def agents(admin: Kube, as_token: Callable[[str], Kube]) -> Agents:
                 return False
         return True
 
-    await until("the admission policies refuse", active)
+    await until_async(active, "the admission policies refuse", WAIT_SECONDS)
     return found
 
 
@@ -201,7 +193,7 @@ async def test_a_policy_is_checked_without_warnings(admin: Kube, name: str) -> N
     async def observed() -> bool:
         return "typeChecking" in ((await admin.get(f"{POLICIES}/{name}")).get("status") or {})
 
-    await until("the policy's types are checked", observed)
+    await until_async(observed, "the policy's types are checked", WAIT_SECONDS)
     assert (await admin.get(f"{POLICIES}/{name}"))["status"]["typeChecking"] == {}
 
 
@@ -382,7 +374,7 @@ async def test_the_policy_refuses_deletes_by_itself(admin: Kube, agents: Agents,
         async def granted() -> bool:
             return await may(admin, "thunderfleet-agent", "delete", "thunderboltlinks", group="thunderfleet.io")
 
-        await until("the role that a cluster's owner added is in force", granted)
+        await until_async(granted, "the role that a cluster's owner added is in force", WAIT_SECONDS)
         for path in (f"{LINKS}/{LINK}", f"{PROFILES}/{A}"):
             await refused(agents[A].delete(path), "agents delete nothing")
     finally:
@@ -425,7 +417,7 @@ async def test_the_operator_reads_no_secret_but_its_own_key(admin: Kube, install
     async def in_force() -> bool:
         return await may(admin, operator, "patch", "secrets", namespace="default", name="some-group")
 
-    await until("the operator's role is in force", in_force)
+    await until_async(in_force, "the operator's role is in force", WAIT_SECONDS)
     assert await may(admin, operator, "get", "secrets", namespace=NAMESPACE, name=KEY_SECRET)
     assert not await may(admin, operator, "get", "secrets", namespace=NAMESPACE, name="another")
     for verb in ("get", "list", "watch"):

@@ -1,32 +1,31 @@
-"""Discovery end to end: eight recorded Macs and a virtual one in a mesh with a hub, Thunderbolt 4 cables, a link that one end
-alone sees, a bridge member and a dead RDMA stack. Objects say what is wrong with which cable and what to type, and follow what
-is done to it.
+"""Discovery on eight recorded Macs and a virtual one: status names every fault, its cable and its fix, and follows each change.
 
-With ``THUNDERFLEET_E2E_DISCOVERY=name`` a cluster of this fleet that runs already is taken, and left running (as the last tests
-leave it: the first ones need another one then).
+The fleet is a mesh with a hub, Thunderbolt 4 cables, a link that only one end sees, a bridge member and a dead RDMA stack.
+
+With ``THUNDERFLEET_E2E_DISCOVERY=name`` the tests use a running cluster of this fleet and leave it running, changed: the first
+tests then need a fresh one.
 """
 
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.api import OURS, Api
+from tests.support.api import OURS, Api
+from tests.support.waiting import WAIT_SECONDS, until
 
 Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
-WAIT_SECONDS = 90.0
-POLL_SECONDS = 0.5
 COMMAND_SECONDS = 30.0
 AGENT_METRICS_PORT = 9441
 
@@ -92,14 +91,9 @@ class Fleet:
     def reason(self, name: str, condition: str) -> str:
         return self.said("tbl", name, condition)[1]
 
-    def until(self, goal: str, holds: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
-        """Waits until ``holds``; fails with ``goal`` and the objects when it never does."""
-        deadline = time.monotonic() + seconds
-        while not holds():
-            if time.monotonic() > deadline:
-                table = self.cluster.kubectl("get", "nodes,np,tbl").stdout
-                pytest.fail(f"not within {seconds:.0f} s: {goal}\n{table}")
-            time.sleep(POLL_SECONDS)
+    def until(self, holds: Callable[[], object], goal: str, seconds: float = WAIT_SECONDS) -> None:
+        """Like the shared ``until``; a failure shows the objects."""
+        until(holds, goal, seconds, describe=lambda: self.cluster.kubectl("get", "nodes,np,tbl").stdout)
 
     def rounds(self, machine: str) -> float:
         """How often that Mac's agent has looked at its interfaces."""
@@ -112,8 +106,12 @@ class Fleet:
 
 def said(item: Json, condition: str) -> tuple[str, str, str]:
     found = item.get("status", {}).get("conditions", [])
-    one = next((c for c in found if c["type"] == condition), {})
+    one: Json = next((c for c in found if c["type"] == condition), {})
     return one.get("status", ""), one.get("reason", ""), one.get("message", "")
+
+
+def complete(fleet: "Fleet", name: str) -> bool:
+    return fleet.said("np", name, "InventoryComplete")[0] == "True"
 
 
 def reaches(item: Json) -> dict[tuple[str, str], Json]:
@@ -144,11 +142,11 @@ def fleet() -> Iterator[Fleet]:
 def healthy(fleet: Fleet) -> Fleet:
     """Everything as the fleet file says."""
     fleet.until(
-        "every link says what it comes to",
         lambda: (
             {name: said(link, "RDMAUsable")[1] for name, link in fleet.items("tbl").items()}
             == {name: reason for name, (reason, _) in RDMA.items()}
         ),
+        "every link says what it comes to",
     )
     return fleet
 
@@ -196,7 +194,7 @@ def test_agents_reach_each_other_over_lan_and_over_each_cable_by_its_own_interfa
             for name in machines
         )
 
-    healthy.until("every agent reached every other", all_reached)
+    healthy.until(all_reached, "every agent reached every other")
 
 
 def test_nothing_changed_nothing_written(healthy: Fleet) -> None:
@@ -207,38 +205,38 @@ def test_nothing_changed_nothing_written(healthy: Fleet) -> None:
     # Fresh agents still find peers: look from a time on when three rounds of an agent changed nothing.
     def quiet() -> bool:
         before, rounds = versions(), healthy.rounds("studio-1")
-        healthy.until("three more rounds", lambda: healthy.rounds("studio-1") >= rounds + 3)
+        healthy.until(lambda: healthy.rounds("studio-1") >= rounds + 3, "three more rounds")
         return versions() == before
 
-    healthy.until("three rounds that write nothing", quiet)
+    healthy.until(quiet, "three rounds that write nothing")
 
 
 def test_a_pulled_cable_is_told_and_back_when_plugged(healthy: Fleet) -> None:
     cluster = healthy.cluster
     cluster.cable("pull", "studio-2:1")
-    healthy.until("the pulled cable is told", lambda: healthy.reason(FIRST, "Connected") == "Unplugged")
+    healthy.until(lambda: healthy.reason(FIRST, "Connected") == "Unplugged", "the pulled cable is told")
     message = healthy.said("tbl", FIRST, "Connected")[2]
     assert "plug the cable into port 1 of studio-1 and port 1 of studio-2" in message
     assert healthy.reason(SECOND, "Connected") == "Connected", "the other cable between the two is another link"
     address = next(c["address"] for c in cluster.machines["studio-2"].cables if c["port"] == 1)
-    healthy.until("nobody reaches over it", lambda: ("studio-2", address) not in reaches(healthy.get("np", "studio-1")))
+    healthy.until(lambda: ("studio-2", address) not in reaches(healthy.get("np", "studio-1")), "nobody reaches over it")
     events = cluster.kubectl("get", "events", "-n", "default", "--field-selector", f"involvedObject.name={FIRST}").stdout
     assert "Unplugged" in events
     cluster.cable("plug", "studio-1:1")
-    healthy.until("the cable is back", lambda: healthy.reason(FIRST, "RDMAUsable") == "Usable")
+    healthy.until(lambda: healthy.reason(FIRST, "RDMAUsable") == "Usable", "the cable is back")
 
 
 def test_a_cable_that_negotiates_less_and_an_rdma_switch(healthy: Fleet) -> None:
     cluster = healthy.cluster
     cluster.cable("slow", "studio-1:4", 50 if cluster.network == "namespaces" else None, "40")
     cluster.rdma("off", "studio-3")
-    healthy.until("below Thunderbolt 5", lambda: healthy.reason(SECOND, "RDMAUsable") == "BelowThunderbolt5")
+    healthy.until(lambda: healthy.reason(SECOND, "RDMAUsable") == "BelowThunderbolt5", "below Thunderbolt 5")
     far = "studio-1.tb2--studio-3.tb1"
-    healthy.until("RDMA is off", lambda: healthy.reason(far, "RDMAUsable") == "RDMADisabled")
+    healthy.until(lambda: healthy.reason(far, "RDMAUsable") == "RDMADisabled", "RDMA is off")
     assert "start studio-3 in Recovery" in healthy.said("tbl", far, "RDMAUsable")[2]
     cluster.rdma("on", "studio-3")
     cluster.cable("plug", "studio-1:4")
-    healthy.until("as fast as before", lambda: healthy.reason(SECOND, "RDMAUsable") == "Usable")
+    healthy.until(lambda: healthy.reason(SECOND, "RDMAUsable") == "Usable", "as fast as before")
 
 
 def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fleet) -> None:
@@ -246,24 +244,24 @@ def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fl
     cluster.rdma("hang", "studio-1")
     cluster.damage("garble", "mini-1", "ifconfig")
     cluster.damage("flood", "mini-2", "system_profiler")
-    healthy.until("the stack hangs", lambda: healthy.said("np", "studio-1", "RDMAReady")[1] == "StackHung")
-    healthy.until("its links say so", lambda: healthy.reason(FIRST, "RDMAUsable") == "StackHung")
+    healthy.until(lambda: healthy.said("np", "studio-1", "RDMAReady")[1] == "StackHung", "the stack hangs")
+    healthy.until(lambda: healthy.reason(FIRST, "RDMAUsable") == "StackHung", "its links say so")
     assert "reboot" in healthy.said("tbl", FIRST, "RDMAUsable")[2]
     for name, words in (("studio-1", "`ibv_devices`"), ("mini-1", "`ifconfig -a`"), ("mini-2", "`system_profiler")):
 
         def complains(name: str = name, words: str = words) -> bool:
             return words in healthy.said("np", name, "InventoryComplete")[2]
 
-        healthy.until(f"{name} names {words}", complains)
+        healthy.until(complains, f"{name} names {words}")
     # The agent lives, and follows everything else.
     cluster.cable("pull", "studio-1:4")
-    healthy.until("a cable of that Mac is followed", lambda: healthy.reason(SECOND, "Connected") == "Unplugged")
+    healthy.until(lambda: healthy.reason(SECOND, "Connected") == "Unplugged", "a cable of that Mac is followed")
     cluster.cable("plug", "studio-1:4")
     cluster.rdma("on", "studio-1")
     cluster.damage("mend", "mini-1", "ifconfig")
     cluster.damage("mend", "mini-2", "system_profiler")
     for name in ("studio-1", "mini-1", "mini-2"):
-        healthy.until(f"{name} is whole again", lambda name=name: healthy.said("np", name, "InventoryComplete")[0] == "True")
+        healthy.until(partial(complete, healthy, name), f"{name} is whole again")
 
 
 def test_a_cable_cut_in_one_direction_shows_as_that(healthy: Fleet) -> None:
@@ -279,16 +277,16 @@ def test_a_cable_cut_in_one_direction_shows_as_that(healthy: Fleet) -> None:
     def fact(name: str, other: str) -> Json:
         return reaches(healthy.get("np", name)).get((other, at[other]), {})
 
-    healthy.until("reached both ways", lambda: fact("studio-1", "studio-2") and fact("studio-2", "studio-1"))
+    healthy.until(lambda: fact("studio-1", "studio-2") and fact("studio-2", "studio-1"), "reached both ways")
     since = fact("studio-2", "studio-1")["since"]
     cluster.cable("cut", "studio-1:1")
-    healthy.until("suspect", lambda: fact("studio-1", "studio-2").get("state") == "Suspect")
-    healthy.until("gone after three strikes", lambda: not fact("studio-1", "studio-2"))
+    healthy.until(lambda: fact("studio-1", "studio-2").get("state") == "Suspect", "suspect")
+    healthy.until(lambda: not fact("studio-1", "studio-2"), "gone after three strikes")
     back = fact("studio-2", "studio-1")
     assert (back["state"], back["since"]) == ("Reachable", since), "the other direction has not been touched"
     assert healthy.reason(FIRST, "Connected") == "Connected"
     cluster.cable("plug", "studio-1:1")
-    healthy.until("reached again", lambda: fact("studio-1", "studio-2").get("state") == "Reachable")
+    healthy.until(lambda: fact("studio-1", "studio-2").get("state") == "Reachable", "reached again")
 
 
 def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None:
@@ -301,18 +299,19 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
         owners = healthy.get("np", "mini-2").get("metadata", {}).get("ownerReferences", [])
         return bool(found and node) and found != before and owners[0]["uid"] == node
 
-    healthy.until("mini-2 is a Node with a profile of its own", again)
-    healthy.until("its link is whole", lambda: healthy.reason("mini-2.tb1--studio-3.tb3", "Symmetric") == "BothEnds")
+    healthy.until(again, "mini-2 is a Node with a profile of its own")
+    healthy.until(lambda: healthy.reason("mini-2.tb1--studio-3.tb3", "Symmetric") == "BothEnds", "its link is whole")
 
 
 def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
-    """Off, its Node deleted, what its pods kept wiped, other hardware on again: another chip, certificate, other switch and
-    domain UUIDs; no ghost.
+    """A Mac is replaced by other hardware under the same name: no fact about the old one is left.
+
+    Its Node is deleted and its pods' data wiped; the chip, certificate, switch and domain UUIDs are new.
     """
     cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
     before = healthy.get("np", "mini-1")
     cluster.machines["mini-1"].off()
-    healthy.until("its cable is told", lambda: healthy.reason(link, "Connected") == "NothingPluggedIn")
+    healthy.until(lambda: healthy.reason(link, "Connected") == "NothingPluggedIn", "its cable is told")
     assert "mini-1 is off" in healthy.said("tbl", link, "Connected")[2]
     cluster.kubectl("delete", "node", "mini-1")
     shutil.rmtree(cluster.machines["mini-1"].folder / "kubelet" / "pods")
@@ -334,16 +333,16 @@ def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
         now = facts(healthy.get("np", "mini-1"))
         return all(now) and len(now) == len(facts(before)) and not set(now) & set(facts(before))
 
-    healthy.until("another agent and other hardware", anew)
-    healthy.until("its link is whole", lambda: healthy.reason(link, "Symmetric") == "BothEnds")
+    healthy.until(anew, "another agent and other hardware")
+    healthy.until(lambda: healthy.reason(link, "Symmetric") == "BothEnds", "its link is whole")
     assert [name for name in healthy.items("tbl") if "mini-1" in name] == [link]
 
     def labels(item: Json) -> set[str]:
         return {label for label in item["metadata"]["labels"] if label.startswith("domain.")}
 
-    healthy.until("no label of before is left", lambda: not labels(before) & labels(healthy.get("np", "mini-1")))
+    healthy.until(lambda: not labels(before) & labels(healthy.get("np", "mini-1")), "no label of before is left")
     address = next(c["address"] for c in cluster.machines["mini-1"].cables)
-    healthy.until("its neighbour knows it", lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")))
+    healthy.until(lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")), "its neighbour knows it")
 
 
 # From here on the fleet is no more as its file says.
@@ -359,7 +358,7 @@ def moved(fleet: Fleet) -> str:
 def test_a_cable_moved_to_another_port_is_another_link(healthy: Fleet) -> None:
     moved(healthy)
     new = "mini-1.tb2--studio-2.tb3"
-    healthy.until("the link of the new port is there", lambda: healthy.reason(new, "Symmetric") == "BothEnds")
+    healthy.until(lambda: healthy.reason(new, "Symmetric") == "BothEnds", "the link of the new port is there")
     assert healthy.reason(new, "RDMAUsable") == "BelowThunderbolt5"
 
 
@@ -378,17 +377,17 @@ def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
     shutil.rmtree(machine.folder / "kubelet")
     (machine.folder / "renamed").rename(machine.folder / "kubelet")
     machine.on()
-    fleet.until("its cable goes by the new name", lambda: fleet.reason(new, "Symmetric") == "BothEnds")
+    fleet.until(lambda: fleet.reason(new, "Symmetric") == "BothEnds", "its cable goes by the new name")
     cluster.kubectl("delete", "node", "book-1")
-    fleet.until("no end of the old name is left", lambda: not fleet.get("tbl", old).get("status", {}).get("endpoints"))
+    fleet.until(lambda: not fleet.get("tbl", old).get("status", {}).get("endpoints"), "no end of the old name is left")
     address = next(c["address"] for c in machine.cables)
-    fleet.until("its neighbour knows it", lambda: ("notebook", address) in reaches(fleet.get("np", "studio-2")))
+    fleet.until(lambda: ("notebook", address) in reaches(fleet.get("np", "studio-2")), "its neighbour knows it")
 
 
 def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
     """What it leaves is not calm for a minute."""
     cluster = fleet.cluster
-    fleet.until("the cable is there", lambda: fleet.reason(SECOND, "Connected") == "Connected")
+    fleet.until(lambda: fleet.reason(SECOND, "Connected") == "Connected", "the cable is there")
 
     def seen(plugged: bool) -> bool:
         wanted = "Connected" if plugged else "Unplugged"
@@ -396,21 +395,22 @@ def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
 
     for _ in range(4):
         cluster.cable("pull", "studio-1:4")
-        fleet.until("pulled", lambda: seen(False))
+        fleet.until(lambda: seen(False), "pulled")
         cluster.cable("plug", "studio-1:4")
-        fleet.until("plugged", lambda: seen(True))
+        fleet.until(lambda: seen(True), "plugged")
         if fleet.reason(SECOND, "Connected") == "Flapping":
             break
-    fleet.until("it is called flapping", lambda: fleet.reason(SECOND, "Connected") == "Flapping")
+    fleet.until(lambda: fleet.reason(SECOND, "Connected") == "Flapping", "it is called flapping")
     assert "reseat both plugs" in fleet.said("tbl", SECOND, "Connected")[2]
 
 
 def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
-    """The last test, since that takes a minute of which the others make use: the link of a port that a cable has left, and a
-    Node that somebody deleted (book-1, when it was renamed).
+    """The link of a port that lost its cable goes, and so does every fact about a deleted Node (book-1, which was renamed).
+
+    This test is the last one: the agents take a minute, which passes during the others.
     """
     old = moved(fleet)
-    fleet.until("the link goes", lambda: not fleet.get("tbl", old), 150)
+    fleet.until(lambda: not fleet.get("tbl", old), "the link goes", 150)
     about = ("--field-selector", f"involvedObject.name={old},reason=Removed")
     told = fleet.cluster.kubectl("get", "events", "-n", "default", *about).stdout
     assert "neither mini-1 nor studio-2 has had this cable" in told
@@ -421,4 +421,4 @@ def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
         known = [name for name, item in profiles.items() if any(node not in nodes for node, _ in reaches(item))]
         return [*known, *(name for name in profiles if name not in nodes)]
 
-    fleet.until("nobody speaks of a Mac that is gone", lambda: not ghosts())
+    fleet.until(lambda: not ghosts(), "nobody speaks of a Mac that is gone")

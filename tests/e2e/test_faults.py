@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Alone, Deploy, Deployment, Line
+from tests.support.waiting import until
+
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
-Alone = Callable[[str, int], list[int]]
 
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
 SYSTEM = "thunderfleet-system"
@@ -30,7 +31,7 @@ SUPERVISOR = "thunderfleet-runner serve"
 RANK = "thunderfleet_runner.rank"
 
 
-def containers(served: Any) -> dict[str, tuple[str, str, int]]:
+def containers(served: Deployment) -> dict[str, tuple[str, str, int]]:
     """Of every runner pod: UID, container ID and restarts."""
     return {
         pod["metadata"]["name"]: (
@@ -43,14 +44,14 @@ def containers(served: Any) -> dict[str, tuple[str, str, int]]:
     }
 
 
-def pids(served: Any) -> list[str]:
+def pids(served: Deployment) -> list[str]:
     """Processes of its pods, by machine, process id and command; what each is doing just now does not count."""
     processes, _ = served.seen()
     own = [process.split(" ", 3) for process in processes if RANK in process or SUPERVISOR in process]
     return sorted(f"{machine} {pid} {command}" for machine, pid, _state, command in own)
 
 
-def versions(served: Any) -> dict[str, str]:
+def versions(served: Deployment) -> dict[str, str]:
     """What must not change when nothing is to be done: UID and spec of pods (their status is their kubelet's), else all."""
     found = {}
     for child in served.children():
@@ -62,20 +63,20 @@ def versions(served: Any) -> dict[str, str]:
     return found
 
 
-def kill(line: Any, machine: str, pattern: str, signal: str = "KILL") -> None:
+def kill(line: Line, machine: str, pattern: str, signal: str = "KILL") -> None:
     """A signal to the processes of a machine whose command matches; there must be one."""
     done = line.run(machine, "pkill", f"-{signal}", "-f", pattern)
     assert done.returncode == 0, f"nothing on {machine} matches {pattern}: {done.stderr}"
 
 
-def until_back(served: Any, before: Json) -> Json:
+def until_back(served: Deployment, before: Json) -> Json:
     """Waits until a group that broke after ``before`` has been reported, and serves again; its state then."""
 
     def broke() -> bool:
         group = served.group()
         return group.get("lastFailure") != before.get("lastFailure") or group.get("epoch") != before["epoch"]
 
-    served.until("the failure is in status", broke)
+    served.until(broke, "the failure is in status")
     served.until_ready()
     found: Json = served.group()
     return found
@@ -84,7 +85,7 @@ def until_back(served: Any, before: Json) -> Json:
 # --- programs that come and go ---
 
 
-def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -> None:
+def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: Alone) -> None:
     before, processes, node = containers(pair), pids(pair), [rank["node"] for rank in pair.ranks()]
     logs = {pod: pair.kubectl("logs", pod) for pod in before}
     epoch, expected = pair.group()["epoch"], alone(PROMPT, TOKENS)
@@ -96,7 +97,7 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
         assert pids(pair) == processes
         # What is written while nobody keeps the pod must be in its log afterwards.
         kill(line, node[1], RANK)
-        pair.until("the group has formed anew", lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200)
+        pair.until(lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200, "the group has formed anew")
     finally:
         for name in node:
             line.cluster.machines[name].start_kubelet()
@@ -104,8 +105,8 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
     def told(pod: str) -> str:
         return str(line.cluster.kubectl("logs", "-n", pair.namespace, pod, check=False).stdout)
 
-    line.until("kubectl logs answers, from the beginning on", lambda: all(told(pod).startswith(logs[pod]) for pod in before))
-    line.until("the nodes are Ready", line.ready_machines)
+    until(lambda: all(told(pod).startswith(logs[pod]) for pod in before), "kubectl logs answers, from the beginning on")
+    until(line.ready_machines, "the nodes are Ready")
     pair.until_ready()
     assert containers(pair) == before, "no container was restarted or replaced"
     since = pair.kubectl("logs", pair.ranks()[0]["pod"], f"--since-time={killed.isoformat()}")
@@ -115,8 +116,8 @@ def test_kubelets_killed_and_started_again(pair: Any, line: Any, alone: Alone) -
 
 
 @pytest.mark.parametrize("replicas", ["the leader", "both"])
-def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) -> None:
-    pair.until("a benchmark", lambda: pair.status.get("benchmark"))
+def test_operator_killed_and_started_again(pair: Deployment, line: Line, replicas: str) -> None:
+    pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     lease = ("lease", "thunderfleet-operator", "-n", SYSTEM)
     before, item = versions(pair), pair.get()
     held = line.json("get", *lease)["spec"]
@@ -129,7 +130,7 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
     def led() -> bool:
         return bool(line.json("get", *lease)["spec"]["holderIdentity"] != held["holderIdentity"])
 
-    line.until("another process leads", led)
+    until(led, "another process leads")
 
     def reconciled() -> bool:
         """A whole round for the deployment has been made by the process that leads now."""
@@ -147,7 +148,7 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
             )
         return False
 
-    line.until("it has made a round", reconciled)
+    until(reconciled, "it has made a round")
     assert versions(pair) == before
     now = pair.get()
     assert now["metadata"]["generation"] == item["metadata"]["generation"]
@@ -157,19 +158,19 @@ def test_operator_killed_and_started_again(pair: Any, line: Any, replicas: str) 
         statuses = {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0] for pod in line.items(*OPERATORS)}
         return set(statuses) == set(pods) and all(status["ready"] for status in statuses.values())
 
-    line.until("both replicas are back", restarted)
+    until(restarted, "both replicas are back")
     assert versions(pair) == before
 
 
-def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
+def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
     before, processes, group = versions(pair), pids(pair), pair.group()
     endpoint, expected = pair.endpoint, alone(PROMPT, TOKENS)
-    body = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
+    body: Json = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
     body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
     line.cluster.component("kube-apiserver", "off")
     try:
-        until, answers = time.monotonic() + AWAY_SECONDS, 0
-        while time.monotonic() < until:
+        deadline, answers = time.monotonic() + AWAY_SECONDS, 0
+        while time.monotonic() < deadline:
             answer = line.request(f"{endpoint}/chat/completions", body)
             assert answer.status == 200, answer.body
             assert answer.json["choices"][0]["token_ids"] == expected
@@ -178,7 +179,7 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
         assert line.cluster.kubectl("get", "nodes", "--request-timeout=2s", check=False).returncode != 0, "it was away"
     finally:
         line.cluster.component("kube-apiserver", "on")
-    line.until("the API server answers", lambda: line.cluster.kubectl("get", "--raw=/readyz", check=False).returncode == 0)
+    until(lambda: line.cluster.kubectl("get", "--raw=/readyz", check=False).returncode == 0, "the API server answers")
     back = datetime.now().astimezone()
 
     def renewed() -> bool:
@@ -186,7 +187,7 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
         leases["operator"] = line.json("get", "lease", "thunderfleet-operator", "-n", SYSTEM)["spec"]["renewTime"]
         return all(datetime.fromisoformat(renewed) > back for renewed in leases.values())
 
-    line.until("all kubelets and the operator renew their leases", renewed)
+    until(renewed, "all kubelets and the operator renew their leases")
     assert line.ready_machines()
     assert versions(pair) == before
     assert pids(pair) == processes
@@ -200,7 +201,7 @@ def test_api_server_away(pair: Any, line: Any, alone: Alone) -> None:
 # --- parts of a group ---
 
 
-def test_rank_killed(pair: Any, line: Any, alone: Alone) -> None:
+def test_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
     before, pods = pair.group(), containers(pair)
     kill(line, pair.ranks()[1]["node"], RANK)
     after = until_back(pair, before)
@@ -211,7 +212,7 @@ def test_rank_killed(pair: Any, line: Any, alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_supervisor_killed(pair: Any, line: Any, alone: Alone, rank: int) -> None:
+def test_supervisor_killed(pair: Deployment, line: Line, alone: Alone, rank: int) -> None:
     before, pods = pair.group(), containers(pair)
     hit = before["ranks"][rank]
     kill(line, hit["node"], SUPERVISOR)
@@ -220,14 +221,14 @@ def test_supervisor_killed(pair: Any, line: Any, alone: Alone, rank: int) -> Non
         status = next(pod for pod in pair.children() if pod["metadata"]["name"] == hit["pod"])["status"]
         return bool(status["containerStatuses"][0]["restartCount"] > pods[hit["pod"]][2])
 
-    pair.until("the supervisor's container was restarted", restarted)
-    pair.until("the group serves", lambda: pair.is_ready() and pair.ask(PROMPT, 1).status == 200)
+    pair.until(restarted, "the supervisor's container was restarted")
+    pair.until(lambda: pair.is_ready() and pair.ask(PROMPT, 1).status == 200, "the group serves")
     assert {name: pod[0] for name, pod in containers(pair).items()} == {name: pod[0] for name, pod in pods.items()}
     assert len([process for process in pids(pair) if RANK in process]) == 2, "no rank of the old supervisor is left"
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
-def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alone) -> None:
+def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, alone: Alone) -> None:
     before = pair.group()
     lost = next(rank["node"] for rank in before["ranks"] if rank["node"] != "studio-1")
     line.cluster.machines[lost].off()
@@ -237,7 +238,7 @@ def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alo
             group = pair.group()
             return group.get("epoch") != before["epoch"] and pair.is_ready()
 
-        pair.until("it serves on another pair", moved, MAC_LOST_SECONDS)
+        pair.until(moved, "it serves on another pair", MAC_LOST_SECONDS)
         nodes = {rank["node"] for rank in pair.ranks()}
         assert nodes == {"studio-1", *({"studio-2", "mini-1"} - {lost})}
         assert pair.group()["lastFailure"]["node"] == lost
@@ -246,12 +247,12 @@ def test_mac_off_and_the_group_moves_to_another(pair: Any, line: Any, alone: Alo
         assert [(pod["node"]) for pod in waiting] == [lost], "the pod on the Mac that is off is told, not forced away"
     finally:
         line.cluster.machines[lost].on()
-    line.until("the Mac is back", line.ready_machines)
-    pair.until("its old pod has ended", lambda: not pair.status.get("terminatingPods"))
+    until(line.ready_machines, "the Mac is back")
+    pair.until(lambda: not pair.status.get("terminatingPods"), "its old pod has ended")
     assert pair.is_ready()
 
 
-def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> None:
+def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> None:
     # On the two Studios or nowhere.
     held = deploy("held", nodes={"min": 2, "selector": {"thunderfleet.io/chip": "Apple-M3-Ultra"}}).until_ready()
     lost = held.ranks()[1]["node"]
@@ -261,7 +262,7 @@ def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> N
         assert lost in told, "status names the Mac that is waited for"
     finally:
         line.cluster.machines[lost].on()
-    line.until("the Mac is back", line.ready_machines)
+    until(line.ready_machines, "the Mac is back")
     held.until_ready()
     assert held.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
@@ -271,15 +272,15 @@ def test_mac_off_and_no_other_fits(line: Any, deploy: Deploy, alone: Alone) -> N
 # Memory is read as on a real Mac (elsewhere a kill strands none), and what is not back is known soon.
 MEASURED = """#!/bin/sh
 exec {python} -P -c 'import sys
-from thunderfleet_runner import stranded
-stranded.reader, stranded.BACK_SECONDS = (lambda: stranded.wired_bytes), 3.0
+from thunderfleet_runner.host import wired_memory
+wired_memory.reader, wired_memory.BACK_SECONDS = (lambda: wired_memory.wired_bytes), 3.0
 from thunderfleet_runner.cli import main
 sys.exit(main())' "$@"
 """
 
 
 @pytest.fixture
-def measured(line: Any) -> Iterator[Callable[[str, int], None]]:
+def measured(line: Line) -> Iterator[Callable[[str, int], None]]:
     """Runners that begin now measure their Mac's wired memory; ``measured(mac, pages)`` adds so many pages to it."""
     folders = {mac: line.cluster.folder.root / "machines" / mac for mac in line.macs}
     before = {mac: (folder / "recorded/vm_stat").read_text() for mac, folder in folders.items()}
@@ -300,7 +301,7 @@ def measured(line: Any) -> Iterator[Callable[[str, int], None]]:
 
 
 def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
-    line: Any, deploy: Deploy, alone: Alone, measured: Callable[[str, int], None]
+    line: Line, deploy: Deploy, alone: Alone, measured: Callable[[str, int], None]
 ) -> None:
     served = deploy("stranded").until_ready()
     before = served.group()
@@ -313,7 +314,7 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
     # 40 GiB of 16 KiB each.
     measured(lost, 40 << 16)
     kill(line, lost, f"{RANK}.*{served.name}")
-    served.until("it serves on another pair", lambda: served.group().get("epoch") != before["epoch"] and served.is_ready())
+    served.until(lambda: served.group().get("epoch") != before["epoch"] and served.is_ready(), "it serves on another pair")
     assert {rank["node"] for rank in served.ranks()} == {"studio-1", *({"studio-2", "mini-1"} - {lost})}
     assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
     failure = served.group()["lastFailure"]
@@ -323,8 +324,8 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
     assert "40.0 GiB" in told["message"] and f"reboot of {lost}" in told["message"], told["message"]
     line.cluster.machines[lost].off()
     line.cluster.machines[lost].on()
-    line.until("the Mac is well again", lambda: quarantined().get("status") == "False", told=lambda: str(quarantined()))
-    line.until("the Mac is back", line.ready_machines)
+    until(lambda: quarantined().get("status") == "False", "the Mac is well again", describe=lambda: str(quarantined()))
+    until(line.ready_machines, "the Mac is back")
     assert served.is_ready() or served.until_ready()
 
 
@@ -352,7 +353,7 @@ except ConnectionError as error:
 """
 
 
-def test_stranger_at_the_rendezvous(pair: Any, line: Any, tmp_path: Any, certificate: Any) -> None:
+def test_stranger_at_the_rendezvous(pair: Deployment, line: Line, tmp_path: Any, certificate: Any) -> None:
     group = pair.group()
     host, port = group["coordinator"].rsplit(":", 1)
     for given in ("", str(certificate)):
@@ -365,7 +366,7 @@ def test_stranger_at_the_rendezvous(pair: Any, line: Any, tmp_path: Any, certifi
     assert pair.group() == group, "the group has not noticed"
 
 
-def test_stranger_at_the_gateway(line: Any, deploy: Deploy) -> None:
+def test_stranger_at_the_gateway(line: Line, deploy: Deploy) -> None:
     closed = deploy("closed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"})
     closed.kubectl("create", "secret", "generic", "keys", "--from-literal=alice=open sesame", "--from-literal=bob=12345")
     closed.until_ready()
@@ -378,7 +379,7 @@ def test_stranger_at_the_gateway(line: Any, deploy: Deploy) -> None:
     assert closed.ask(PROMPT, 1, "12345").status == 200
 
 
-def kubelet_answer(line: Any, path: str, token: str | None = None) -> int:
+def kubelet_answer(line: Line, path: str, token: str | None = None) -> int:
     """HTTP status of a kubelet's own server, asked without the API server in between."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -395,7 +396,7 @@ def kubelet_answer(line: Any, path: str, token: str | None = None) -> int:
             return error.code
 
 
-def test_stranger_at_a_kubelet(pair: Any, line: Any) -> None:
+def test_stranger_at_a_kubelet(pair: Deployment, line: Line) -> None:
     pod = next(rank["pod"] for rank in pair.ranks() if rank["node"] == "studio-1")
     logs = f"/containerLogs/{pair.namespace}/{pod}/runner"
     powerless = pair.kubectl("create", "token", "default").strip()
@@ -421,20 +422,20 @@ def test_stranger_at_a_kubelet(pair: Any, line: Any) -> None:
 # --- the end ---
 
 
-def in_pending(line: Any, deploy: Deploy) -> Any:
+def in_pending(line: Line, deploy: Deploy) -> Any:
     waits = deploy("pending", nodes={"min": 9})
     waits.until_condition("Placed", "False")
     assert waits.state == "Pending"
     return waits
 
 
-def in_starting(line: Any, deploy: Deploy) -> Any:
+def in_starting(line: Line, deploy: Deploy) -> Any:
     starts = deploy("starting")
-    starts.until("its pods are there", lambda: len(containers_or_none(starts)) == 2)
+    starts.until(lambda: len(containers_or_none(starts)) == 2, "its pods are there")
     return starts
 
 
-def containers_or_none(served: Any) -> list[Json]:
+def containers_or_none(served: Deployment) -> list[Json]:
     return [child for child in served.children() if child["kind"] == "Pod"]
 
 
@@ -465,45 +466,45 @@ sys.exit(1)
 """
 
 
-def in_forming(line: Any, deploy: Deploy) -> Any:
+def in_forming(line: Line, deploy: Deploy) -> Any:
     # A rank that is stopped before its peer has come holds the other in MLX's init, where no signal reaches it.
     machines = line.cluster.machines
     for mac in line.macs:
         machines[mac].freeze_kubelet()
     try:
         forms = deploy("forming")
-        forms.until("its ranks are placed", lambda: len(forms.ranks()) == 2)
+        forms.until(lambda: len(forms.ranks()) == 2, "its ranks are placed")
         second = forms.ranks()[1]["node"]
         machines[second].thaw_kubelet()
         assert line.run(second, sys.executable, "-S", "-c", STOP_WAITING, RANK, forms.name, seconds=90).returncode == 0
     finally:
         for mac in line.macs:
             machines[mac].thaw_kubelet()
-    forms.until("Forming", lambda: forms.state == "Forming")
+    forms.until(lambda: forms.state == "Forming", "Forming")
     return forms
 
 
-def in_loading(line: Any, deploy: Deploy) -> Any:
+def in_loading(line: Line, deploy: Deploy) -> Any:
     loads = deploy("loading")
-    loads.until("Loading", lambda: loads.state == "Loading")
+    loads.until(lambda: loads.state == "Loading", "Loading")
     return loads
 
 
-def in_ready(line: Any, deploy: Deploy) -> Any:
+def in_ready(line: Line, deploy: Deploy) -> Any:
     return deploy("ready").until_ready()
 
 
-def in_backing_off(line: Any, deploy: Deploy) -> Any:
+def in_backing_off(line: Line, deploy: Deploy) -> Any:
     fails = deploy("failing", recovery={"backoffSeconds": 3600, "backoffLimitSeconds": 3600})
     fails.until_ready()
     fails.kubectl("delete", "pod", fails.ranks()[1]["pod"], "--wait=false")
-    fails.until("BackingOff", lambda: fails.state == "BackingOff")
+    fails.until(lambda: fails.state == "BackingOff", "BackingOff")
     assert fails.until_condition("Degraded", "True")["message"]
     return fails
 
 
 @pytest.mark.parametrize("state", [in_pending, in_starting, in_forming, in_loading, in_ready, in_backing_off])
-def test_deleted_in_any_state_leaves_nothing(line: Any, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
+def test_deleted_in_any_state_leaves_nothing(line: Line, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
     doomed = state(line, deploy)
     ports = doomed.ports()
     if state in (in_ready, in_loading):
@@ -514,7 +515,7 @@ def test_deleted_in_any_state_leaves_nothing(line: Any, deploy: Deploy, state: C
     def gone() -> bool:
         return not doomed.left(ports) and not line.items("md", "-n", doomed.namespace)
 
-    line.until("nothing of it is left", gone, GONE_SECONDS, lambda: "\n".join(doomed.left(ports)))
+    until(gone, "nothing of it is left", GONE_SECONDS, describe=lambda: "\n".join(doomed.left(ports)))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import re
 import signal
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,9 +23,10 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from thunderfleet_localcluster.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
 
-from tests.api import Api
+from tests.support.api import Api
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 
@@ -41,15 +41,6 @@ SECONDS = 90.0
 TOLERATION = {"key": "thunderfleet.io/macos", "operator": "Exists", "effect": "NoSchedule"}
 ROOT = os.geteuid() == 0
 HTTP_PORT = 18080
-
-
-def until(what: str, condition: Callable[[], object], seconds: float = SECONDS) -> Any:
-    """Waits for a condition and returns what it gave."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
-    return found
 
 
 def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
@@ -127,7 +118,7 @@ class Fleet:
             return condition(seen[0])
 
         try:
-            until(f"{name}: {what}", holds, seconds)
+            until(holds, f"{name}: {what}", seconds)
         except AssertionError:
             print(json.dumps(seen[0].get("status"), indent=1), self.kubectl("get", "events").stdout, sep="\n")
             raise
@@ -345,7 +336,7 @@ def test_loopback_network_runs_pods_too() -> None:
         fleet = Fleet(cluster, Path())
         fleet.apply(pod("here", [container(cluster.image, "echo hello; sleep 3600")], node="kube-one"))
         fleet.running("here")
-        until("its log", lambda: fleet.log("here") == "hello\n")
+        until(lambda: fleet.log("here") == "hello\n", "its log")
         assert fleet.exec("here", "cat", text="through") == "through"
     finally:
         cluster.stop()
@@ -361,7 +352,7 @@ def fleet() -> Iterator[Fleet]:
         found.apply(*objects(cluster.image, scratch))
         # From here on the new content makes its way into the volume; the last of the quiet tests looks for it.
         found.running("reader")
-        until("the old content was seen", lambda: "saw old" in found.log("reader"))
+        until(lambda: "saw old" in found.log("reader"), "the old content was seen")
         found.kubectl("patch", "configmap", "words", "-p", '{"data":{"greeting":"new"}}')
         yield found
     finally:
@@ -421,7 +412,7 @@ def test_joined_node_has_certificates_and_renews_its_lease(fleet: Fleet) -> None
         return str(lease["spec"]["renewTime"])
 
     before = renewed()
-    until("the Lease is renewed", lambda: renewed() > before, 40)
+    until(lambda: renewed() > before, "the Lease is renewed", 40)
 
 
 def joining(fleet: Fleet, folder: Path, name: str, *more: str, **given: str) -> subprocess.CompletedProcess[str]:
@@ -499,7 +490,7 @@ def test_init_containers_come_first_and_in_order(fleet: Fleet) -> None:
 
 def test_environment_comes_from_every_source_and_nowhere_else(fleet: Fleet) -> None:
     fleet.running("whole")
-    seen: dict[str, str] = json.loads(until("its environment is printed", lambda: fleet.log("whole")))
+    seen: dict[str, str] = json.loads(until(lambda: fleet.log("whole"), "its environment is printed"))
     address = fleet.cluster.machines[MAC].address
     wanted = {
         "PLAIN": "plain",
@@ -573,18 +564,18 @@ def test_token_of_the_service_account_authenticates(fleet: Fleet, folder: str) -
 
 def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None:
     fleet.running("who")
-    uid, gid = until("who it is", lambda: len(found := fleet.log("who").split()) == 2 and found)
+    uid, gid = until(lambda: found if len(found := fleet.log("who").split()) == 2 else None, "who it is")
     if not ROOT:
         assert (int(uid), int(gid)) == (os.geteuid(), os.getegid())
         return
     assert (uid, gid) == ("65534", "65534")
     fleet.running("somebody")
-    until("who it is", lambda: fleet.log("somebody").split() == ["2001", "3000"])
+    until(lambda: fleet.log("somebody").split() == ["2001", "3000"], "who it is")
     # Programs that exec starts are the container's, too.
     assert fleet.exec("somebody", "id", "-u").strip() == "2001"
     assert fleet.exec("who", "id", "-u").strip() == "65534"
     # Root only for who says so.
-    until("root", lambda: fleet.log("root").split() == ["0"])
+    until(lambda: fleet.log("root").split() == ["0"], "root")
 
 
 # How long it lives
@@ -593,7 +584,7 @@ def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None
 def test_startup_readiness_and_liveness_probes(fleet: Fleet) -> None:
     fleet.running("probed")
     fleet.await_pod("probed", lambda item: first(item).get("started") is False, "is not started")
-    until("the startup probe fails", lambda: "Unhealthy" in fleet.events("probed"))
+    until(lambda: "Unhealthy" in fleet.events("probed"), "the startup probe fails")
     fleet.exec("probed", "touch", "begun")
     item = fleet.await_pod("probed", lambda item: first(item).get("started") is True, "is started")
     assert first(item)["ready"] is False
@@ -633,13 +624,13 @@ def test_restart_policies_and_crash_loop_back_off(fleet: Fleet) -> None:
 def test_deleted_pod_is_asked_first_and_ended_as_a_whole(fleet: Fleet) -> None:
     item = fleet.running("stubborn")
     uid = item["metadata"]["uid"]
-    until("it says that it is up", lambda: "up" in fleet.log("stubborn"))
-    until("its child runs", lambda: len(alive_with(uid)) >= 3)
+    until(lambda: "up" in fleet.log("stubborn"), "it says that it is up")
+    until(lambda: len(alive_with(uid)) >= 3, "its child runs")
     fleet.kubectl("delete", "pod", "stubborn", "--wait=true", "--timeout=60s")
     assert (fleet.scratch / "prestop").read_text() == "stopping\n"
     assert alive_with(uid) == []
     # A process that was killed may have left GPU memory wired: somebody must be able to learn of it.
-    until("the Event", lambda: "ExceededGracePeriod" in fleet.events("stubborn"))
+    until(lambda: "ExceededGracePeriod" in fleet.events("stubborn"), "the Event")
 
 
 def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
@@ -659,14 +650,14 @@ def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
 
 def test_logs(fleet: Fleet) -> None:
     fleet.running("talks")
-    until("a few lines", lambda: fleet.log("talks").count("\n") > 12)
+    until(lambda: fleet.log("talks").count("\n") > 12, "a few lines")
     assert fleet.log("talks").splitlines()[0] in ("line 0", "warn 0")
     assert len(fleet.log("talks", "--tail=3").splitlines()) == 3
     assert len(fleet.log("talks", "--limit-bytes=10")) == 10
     stamped = fleet.log("talks", "--timestamps", "--tail=4").splitlines()
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (line|warn) \d+", line) for line in stamped)
     since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    late = until("newer lines", lambda: fleet.log("talks", f"--since-time={since}"))
+    late = until(lambda: fleet.log("talks", f"--since-time={since}"), "newer lines")
     assert not re.search(r"^line 0$", late, re.MULTILINE)
     assert fleet.log("talks", "--since=1h").startswith(("line 0\n", "warn 0\n"))
     refused = fleet.kubectl("logs", "talks", "--previous", check=False)
@@ -686,7 +677,7 @@ def following(fleet: Fleet, name: str) -> subprocess.Popen[str]:
 
 def test_followed_log_brings_what_is_written_meanwhile(fleet: Fleet) -> None:
     fleet.running("stays")
-    until("it ticks", lambda: "tick" in fleet.log("stays"))
+    until(lambda: "tick" in fleet.log("stays"), "it ticks")
     with following(fleet, "stays") as follower:
         assert follower.stdout is not None
         numbers = [int(follower.stdout.readline().removeprefix("tick ")) for _ in range(6)]
@@ -732,7 +723,7 @@ def test_strangers_are_refused(fleet: Fleet) -> None:
     # A right to figures is one to figures alone, however the path is written.
     fleet.kubectl("create", "clusterrole", "figures", "--verb=get", "--resource=nodes/metrics")
     fleet.kubectl("create", "clusterrolebinding", "figures", "--clusterrole=figures", "--serviceaccount=default:stranger")
-    until("figures may be read", lambda: fleet.ask_kubelet("/metrics/resource", token)[0] == 200)
+    until(lambda: fleet.ask_kubelet("/metrics/resource", token)[0] == 200, "figures may be read")
     for path in (log, run, "/pods", "/metrics/..%2fpods", "/metrics/../pods", f"/metrics/..{run}", f"/metrics%2f..{run}"):
         assert fleet.ask_kubelet(path, token)[0] in (403, 404), path
 
@@ -741,7 +732,7 @@ def test_strangers_are_refused(fleet: Fleet) -> None:
 
 
 def test_new_content_of_a_config_map_arrives_whole(fleet: Fleet) -> None:
-    until("the new content", lambda: "saw new" in fleet.log("reader"), 150)
+    until(lambda: "saw new" in fleet.log("reader"), "the new content", 150)
     assert fleet.log("reader").splitlines() == ["saw old", "saw new"]
 
 
@@ -753,19 +744,19 @@ def numbers_of(fleet: Fleet, name: str) -> list[int]:
 def test_containers_outlive_their_kubelet(fleet: Fleet, how: str) -> None:
     machine = fleet.cluster.machines[MAC]
     before = fleet.running("stays")
-    told = until("it says who it is", lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE))
+    told = until(lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE), "it says who it is")
     main = next(pid for pid in alive_with(before["metadata"]["uid"]) if own_number(pid) == int(told[0]))
-    last = until("it ticks", lambda: numbers_of(fleet, "stays"))[-1]
+    last = until(lambda: numbers_of(fleet, "stays"), "it ticks")[-1]
     if how == "killed":
         machine.kill_kubelet()
     else:
         machine.stop_kubelet()
     log = next(machine.folder.glob(f"kubelet/pods/{before['metadata']['uid']}/logs/main/0.log"))
     size = log.stat().st_size
-    until("the container writes on by itself", lambda: log.stat().st_size > size)
+    until(lambda: log.stat().st_size > size, "the container writes on by itself")
     machine.start_kubelet()
-    until("its log is served again", lambda: fleet.kubectl("logs", "stays", "--tail=1", check=False).returncode == 0)
-    until("the log goes on", lambda: numbers_of(fleet, "stays")[-1] > last)
+    until(lambda: fleet.kubectl("logs", "stays", "--tail=1", check=False).returncode == 0, "its log is served again")
+    until(lambda: numbers_of(fleet, "stays")[-1] > last, "the log goes on")
     numbers = numbers_of(fleet, "stays")
     assert numbers == list(range(numbers[-1] + 1))
     after = fleet.pod("stays")
@@ -785,10 +776,10 @@ def test_pods_are_looked_after_while_the_api_server_is_away(fleet: Fleet) -> Non
         for pid in old:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        until("the container is started again", lambda: set(alive_with(uid)) - old)
+        until(lambda: set(alive_with(uid)) - old, "the container is started again")
     finally:
         fleet.cluster.component("kube-apiserver", "on")
-    until("the API server is back", lambda: fleet.kubectl("get", "pod", "talks", check=False).returncode == 0)
+    until(lambda: fleet.kubectl("get", "pod", "talks", check=False).returncode == 0, "the API server is back")
     after = fleet.await_pod("talks", lambda item: first(item).get("restartCount") == 1, "the restart is told")
     assert first(after)["lastState"]["terminated"]["exitCode"] == 137
     assert after["metadata"]["uid"] == uid
@@ -804,8 +795,8 @@ def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet
     fleet.kubectl("delete", "pod", "who", "--force", "--grace-period=0", "--wait=true")
     assert alive_with(uid)
     machine.start_kubelet()
-    until("its processes end", lambda: not alive_with(uid))
-    until("its folder goes", lambda: not (machine.folder / "kubelet/pods" / uid).exists())
+    until(lambda: not alive_with(uid), "its processes end")
+    until(lambda: not (machine.folder / "kubelet/pods" / uid).exists(), "its folder goes")
 
 
 def test_pods_of_a_deleted_node_end_and_it_registers_anew(fleet: Fleet) -> None:
@@ -813,10 +804,10 @@ def test_pods_of_a_deleted_node_end_and_it_registers_anew(fleet: Fleet) -> None:
     uid = fleet.running("plain")["metadata"]["uid"]
     assert alive_with(uid)
     fleet.kubectl("delete", "node", LINUX)
-    until("its pods end", lambda: not alive_with(uid))
-    until("the Node is there again", lambda: fleet.node_ready(LINUX))
+    until(lambda: not alive_with(uid), "its pods end")
+    until(lambda: fleet.node_ready(LINUX), "the Node is there again")
     assert fleet.get("node", LINUX)["metadata"]["uid"] != old
-    until("its pod is gone", lambda: fleet.kubectl("get", "pod", "plain", check=False).returncode != 0)
+    until(lambda: fleet.kubectl("get", "pod", "plain", check=False).returncode != 0, "its pod is gone")
     fleet.apply(pod("plain", [container(fleet.cluster.image, "echo anew; sleep 3600")], node=LINUX))
     fleet.running("plain")
-    until("its log", lambda: fleet.log("plain") == "anew\n")
+    until(lambda: fleet.log("plain") == "anew\n", "its log")

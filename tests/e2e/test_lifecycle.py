@@ -3,14 +3,16 @@
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Deploy, Deployment, Line
+from tests.support.waiting import until
+
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
 
 PROMPT = tinymodel.DEMO_MESSAGES[0]["content"]
 TOKENS_ALONE, TOKENS_PAIR = 500, 150
@@ -24,7 +26,7 @@ ONE_MAC = {"min": 1, "max": 1}
 class Stream:
     """A streamed completion that has begun; ``rest`` is how it ends."""
 
-    def __init__(self, line: Any, endpoint: str, tokens: int) -> None:
+    def __init__(self, line: Line, endpoint: str, tokens: int) -> None:
         body = {"model": "", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": tokens, "temperature": 0}
         body |= {"model": "thunderfleet/tiny-qwen2", "stream": True, "return_token_ids": True}
         sent = urllib.request.Request(
@@ -47,7 +49,7 @@ class Stream:
         assert choices[-1]["finish_reason"] in ("length", "stop"), choices[-1]
 
 
-def groups_told(line: Any, served: Any) -> dict[str, list[Json]]:
+def groups_told(line: Line, served: Deployment) -> dict[str, list[Json]]:
     """By Mac, what NodeProfiles say of this deployment's groups."""
     prefix = f"{served.namespace}/{served.name}-"
     told = {item["metadata"]["name"]: item.get("status", {}).get("groups", []) for item in line.items("np")}
@@ -56,7 +58,7 @@ def groups_told(line: Any, served: Any) -> dict[str, list[Json]]:
 
 
 @contextmanager
-def asking(line: Any, served: Any) -> Iterator[list[str]]:
+def asking(line: Line, served: Deployment) -> Iterator[list[str]]:
     """A client that asks ``status.endpoint`` all the time; what it complains of."""
     ended, complaints = threading.Event(), list[str]()
     asked = 0
@@ -90,7 +92,7 @@ def asking(line: Any, served: Any) -> Iterator[list[str]]:
     assert asked > 3 or complaints, "the client has asked"
 
 
-def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> None:
+def test_rollout_then_scale_down_under_requests(line: Line, deploy: Deploy) -> None:
     served = deploy("rolls", replicas=2, nodes=ONE_MAC).until_ready()
     before = [group["epoch"] for group in served.status["groups"]]
     with asking(line, served) as complaints:
@@ -101,7 +103,7 @@ def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> No
         def rolled() -> bool:
             return [g["epoch"] > b for g, b in zip(served.status["groups"], before, strict=True)] == [True, True]
 
-        served.until("both groups are of the new spec", rolled)
+        served.until(rolled, "both groups are of the new spec")
         served.until_ready()
         assert complaints == []
     assert [group["restarts"] for group in served.status["groups"]] == [0, 0]
@@ -109,16 +111,16 @@ def test_rollout_then_scale_down_under_requests(line: Any, deploy: Deploy) -> No
     stream, kept = Stream(line, served.group(1)["endpoint"], TOKENS_ALONE), served.group(0)["epoch"]
     served.patch({"replicas": 1})
     stream.assert_whole()
-    served.until("nothing of the second group is left", lambda: not second(served), GONE_SECONDS)
+    served.until(lambda: not second(served), "nothing of the second group is left", GONE_SECONDS)
     assert served.until_ready().group(0)["epoch"] == kept
 
 
-def second(served: Any) -> list[str]:
+def second(served: Deployment) -> list[str]:
     labels = ((child["metadata"]["name"], child["metadata"]["labels"]) for child in served.children())
     return [name for name, found in labels if found.get("thunderfleet.io/group") == "1"]
 
 
-def test_eviction_of_one_rank_drains_the_group(line: Any, deploy: Deploy) -> None:
+def test_eviction_of_one_rank_drains_the_group(line: Line, deploy: Deploy) -> None:
     served = deploy("evicted", recovery={"maxRestarts": 0}).until_ready()
     nodes = [rank["node"] for rank in served.ranks()]
     told = groups_told(line, served)
@@ -131,14 +133,14 @@ def test_eviction_of_one_rank_drains_the_group(line: Any, deploy: Deploy) -> Non
     path = f"/api/v1/namespaces/{served.namespace}/pods/{pod}/eviction"
     line.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
     stream.assert_whole()
-    served.until("another epoch", lambda: served.group().get("epoch") == 2)
+    served.until(lambda: served.group().get("epoch") == 2, "another epoch")
     served.until_ready()
     group = served.group()
     assert (group["restarts"], group["lastFailure"]["reason"]) == (0, "Evicted")
     assert {use["epoch"] for uses in groups_told(line, served).values() for use in uses} == {2}
 
 
-def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any, deploy: Deploy) -> None:
+def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Line, deploy: Deploy) -> None:
     served = deploy("again").until_ready()
     ports = served.ports()
     spec = served.get()["spec"]
@@ -146,7 +148,7 @@ def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any
     served.kubectl("delete", "md", served.name, "--wait=false")
     served.apply(spec)
     stream.assert_whole()
-    served.until("the old pods are gone", lambda: not [c for c in served.children() if c["metadata"]["name"].endswith("e1")])
+    served.until(lambda: not [c for c in served.children() if c["metadata"]["name"].endswith("e1")], "the old pods are gone")
     served.until_ready()
     names = [child["metadata"]["name"] for child in served.children() if child["kind"] == "Pod"]
     assert names == [f"{served.name}-0-e2-0", f"{served.name}-0-e2-1"]
@@ -155,5 +157,5 @@ def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Any
     stream = Stream(line, served.endpoint, TOKENS_PAIR)
     served.kubectl("delete", "md", served.name, "--wait=false")
     stream.assert_whole()
-    line.until("nothing of it is left", lambda: not served.left(ports), GONE_SECONDS, lambda: "\n".join(served.left(ports)))
-    line.until("no Mac is said to be in its group", lambda: not groups_told(line, served))
+    until(lambda: not served.left(ports), "nothing of it is left", GONE_SECONDS, describe=lambda: "\n".join(served.left(ports)))
+    until(lambda: not groups_told(line, served), "no Mac is said to be in its group")

@@ -1,6 +1,5 @@
 """From ``kubectl apply`` to tokens: the line as a user walks it, on the default fleet."""
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -8,8 +7,9 @@ import pytest
 import yaml
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Alone, Deploy, Deployment, Line
+
 Json = dict[str, Any]
-Alone = Callable[[str, int], list[int]]
 
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
 SYSTEM = "thunderfleet-system"
@@ -28,7 +28,7 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("parallelism", ["Pipeline", "Tensor"])
-def test_two_macs_say_what_one_process_says(pair: Any, deploy: Callable[..., Any], alone: Alone, parallelism: str) -> None:
+def test_two_macs_say_what_one_process_says(pair: Deployment, deploy: Deploy, alone: Alone, parallelism: str) -> None:
     served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism).until_ready()
     group = served.group()
     assert (group["parallelism"], group["transport"]) == (parallelism, "Ring")
@@ -45,7 +45,7 @@ def test_two_macs_say_what_one_process_says(pair: Any, deploy: Callable[..., Any
         assert [rank["shard"] for rank in group["ranks"]] == ["1/2", "2/2"]
 
 
-def test_the_api_lists_its_model_and_refuses_another(pair: Any, line: Any) -> None:
+def test_the_api_lists_its_model_and_refuses_another(pair: Deployment, line: Line) -> None:
     listed = line.request(f"{pair.endpoint}/models")
     assert [model["id"] for model in listed.json["data"]] == ["thunderfleet/tiny-qwen2"]
     refused = line.request(
@@ -59,8 +59,8 @@ def test_the_api_lists_its_model_and_refuses_another(pair: Any, line: Any) -> No
     assert other["items"], "the plan is a ConfigMap"
 
 
-def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Any, line: Any) -> None:
-    measured = pair.until("a benchmark", lambda: pair.status.get("benchmark"))
+def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Deployment, line: Line) -> None:
+    measured = pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     assert float(measured["decodeTokensPerSecond"]) > 0
     assert float(measured["prefillTokensPerSecond"]) > 0
     assert measured["timeToFirstTokenMicroseconds"] > 0
@@ -81,7 +81,7 @@ def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Any, line: Any)
     }
 
 
-def test_profiles_and_links_tell_the_fleet(line: Any) -> None:
+def test_profiles_and_links_tell_the_fleet(line: Line) -> None:
     profiles = {row["NAME"]: row for row in table(line.kubectl("get", "np"))}
     assert {name: (row["CHIP"], row["MEMORY"], row["RDMA"], row["LINKS"]) for name, row in profiles.items()} == {
         "mini-1": ("Apple M4", "32Gi", "RDMADisabled", "1"),
@@ -98,7 +98,7 @@ def test_profiles_and_links_tell_the_fleet(line: Any) -> None:
     assert "Longest sequence (prompt and answer)" in line.kubectl("explain", "md.spec.memory.contextTokens")
 
 
-def test_logs_and_exec_of_a_runner(pair: Any) -> None:
+def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:
     leader, follower = (rank["pod"] for rank in pair.ranks())
     assert "supervisor of rank 0" in pair.kubectl("logs", leader)
     assert "supervisor of rank 1" in pair.kubectl("logs", follower)
@@ -110,7 +110,7 @@ def test_logs_and_exec_of_a_runner(pair: Any) -> None:
     ]
 
 
-def test_operator_and_runner_have_metrics(pair: Any, line: Any) -> None:
+def test_operator_and_runner_have_metrics(pair: Deployment, line: Line) -> None:
     pair.tokens("How many?", 2)
     runner = line.request(f"{pair.endpoint.removesuffix('/v1')}/metrics").body
     assert 'thunderfleet_runner_requests_total{code="200",endpoint="/v1/chat/completions"}' in runner
@@ -132,7 +132,7 @@ def test_operator_and_runner_have_metrics(pair: Any, line: Any) -> None:
         assert f"thunderfleet_operator_{name}" in leading[0]
 
 
-def test_scaled_out_and_changed_it_rolls(line: Any, deploy: Callable[..., Any], alone: Alone) -> None:
+def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alone) -> None:
     solo = deploy("solo", nodes={"min": 1, "max": 1}).until_ready()
     assert solo.group()["transport"] == "None"
     solo.kubectl("scale", "md", solo.name, "--replicas=2")
@@ -152,8 +152,8 @@ def test_scaled_out_and_changed_it_rolls(line: Any, deploy: Callable[..., Any], 
     solo.patch({"replicas": 1, "memory": {"contextTokens": 2048}})
     solo.until_ready()
     solo.until(
-        "only one group is left",
         lambda: len({p["metadata"]["labels"]["thunderfleet.io/group"] for p in solo.children() if p["kind"] == "Pod"}) == 1,
+        "only one group is left",
     )
     group = solo.group()
     assert group["epoch"] == 2, "a changed spec is a new placement"
@@ -163,7 +163,7 @@ def test_scaled_out_and_changed_it_rolls(line: Any, deploy: Callable[..., Any], 
     assert "2048" in long.json["error"]["message"]
 
 
-def test_a_second_group_that_finds_no_place_says_what_it_lacks(pair: Any, deploy: Callable[..., Any], alone: Alone) -> None:
+def test_a_second_group_that_finds_no_place_says_what_it_lacks(pair: Deployment, deploy: Deploy, alone: Alone) -> None:
     both = deploy("both", replicas=2, nodes={"min": len(pair.line.macs) + 1})
     told = both.until_condition("Placed", "False")["message"]
     assert "studio-1" in told and "studio-2" in told and "mini-1" in told

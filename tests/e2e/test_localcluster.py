@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster.cluster import Cluster, kubelet_command, running
+from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
 from thunderfleet_localcluster.paths import ClusterFolder
+
+from tests.support.waiting import until
 
 FLEET = """
 machines:
@@ -36,14 +37,6 @@ MODES = [
     pytest.param("namespaces", marks=pytest.mark.skipif(NO_NAMESPACES is not None, reason=str(NO_NAMESPACES))),
     "loopback",
 ]
-
-
-def until(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
 
 
 def left_of(folder: Path, but: int = 0) -> list[str]:
@@ -62,7 +55,7 @@ def left_of(folder: Path, but: int = 0) -> list[str]:
 
 def assert_nothing_left(folder: Path, ports: tuple[int, ...] = (), but: int = 0) -> None:
     """No process (``but`` one), no port, no mount, no lock."""
-    until(f"processes end: {left_of(folder, but)}", lambda: not left_of(folder, but), 20)
+    until(lambda: not left_of(folder, but), f"processes end: {left_of(folder, but)}", 20)
     assert not running(ClusterFolder(folder))
     assert str(folder) not in Path("/proc/self/mounts").read_text()
     for port in ports:
@@ -109,7 +102,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
         for mode in ("namespaces", "loopback"):
             if mode == "loopback" or NO_NAMESPACES is None:
                 folder = tmp_path_factory.mktemp(mode)
-                started = Cluster.start(FLEET, name=mode, directory=folder, network=mode)  # type: ignore[arg-type]
+                started = Cluster.start(FLEET, name=mode, directory=folder, network=mode)
                 found[mode] = stack.enter_context(started)
         yield Clusters(found)
 
@@ -218,7 +211,7 @@ def test_cables_carry_and_nothing_else_gets_in(cluster: Cluster) -> None:
     note = one.folder / "port"
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(_Background(lambda: two.run([sys.executable, "-c", serve, str(note)], seconds=40)))
-        until("the server listens", lambda: note.exists() and note.read_text() != "")
+        until(lambda: note.exists() and note.read_text() != "", "the server listens")
         dial = f"import socket; c = socket.create_connection(({address!r}, {note.read_text()}), 10); print(c.recv(99).decode())"
         done = one.run([sys.executable, "-c", dial])
         assert done.returncode == 0, done.stderr
@@ -277,7 +270,7 @@ def test_a_killed_kubelet_and_a_machine_without_power(cluster: Cluster) -> None:
         machine.start_kubelet()
     machine.off()
     assert (mine()["kubelet"], mine()["on"]) == (None, False)
-    until("all of its processes end", lambda: not left_of(machine.folder))
+    until(lambda: not left_of(machine.folder), "all of its processes end")
     with pytest.raises(LocalClusterError, match="studio-2 is off"):
         machine.run(["true"])
     machine.on()
@@ -287,7 +280,7 @@ def test_a_killed_kubelet_and_a_machine_without_power(cluster: Cluster) -> None:
         assert links == {"lo", "en0", *(str(cable["interface"]) for cable in machine.cables)}
     lease = ("get", "lease", "-n", "kube-node-lease", "studio-2", "-o", "jsonpath={.spec.renewTime}")
     before = cluster.kubectl(*lease).stdout
-    until("it renews its lease again", lambda: cluster.kubectl(*lease).stdout != before)
+    until(lambda: cluster.kubectl(*lease).stdout != before, "it renews its lease again")
 
 
 def test_a_component_that_dies_is_reported_with_its_last_words(cluster: Cluster) -> None:
@@ -299,7 +292,7 @@ def test_a_component_that_dies_is_reported_with_its_last_words(cluster: Cluster)
         item = next(item for item in cluster.status()["components"] if item["name"] == "kube-scheduler")
         return item["pid"] is None and item["tail"] != "" and item["log"] == scheduler["log"]
 
-    until("its end is reported", ended)
+    until(ended, "its end is reported")
     cluster.component("kube-scheduler", "on")
     assert all(item["pid"] for item in cluster.status()["components"])
 
@@ -309,7 +302,7 @@ def test_the_api_server_may_go_away_for_a_while(cluster: Cluster) -> None:
     assert cluster.kubectl("get", "--raw=/readyz", check=False).returncode != 0
     assert [item["end"] for item in cluster.status()["components"] if item["name"] == "kube-apiserver"] == ["stopped"]
     cluster.component("kube-apiserver", "on")
-    until("it answers", lambda: cluster.kubectl("get", "--raw=/readyz", check=False).stdout == "ok")
+    until(lambda: cluster.kubectl("get", "--raw=/readyz", check=False).stdout == "ok", "it answers")
     assert cluster.token()
 
 
@@ -324,7 +317,7 @@ def test_the_same_folder_takes_one_cluster(cluster: Cluster) -> None:
 _PARENT = """
 import sys, time
 from pathlib import Path
-from thunderfleet_localcluster.cluster import Cluster
+from thunderfleet_localcluster.client.cluster import Cluster
 cluster = Cluster.start({fleet!r}, name="child", directory=Path({folder!r}), network={mode!r})
 print(cluster.server, cluster.proxy, cluster.pid, flush=True)
 time.sleep(600)

@@ -10,12 +10,16 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.network.namespaces import rate_rule
+
+from tests.support.line import SYSTEM, Deploy, Line, on_fleet
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 
@@ -57,14 +61,14 @@ _SERIES = re.compile(r"^(\w+)(?:\{(.*)\})? ([0-9.e+-]+)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def line() -> Iterator[Line]:
     with on_fleet(FLEET, "measure", "THUNDERFLEET_E2E_MEASURE", *VALUES) as found:
         for (sender, _), (interface, rate) in SHAPES.items():
             assert found.run(sender, "tc", *rate_rule(interface, rate)).returncode == 0
         yield found
 
 
-def measured(line: Any, transport: str) -> dict[tuple[str, str], Json]:
+def measured(line: Line, transport: str) -> dict[tuple[str, str], Json]:
     """What the links say, by direction."""
     return {
         (entry["from"], entry["to"]): entry
@@ -74,7 +78,7 @@ def measured(line: Any, transport: str) -> dict[tuple[str, str], Json]:
     }
 
 
-def metrics(line: Any, mac: str) -> dict[tuple[str, str], float]:
+def metrics(line: Line, mac: str) -> dict[tuple[str, str], float]:
     """An agent's figures, by name and labels. Raises OSError when it is away."""
     address = line.cluster.machines[mac].address
     answer = line.request(f"http://{address}:{AGENT_METRICS_PORT}/metrics")
@@ -87,12 +91,12 @@ def within(entry: Json, rate: int) -> bool:
     return bool(abs(entry.get("throughputMbps", 0) - rate) <= rate / 10)
 
 
-def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Any) -> None:
+def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Line) -> None:
     def off() -> list[str]:
         said = measured(line, "Socket")
         return [f"{way}: {said.get(way)}" for way, (_, rate) in SHAPES.items() if not within(said.get(way, {}), rate)]
 
-    line.until("every direction is within a tenth of its shape", lambda: not off(), WAIT_SECONDS, lambda: "\n".join(off()))
+    until(lambda: not off(), "every direction is within a tenth of its shape", WAIT_SECONDS, describe=lambda: "\n".join(off()))
     entry = measured(line, "Socket")[("studio-1", "studio-2")]
     assert entry["rttMicroseconds"] > 0 and entry["payloadBytes"] > 0 and "jitterMicroseconds" in entry
 
@@ -101,28 +105,28 @@ def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Any) -> 
         gbps, rtt = heads.index("GBPS"), heads.index("RTT")
         return all(re.fullmatch(r"[\d.]+/[\d.]+", row[gbps]) and re.fullmatch(r"\d+us", row[rtt]) for row in rows)
 
-    line.until("the columns show each way and the round trip", shown, told=lambda: line.kubectl("get", "tbl"))
+    until(shown, "the columns show each way and the round trip", describe=lambda: line.kubectl("get", "tbl"))
     conditions = line.json("get", "tbl", "studio-1.tb1--studio-2.tb1")["status"]["conditions"]
     said = next(each for each in conditions if each["type"] == "Connected")
     assert said["reason"] == "Degraded" and "negotiated 80 Gb/s" in said["message"] and "likely causes" in said["message"]
 
 
-def test_a_group_of_two_measures_each_cable_over_jaccl(line: Any) -> None:
+def test_a_group_of_two_measures_each_cable_over_jaccl(line: Line) -> None:
     def missing() -> list[tuple[str, str]]:
         return sorted(set(SHAPES) - set(measured(line, "RDMA")))
 
-    line.until("every cable is measured by a group", lambda: not missing(), WAIT_SECONDS, lambda: f"{missing()}")
+    until(lambda: not missing(), "every cable is measured by a group", WAIT_SECONDS, describe=lambda: f"{missing()}")
     said = measured(line, "RDMA")
     assert all(entry["throughputMbps"] > 0 and entry["rttMicroseconds"] > 0 for entry in said.values())
-    line.until("nothing of them is left", lambda: not any(ranks(line, mac) for mac in line.macs))
+    until(lambda: not any(ranks(line, mac) for mac in line.macs), "nothing of them is left")
 
 
-def test_profiles_show_what_the_gpu_does(line: Any) -> None:
+def test_profiles_show_what_the_gpu_does(line: Line) -> None:
     def whole() -> bool:
         found = [item["status"].get("benchmarks", {}) for item in line.items("np")]
         return all(one.get("compute") and one.get("memory") for one in found)
 
-    line.until("every Mac is measured", whole, WAIT_SECONDS, lambda: line.kubectl("get", "np", "-o", "yaml"))
+    until(whole, "every Mac is measured", WAIT_SECONDS, describe=lambda: line.kubectl("get", "np", "-o", "yaml"))
     heads, *rows = line.kubectl("get", "np").splitlines()
     assert {"TFLOPS", "GB/S"} <= set(heads.split()) and len(rows) == 3
     for item in line.items("np"):
@@ -135,7 +139,7 @@ def test_profiles_show_what_the_gpu_does(line: Any) -> None:
     assert any('probe="gpu"' in labels for labels in ages) and any('probe="socket"' in labels for labels in ages)
 
 
-def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line: Any, deploy: Callable[..., Any]) -> None:
+def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line: Line, deploy: Deploy) -> None:
     served = deploy("fast", transport="Ring", nodes={"min": 2, "max": 2}).until_ready()
     assert {rank["node"] for rank in served.ranks()} == {"studio-2", "studio-3"}, served.told()
     link = "studio-2.tb2--studio-3.tb2"
@@ -165,10 +169,10 @@ def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line:
         return all(age(mac) > 30 for mac in before)
 
     # Three times its time to live has passed: without the gate, the cable would have been measured by now.
-    served.until("the group's cable has not been measured for long", long_ago)
+    served.until(long_ago, "the group's cable has not been measured for long")
     assert {mac: probes(mac) for mac in before} == before
     line.forget(served)
-    line.until("the cable is measured again", lambda: all(age(mac) < 20 for mac in before), WAIT_SECONDS)
+    until(lambda: all(age(mac) < 20 for mac in before), "the cable is measured again", WAIT_SECONDS)
 
 
 # --- agents killed, frozen, cut off and restarted in the middle of a group's probe ---
@@ -192,7 +196,7 @@ print(json.dumps(found))
 AGENT = "thunderfleet-agent ru[n]"
 
 
-def ranks(line: Any, mac: str) -> dict[str, int]:
+def ranks(line: Line, mac: str) -> dict[str, int]:
     """Process id and rank of what measures cables on that Mac."""
     ran = line.run(mac, sys.executable, "-S", "-c", CENSUS)
     assert ran.returncode == 0, ran.stderr
@@ -200,19 +204,19 @@ def ranks(line: Any, mac: str) -> dict[str, int]:
     return found
 
 
-def in_the_middle(line: Any) -> dict[int, tuple[str, str]]:
+def in_the_middle(line: Line) -> dict[int, tuple[str, str]]:
     """Mac and process id of each rank of a group that is measured now; empty unless both ranks are there."""
     found = {rank: (mac, pid) for mac in line.macs for pid, rank in ranks(line, mac).items()}
     return found if set(found) == {0, 1} else {}
 
 
-def signalled(line: Any, mac: str, signal: str) -> None:
+def signalled(line: Line, mac: str, signal: str) -> None:
     """A signal to that Mac's agent alone."""
     done = line.run(mac, "pkill", f"-{signal}", "-f", AGENT)
     assert done.returncode == 0, f"no agent on {mac}: {done.stderr}"
 
 
-def ages(line: Any, mac: str, probe: str) -> dict[str, float]:
+def ages(line: Line, mac: str, probe: str) -> dict[str, float]:
     """How old that Mac's results of one kind are, in seconds, by their labels; empty while its agent is away."""
     try:
         shown = metrics(line, mac)
@@ -222,99 +226,146 @@ def ages(line: Any, mac: str, probe: str) -> dict[str, float]:
     return {labels: value for (each, labels), value in shown.items() if each == name and wanted in labels}
 
 
-def fresh(line: Any, mac: str) -> Json:
+def fresh(line: Line, mac: str) -> Json:
     """What that Mac says of its benchmarks."""
     conditions: list[Json] = line.json("get", "np", mac)["status"]["conditions"]
     return next(each for each in conditions if each["type"] == "BenchmarksFresh")
 
 
-def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_afterwards(line: Any) -> None:
-    macs = set(line.macs)
-    line.until("everything is measured", lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), WAIT_SECONDS)
-    devices = {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")}
+@dataclass(frozen=True)
+class Struck:
+    """A probe between two Macs: the Mac and process that a fault hits, and those at the other end."""
 
-    def struck(rank: int, among: set[str]) -> tuple[str, str, str, str]:
-        """A Mac of ``among`` that is now in the middle of a probe as that rank, and the other one: each with its process."""
+    line: Line
+    mac: str
+    pid: str
+    other: str
+    other_pid: str
+
+    @classmethod
+    def wait(cls, line: Line, rank: int, among: set[str]) -> Struck:
+        """Waits until a Mac of ``among`` is in the middle of a probe as ``rank``."""
 
         def found() -> dict[int, tuple[str, str]]:
             now = in_the_middle(line)
             return now if now and now[rank][0] in among else {}
 
-        now = line.until(f"one of {sorted(among)} is in a probe as rank {rank}", found, WAIT_SECONDS)
-        return (*now[rank], *now[1 - rank])
+        now = until(found, f"one of {sorted(among)} is in a probe as rank {rank}", WAIT_SECONDS)
+        return cls(line, *now[rank], *now[1 - rank])
 
-    def gone(mac: str, pid: str) -> None:
-        line.until(f"nothing of the probe is left on {mac}", lambda: pid not in ranks(line, mac))
+    def gone(self) -> None:
+        """Waits until the Mac that was hit runs nothing of the probe."""
+        self._gone(self.mac, self.pid)
+
+    def other_gone(self) -> None:
+        """Waits until the other end runs nothing of the probe."""
+        self._gone(self.other, self.other_pid)
+
+    def _gone(self, mac: str, pid: str) -> None:
+        until(lambda: pid not in ranks(self.line, mac), f"nothing of the probe is left on {mac}")
+
+
+def all_fresh(line: Line) -> bool:
+    """Whether every Mac reports fresh measurements."""
+    return all(fresh(line, mac)["status"] == "True" for mac in line.macs)
+
+
+def cable_ages(line: Line) -> list[float]:
+    """Ages of the results of both ends of every cable; empty until all are there."""
+    found = [age for mac in line.macs for age in ages(line, mac, "rdma").values()]
+    return found if len(found) == 2 * len(line.macs) else []
+
+
+def silent_peer_reported(line: Line, mac: str) -> bool:
+    """Whether that Mac reports a probe that failed because the other end fell silent, and when it tries again."""
+    said = fresh(line, mac)
+    return said["reason"] == "ProbeFailed" and "said nothing for" in said["message"] and "next try at" in said["message"]
+
+
+def lose_the_lan(line: Line, rank: int, reported: bool) -> None:
+    """Unplugs the LAN of the Mac with ``rank`` in a probe: both ends give up; if ``reported``, the other says why."""
+    struck = Struck.wait(line, rank, set(line.macs))
+    line.cluster.lan("pull", struck.mac)
+    try:
+        struck.other_gone()
+        struck.gone()
+        if reported:
+            why = partial(silent_peer_reported, line, struck.other)
+            until(why, f"{struck.other} says why", describe=lambda: str(fresh(line, struck.other)))
+    finally:
+        line.cluster.lan("plug", struck.mac)
+
+
+def freeze_the_agent(line: Line, rank: int) -> None:
+    """Stops the agent with ``rank`` in the middle of a probe: the other end is free long before the group's limit."""
+    struck = Struck.wait(line, rank, set(line.macs))
+    signalled(line, struck.mac, "STOP")
+    try:
+        # The frozen end still has its process.
+        struck.other_gone()
+    finally:
+        signalled(line, struck.mac, "CONT")
+    struck.gone()
+
+
+def delete_the_agent(line: Line) -> str:
+    """Deletes the agent's pod of a Mac in the middle of a probe. Returns the Mac."""
+    struck = Struck.wait(line, 1, set(line.macs))
+    (pod,) = (
+        item["metadata"]["name"]
+        for item in line.items("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=agent")
+        if item["spec"]["nodeName"] == struck.mac
+    )
+    line.kubectl("delete", "pod", "-n", SYSTEM, pod)
+    struck.other_gone()
+    struck.gone()
+    return struck.mac
+
+
+def kill_the_agent(line: Line, rank: int, among: set[str]) -> str:
+    """Kills the agent with ``rank`` in the middle of a probe. Returns its Mac."""
+    struck = Struck.wait(line, rank, among)
+    signalled(line, struck.mac, "KILL")
+    struck.other_gone()
+    struck.gone()
+    return struck.mac
+
+
+def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_afterwards(line: Line) -> None:
+    macs = set(line.macs)
+    until(lambda: all_fresh(line), "everything is measured", WAIT_SECONDS)
+    before = {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")}
 
     def stale() -> bool:
-        found = [age for mac in macs for age in ages(line, mac, "rdma").values()]
-        return len(found) == 2 * len(macs) and min(found) > 2 * EVERY_SECONDS
-
-    def told(mac: str) -> bool:
-        said = fresh(line, mac)
-        return said["reason"] == "ProbeFailed" and "said nothing for" in said["message"] and "next try at" in said["message"]
-
-    def says_why(mac: str) -> None:
-        line.until(f"{mac} says why", lambda: told(mac), told=lambda: str(fresh(line, mac)))
+        found = cable_ages(line)
+        return bool(found) and min(found) > 2 * EVERY_SECONDS
 
     for mac in macs:
-        # Whatever group is measured from now on stays in the middle for as long as its agents let it.
+        # From now on every group stays in the middle of its probe for as long as the agents let it.
         line.cluster.jaccl(mac, [{"at": "rtr", "hang": True}])
-    restarted: set[str] = set()
     try:
+        restarted = {kill_the_agent(line, 0, macs)}
+        restarted.add(kill_the_agent(line, 1, macs - restarted))
         for rank in (0, 1):
-            mac, pid, other, theirs = struck(rank, macs - restarted)
-            restarted.add(mac)
-            signalled(line, mac, "KILL")
-            gone(other, theirs)
-            gone(mac, pid)
-        for rank in (0, 1):
-            mac, pid, other, theirs = struck(rank, macs)
-            signalled(line, mac, "STOP")
-            try:
-                # Long before the limit of the group, and though the frozen end still has its process.
-                gone(other, theirs)
-            finally:
-                signalled(line, mac, "CONT")
-            gone(mac, pid)
-
-        for rank in (1, 0):
-            if rank == 1:
-                line.until("no group has been measured for long", stale)
-            mac, pid, other, theirs = struck(rank, macs)
-            line.cluster.lan("pull", mac)
-            try:
-                gone(other, theirs)
-                gone(mac, pid)
-                if rank == 1:
-                    says_why(other)
-            finally:
-                line.cluster.lan("plug", mac)
-
-        mac, pid, other, theirs = struck(1, macs)
-        restarted.add(mac)
-        (pod,) = (
-            item["metadata"]["name"]
-            for item in line.items("pods", "-n", "thunderfleet-system", "-l", "app.kubernetes.io/component=agent")
-            if item["spec"]["nodeName"] == mac
-        )
-        line.kubectl("delete", "pod", "-n", "thunderfleet-system", pod)
-        gone(other, theirs)
-        gone(mac, pid)
+            freeze_the_agent(line, rank)
+        until(stale, "no group has been measured for long")
+        lose_the_lan(line, 1, reported=True)
+        lose_the_lan(line, 0, reported=False)
+        restarted.add(delete_the_agent(line))
     finally:
         for mac in macs:
             line.cluster.jaccl(mac, [])
     mended = time.monotonic()
 
     def measured_since() -> bool:
-        found = [age for mac in macs for age in ages(line, mac, "rdma").values()]
-        return len(found) == 2 * len(macs) and max(found) < time.monotonic() - mended
+        found = cable_ages(line)
+        return bool(found) and max(found) < time.monotonic() - mended
 
-    line.until("every cable is measured by a group again", measured_since, WAIT_SECONDS)
-    line.until("every Mac says so", lambda: all(fresh(line, mac)["status"] == "True" for mac in macs), WAIT_SECONDS)
-    # An agent that was restarted has measured nothing that was fresh.
-    assert {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")} == devices
+    until(measured_since, "every cable is measured by a group again", WAIT_SECONDS)
+    until(lambda: all_fresh(line), "every Mac says so", WAIT_SECONDS)
+    # A restarted agent repeats no measurement that is still fresh.
+    assert {item["metadata"]["name"]: item["status"]["benchmarks"] for item in line.items("np")} == before
     counted = {mac: [labels for name, labels in metrics(line, mac) if name.endswith("probes_total")] for mac in restarted}
     assert len(restarted) >= 2 and all(counted.values())
     assert not [each for found in counted.values() for each in found if 'probe="gpu"' in each or 'probe="memory"' in each]
-    line.until("nothing of them is left", lambda: not any(ranks(line, mac) for mac in macs))
+    until(lambda: not any(ranks(line, mac) for mac in macs), "no process of a probe is left")

@@ -16,6 +16,9 @@ import pytest
 import yaml
 from thunderfleet_localcluster.controlplane.assets import MONITORING, find_assets
 
+from tests.support.line import Deployment, Line
+from tests.support.waiting import until
+
 Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
@@ -67,7 +70,7 @@ def promtool(programs: Path, *arguments: str, text: str | None = None) -> str:
 
 
 @pytest.fixture(scope="session")
-def rules(line: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rules(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chart's alerts as a rule file of Prometheus."""
     done = line.cluster.helm("template", "x", str(CHART), "--set", "alerts.enabled=true", "-s", "templates/alerts.yaml")
     path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
@@ -101,7 +104,7 @@ def scraping(server: str, rules: Path) -> Json:
 class Prometheus:
     """A running one, asked by its API."""
 
-    def __init__(self, line: Any, url: str) -> None:
+    def __init__(self, line: Line, url: str) -> None:
         self.line = line
         self.url = url
 
@@ -122,7 +125,7 @@ class Prometheus:
 
 
 @pytest.fixture(scope="session")
-def prometheus(line: Any, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
     line.kubectl("apply", "-f", "-", text=RIGHTS)
     token = line.kubectl("create", "token", "prometheus", "-n", "default", "--duration=1h").strip()
@@ -143,7 +146,7 @@ def prometheus(line: Any, programs: Path, rules: Path, tmp_path_factory: pytest.
     assert started.returncode == 0, started.stderr
     found = Prometheus(line, f"http://{machine.address}:{PORT}")
     try:
-        line.until("Prometheus answers", found.answers, told=lambda: log.read_text())
+        until(found.answers, "Prometheus answers", describe=lambda: log.read_text())
         yield found
     finally:
         machine.run(["kill", pid.read_text().strip()])
@@ -191,7 +194,7 @@ def test_alerts_fire_when_they_should(programs: Path, rules: Path, tmp_path: Pat
     promtool(programs, "test", "rules", str(path))
 
 
-def test_what_is_exported_is_as_prometheus_wants_it(line: Any, pair: Any, programs: Path) -> None:
+def test_what_is_exported_is_as_prometheus_wants_it(line: Line, pair: Deployment, programs: Path) -> None:
     pods = [*line.items("pods", "-n", SYSTEM), *line.items("pods", "-n", pair.namespace)]
     assert len(pods) > 4
     for pod in pods:
@@ -201,7 +204,7 @@ def test_what_is_exported_is_as_prometheus_wants_it(line: Any, pair: Any, progra
         promtool(programs, "check", "metrics", text=answer.body)
 
 
-def test_every_panel_of_the_dashboard_has_something_to_show(line: Any, pair: Any, prometheus: Prometheus) -> None:
+def test_every_panel_of_the_dashboard_has_something_to_show(line: Line, pair: Deployment, prometheus: Prometheus) -> None:
     def down() -> list[str]:
         targets = prometheus.get("targets", state="active")["activeTargets"]
         return [f"{entry['scrapeUrl']}: {entry['health']} {entry['lastError']}" for entry in targets if entry["health"] != "up"]
@@ -212,7 +215,7 @@ def test_every_panel_of_the_dashboard_has_something_to_show(line: Any, pair: Any
         jobs = [entry["labels"] for entry in prometheus.get("targets", state="active")["activeTargets"]]
         return not down() and expected <= {entry["instance"].partition(":")[0] for entry in jobs}
 
-    line.until("every target is up", scraped, SCRAPE_SECONDS, lambda: "\n".join(down()))
+    until(scraped, "every target is up", SCRAPE_SECONDS, describe=lambda: "\n".join(down()))
     dashboard = json.loads((CHART / "dashboards" / "thunderfleet.json").read_text())
     asked = {
         target["expr"].replace("$__rate_interval", "1m"): panel["title"]
@@ -229,10 +232,10 @@ def test_every_panel_of_the_dashboard_has_something_to_show(line: Any, pair: Any
             if not prometheus.value(expression) and not any(word in expression or word in title for word in QUIET)
         ]
 
-    line.until("every panel shows something", lambda: not empty(), SCRAPE_SECONDS, lambda: "\n".join(empty()))
+    until(lambda: not empty(), "every panel shows something", SCRAPE_SECONDS, describe=lambda: "\n".join(empty()))
 
 
-def test_nothing_alarms_on_a_healthy_fleet(pair: Any, prometheus: Prometheus) -> None:
+def test_nothing_alarms_on_a_healthy_fleet(pair: Deployment, prometheus: Prometheus) -> None:
     groups = prometheus.get("rules")["groups"]
     found = {rule["name"]: rule for group in groups for rule in group["rules"]}
     assert len(found) > 4 and all(rule["health"] == "ok" for rule in found.values()), found

@@ -5,15 +5,16 @@ A small fleet is led through everything that a right is granted for: joined, pro
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster, remove
 from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 Right = tuple[str, str, str]
@@ -22,7 +23,6 @@ CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 NAMESPACE = "thunderfleet-system"
 ACCOUNTS = ("thunderfleet-operator", "thunderfleet-agent", "thunderfleet-test")
 WAIT_SECONDS = 120.0
-POLL_SECONDS = 0.5
 FLEET = """\
 machines:
   - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
@@ -39,15 +39,6 @@ spec:
   model: {repository: thunderfleet/tiny-qwen2}
   nodes: {min: 1, max: 1}
 """
-
-
-def until(what: Callable[[], str], holds: Callable[[], bool]) -> None:
-    """Waits until ``holds``; fails with what ``what()`` says then, when it never does."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {WAIT_SECONDS:.0f} s: {what()}")
-        time.sleep(POLL_SECONDS)
 
 
 class Audit:
@@ -123,7 +114,12 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
         links = json.loads(audited.kubectl("get", "tbl", "-o", "json").stdout)["items"]
         return [len(link.get("status", {}).get("endpoints", [])) for link in links] == [2]
 
-    until(lambda: audited.kubectl("get", "tbl", "-o", "yaml").stdout, both_ends)
+    until(
+        both_ends,
+        "both ends of the cable are in its link",
+        WAIT_SECONDS,
+        describe=lambda: audited.kubectl("get", "tbl", "-o", "yaml").stdout,
+    )
 
     audited.kubectl("apply", "-f", "-", text=DEPLOYMENT)
     ready = audited.kubectl(
@@ -137,7 +133,7 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
 
     assert children()
     audited.kubectl("scale", "md/tiny", "--replicas=0")
-    until(children, lambda: not children())
+    until(lambda: not children(), "the children are deleted", WAIT_SECONDS, describe=children)
     audited.kubectl("delete", "md", "tiny", "--timeout=30s")
 
     for name in ("studio-1", "studio-2"):
@@ -148,6 +144,11 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
         audit.read()
         return {account: sorted(rights[account] - audit.used[account]) for account in ACCOUNTS}
 
-    until(lambda: f"granted and never used: {unused()}; refused: {audit.refused}", lambda: not any(unused().values()))
+    until(
+        lambda: not any(unused().values()),
+        "every right that the chart grants is used",
+        WAIT_SECONDS,
+        describe=lambda: f"granted and never used: {unused()}; refused: {audit.refused}",
+    )
     assert audit.refused == []
     assert [(account, right) for account in ACCOUNTS for right in audit.used[account] - rights[account]] == []

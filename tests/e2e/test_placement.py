@@ -1,19 +1,19 @@
-"""Places by the shape of the cabling, on eight Macs: a full mesh of four, a ring of four, joined by a cable and by a hub. Every
-group says what one process says. What the operator decides, the offline planner has said before.
+"""Placement by the shape of the cabling, on eight Macs: a full mesh of four and a ring of four, joined by a cable and a hub.
+
+Every group answers what one process answers, and the operator decides what ``thunderfleet-operator plan`` predicts.
 """
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from itertools import combinations
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Alone, Deploy, Deployment, Line, on_fleet
+
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
-Alone = Callable[..., list[int]]
 
 FLEET = """
 machines:
@@ -54,7 +54,7 @@ START_SECONDS = 400.0
 
 
 @pytest.fixture(scope="module")
-def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def line() -> Iterator[Line]:
     with on_fleet(FLEET, "shapes", "THUNDERFLEET_E2E_SHAPES", *VALUES) as found:
         tinymodel.make(found.cluster.models / DEEP, layers=DEEP_LAYERS)
         for shape, macs in (("mesh", MESH), ("ring", RING)):
@@ -65,7 +65,7 @@ def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def served(line: Any, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
+def served(line: Line, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
     """Deploys what the offline planner is asked about first, and returns the group once it has answered."""
 
     def serve(name: str, layers: int = tinymodel.LAYERS, **spec: object) -> Json:
@@ -76,7 +76,7 @@ def served(line: Any, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
         status, told = line.plan(asked)
         assert status == 0, told
         made = deploy(name, **whole)
-        made.until("Ready", made.is_ready, START_SECONDS)
+        made.until(made.is_ready, "Ready", START_SECONDS)
         group: Json = made.group()
         agrees(told["groups"][0], group)
         planned(made, group)
@@ -100,7 +100,7 @@ def agrees(told: Json, group: Json) -> None:
     assert said == [(r["node"], r["memoryBytes"], r.get("layers"), r["address"]) for r in group["ranks"]]
 
 
-def planned(deployment: Any, group: Json) -> Json:
+def planned(deployment: Deployment, group: Json) -> Json:
     """The plan's ConfigMap; it says what status says."""
     (item,) = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", "thunderfleet.io/group=0")
     plan: Json = json.loads(item["data"]["plan.json"])
@@ -119,7 +119,7 @@ def nodes_of(group: Json) -> list[str]:
     return [rank["node"] for rank in group["ranks"]]
 
 
-def faces(line: Any, one: str, device: str) -> str:
+def faces(line: Line, one: str, device: str) -> str:
     """The Mac at the other end of the cable in a Mac's port with this RDMA device."""
     for link in line.items("tbl"):
         ends = link["status"]["endpoints"]
@@ -128,7 +128,7 @@ def faces(line: Any, one: str, device: str) -> str:
     raise AssertionError(f"{one} has no cable at {device}")
 
 
-def devices(line: Any, group: Json) -> list[list[str | None]]:
+def devices(line: Line, group: Json) -> list[list[str | None]]:
     """The device matrix of a group, of which each entry faces the Mac that it says."""
     (item,) = (
         c for c in line.items("configmaps", "-A") if c["metadata"]["name"] == group["ranks"][0]["pod"].rpartition("-")[0]
@@ -145,7 +145,7 @@ def test_one_mac_is_enough_and_the_smallest_does(served: Callable[..., Json]) ->
     assert (nodes_of(group), group["transport"]) == (["ring-1"], "None"), "big Macs stay free for big models"
 
 
-def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Any, served: Callable[..., Json]) -> None:
+def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Line, served: Callable[..., Json]) -> None:
     group = served("mesh", nodes={"min": 3, "selector": {"shape": "mesh"}})
     assert (group["transport"], group["parallelism"]) == ("JACCL", "Pipeline")
     assert "JACCL mesh of 3 Macs (Tensor: mlx-lm cannot split it over 3 ranks" in group["reason"]
@@ -153,7 +153,7 @@ def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Any, served: Callable[..., Js
     assert [[device is None for device in row] for row in matrix] == [[i == j for j in range(3)] for i in range(3)]
 
 
-def test_a_ring_talks_over_a_jaccl_ring(line: Any, served: Callable[..., Json]) -> None:
+def test_a_ring_talks_over_a_jaccl_ring(line: Line, served: Callable[..., Json]) -> None:
     group = served("ring", nodes={"min": 4, "selector": {"shape": "ring"}})
     assert (sorted(nodes_of(group)), group["transport"]) == (RING, "JACCLRing")
     neighbours = [[(i - j) % 4 in (1, 3) for j in range(4)] for i in range(4)]
@@ -168,7 +168,7 @@ def test_through_a_hub_two_macs_talk_over_tcp(served: Callable[..., Json], paral
     assert "no RDMA over mesh-1.tb4--ring-1.tb3: the cable runs at 40 Gb/s" in group["reason"]
 
 
-def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Any, deploy: Deploy, served: Callable[..., Json]) -> None:
+def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Line, deploy: Deploy, served: Callable[..., Json]) -> None:
     in_a_row = {"min": 3, "selector": {"row": "line"}}
     refused = deploy("row", transport="JACCL", nodes=in_a_row, **SMALL)
     told = refused.until_condition("Placed", "False", "NotConnected")["message"]
@@ -193,7 +193,7 @@ def test_all_eight_in_one_ring(served: Callable[..., Json]) -> None:
     assert {rank["layers"]["count"] for rank in group["ranks"]} == {1}
 
 
-def test_macs_and_cables_say_their_shape(line: Any) -> None:
+def test_macs_and_cables_say_their_shape(line: Line) -> None:
     """What an owner sees of the cabling: `kubectl get np,tbl`."""
     links = {frozenset(end["node"] for end in link["status"]["endpoints"]) for link in line.items("tbl")}
     assert {frozenset(pair) for pair in combinations(MESH, 2)} <= links

@@ -1,17 +1,18 @@
-"""What moves a group and what does not, on four Macs in a ring: cordon, drain, uncordon, a better place, Macs that several
-deployments want, scale, bounds, taints. Where a place is decided, the offline planner is asked the same question.
+"""What moves a group and what does not, on four Macs in a ring.
+
+Cordon, drain, uncordon, a better place, Macs that several deployments want, scale, bounds and taints. Every placement is
+compared with ``thunderfleet-operator plan``.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.line import Alone, Deploy, Deployment, Line, on_fleet
+
 Json = dict[str, Any]
-Deploy = Callable[..., Any]
-Alone = Callable[..., list[int]]
 
 # Thunderbolt 4, so no RDMA; one cable is slower than the others. Each Mac has 16 GiB for its GPU.
 FLEET = """
@@ -40,13 +41,13 @@ START_SECONDS = 150.0
 
 
 @pytest.fixture(scope="module")
-def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def line() -> Iterator[Line]:
     with on_fleet(FLEET, "moves", "THUNDERFLEET_E2E_MOVES", *VALUES) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
-def as_found(line: Any) -> Iterator[None]:
+def as_found(line: Line) -> Iterator[None]:
     """Every Mac may be used again after a test, whatever became of it."""
     yield
     for mac in line.macs:
@@ -65,18 +66,18 @@ def nodes_of(group: Json) -> list[str]:
     return [rank["node"] for rank in group["ranks"]]
 
 
-def events(deployment: Any, reason: str) -> list[str]:
+def events(deployment: Deployment, reason: str) -> list[str]:
     chosen = f"involvedObject.name={deployment.name},reason={reason}"
     return [item["message"] for item in deployment.line.items("events", "-n", deployment.namespace, "--field-selector", chosen)]
 
 
-def placed(deployment: Any) -> Json:
+def placed(deployment: Deployment) -> Json:
     """Waits until every group has a place, without waiting for it to serve; the condition's text and all."""
     found: Json = deployment.until_condition("Placed", "True")
     return found
 
 
-def foretold(deployment: Any) -> Json:
+def foretold(deployment: Deployment) -> Json:
     """What the offline planner says of a deployment of the cluster; it must be what the operator did."""
     status, told = deployment.line.plan(deployment.get())
     now = deployment.status
@@ -100,7 +101,7 @@ def groups(status: Json) -> list[Json]:
     return [{**group, "ranks": group.get("ranks", [])} for group in status["groups"]]
 
 
-def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
+def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None:
     """A group starts over the slow cable, since other Macs are cordoned; stays when they come back; moves when drained."""
     expected = alone(PROMPT, TOKENS)
     for mac in ("mini-3", "mini-4"):
@@ -118,7 +119,7 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
         message = str(pair.until_condition("Placed", "True")["message"])
         return message if "would be placed better today" in message else ""
 
-    told = pair.until("status says that a better place exists", better)
+    told = pair.until(better, "status says that a better place exists")
     assert "20 Gb/s" in told and "40 Gb/s" in told and "stays" in told
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
 
@@ -133,11 +134,11 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
 
     # Drained: the group moves to other Macs, over a fast cable now.
     drain(line, "mini-1")
-    pair.until("it has moved", lambda: pair.group()["epoch"] > before["epoch"] and pair.is_ready(), START_SECONDS)
+    pair.until(lambda: pair.group()["epoch"] > before["epoch"] and pair.is_ready(), "it has moved", START_SECONDS)
     after = pair.group()
     assert set(nodes_of(after)) in ({"mini-2", "mini-3"}, {"mini-3", "mini-4"})
     assert pair.tokens(PROMPT, TOKENS) == expected
-    (moved,) = pair.until("an Event tells of the move", lambda: events(pair, "Moved"))
+    (moved,) = pair.until(lambda: events(pair, "Moved"), "an Event tells of the move")
     assert f"from {', '.join(nodes_of(before))} to {', '.join(nodes_of(after))}" in moved
     assert "after Evicted" in moved and "TCP ring of 2 Macs" in moved
     assert not [pod for pod in line.items("pods", "-n", pair.namespace) if pod["spec"]["nodeName"] == "mini-1"]
@@ -155,19 +156,19 @@ def test_cordon_drain_uncordon(line: Any, deploy: Deploy, alone: Alone) -> None:
     drain(line, "mini-1")
 
     assert "mini-1 is cordoned" in late.until_condition("Placed", "False")["message"]
-    late.until("its group says what ended it", lambda: "evicted from mini-1" in late.group()["message"])
+    late.until(lambda: "evicted from mini-1" in late.group()["message"], "its group says what ended it")
     line.kubectl("uncordon", "mini-1")
     late.until_ready()
     assert (late.endpoint, late.group()["epoch"]) == (endpoint, 2), "the endpoint is what it was"
 
 
-def drain(line: Any, mac: str) -> None:
+def drain(line: Line, mac: str) -> None:
     """As its owner would: DaemonSets' pods stay."""
     options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={DRAIN_SECONDS}s")
     line.cluster.kubectl("drain", mac, *options, seconds=DRAIN_SECONDS + 30)
 
 
-def test_two_deployments_that_want_the_same_mac(line: Any, deploy: Deploy, alone: Alone) -> None:
+def test_two_deployments_that_want_the_same_mac(line: Line, deploy: Deploy, alone: Alone) -> None:
     first = deploy("first", **alone_on("mini-4", memory=MOST))
     placed(first)
     second = deploy("second", **alone_on("mini-4", memory=MOST))
@@ -188,7 +189,7 @@ def test_two_deployments_that_want_the_same_mac(line: Any, deploy: Deploy, alone
     assert little.until_ready().group()["epoch"] == 1
 
 
-def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
+def test_scaled_by_the_scale_subresource(line: Line, deploy: Deploy) -> None:
     for mac in ("mini-2", "mini-3"):
         line.kubectl("label", "node", mac, "pool=two", "--overwrite")
     nodes = {"min": 1, "max": 1, "selector": {"pool": "two"}}
@@ -198,7 +199,7 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
     # Two of three groups find a Mac each; the third says what it lacks.
     lack = many.until_condition("Placed", "False", "NoRoom")["message"]
     assert lack.startswith("group 2: ") and "mini-2" in lack and "mini-3" in lack
-    many.until("two groups serve", lambda: many.status.get("readyReplicas") == 2, START_SECONDS)
+    many.until(lambda: many.status.get("readyReplicas") == 2, "two groups serve", START_SECONDS)
     assert sorted(nodes_of(group)[0] for group in groups(many.status)[:2]) == ["mini-2", "mini-3"]
     assert many.until_condition("Ready", "False", "PartlyReady")["message"].startswith("2 of 3 groups serve")
     foretold(many)
@@ -214,15 +215,15 @@ def test_scaled_by_the_scale_subresource(line: Any, deploy: Deploy) -> None:
     def one_left() -> bool:
         return [item["spec"]["nodeName"] for item in line.items("pods", "-n", many.namespace)] == nodes_of(kept)
 
-    many.until("only the first group is left", one_left)
+    many.until(one_left, "only the first group is left")
     now = many.status
     assert (len(now["groups"]), now["replicas"], now["groups"][0]["epoch"]) == (1, 1, kept["epoch"])
     many.kubectl("scale", "md", many.name, "--replicas=0")
     many.until_condition("Ready", "False", "ScaledToZero")
-    many.until("nothing runs", lambda: not line.items("pods", "-n", many.namespace))
+    many.until(lambda: not line.items("pods", "-n", many.namespace), "nothing runs")
 
 
-def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:
+def test_bounds_of_a_group(line: Line, deploy: Deploy) -> None:
     """``nodes.min`` and ``nodes.max``, and a change of them while it waits."""
     bound = deploy("bound", nodes={"min": 5}, memory=LITTLE)
     assert "5 Macs" in bound.until_condition("Placed", "False", "NotEnoughMacs")["message"]
@@ -237,7 +238,7 @@ def test_bounds_of_a_group(line: Any, deploy: Deploy) -> None:
     foretold(bound)
 
 
-def test_taints_and_tolerations(line: Any, deploy: Deploy) -> None:
+def test_taints_and_tolerations(line: Line, deploy: Deploy) -> None:
     line.kubectl("taint", "node", "mini-2", "team=vision:NoSchedule")
     guest = deploy("guest", **alone_on("mini-2"))
     lack = guest.until_condition("Placed", "False")["message"]

@@ -1,11 +1,12 @@
 """Two Macs with one cable that one of them alone sees: a group takes it for RDMA when that is usable, else for TCP."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.line import Alone, Deploy, Line, on_fleet
+from tests.support.waiting import until
 
 FLEET = """
 machines:
@@ -23,24 +24,22 @@ SPEC = {"nodes": {"min": 2}, "memory": {"contextTokens": 2048, "cachedTokens": 4
 
 
 @pytest.fixture(scope="module")
-def line(on_fleet: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def line() -> Iterator[Line]:
     with on_fleet(FLEET, "pair", "THUNDERFLEET_E2E_PAIR", *VALUES, ends=1) as found:
         yield found
 
 
-def said(line: Any, kind: str) -> tuple[str, str]:
+def said(line: Line, kind: str) -> tuple[str, str]:
     """Status and reason of a condition of the cable."""
     found = line.json("get", "tbl", LINK).get("status", {}).get("conditions", [])
     return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))
 
 
 @pytest.mark.parametrize("rdma", [True, False])
-def test_a_cable_seen_from_one_end_carries_a_group(
-    line: Any, deploy: Callable[..., Any], alone: Callable[..., list[int]], rdma: bool
-) -> None:
+def test_a_cable_seen_from_one_end_carries_a_group(line: Line, deploy: Deploy, alone: Alone, rdma: bool) -> None:
     line.cluster.rdma("on" if rdma else "off", "studio-2")
     usable = ("True", "Usable") if rdma else ("False", "RDMADisabled")
-    line.until("the cable says what it is fit for", lambda: said(line, "RDMAUsable") == usable)
+    until(lambda: said(line, "RDMAUsable") == usable, "the cable says what it is fit for")
     assert said(line, "Symmetric") == ("False", "OneEnd")
     pair = deploy("pair", **SPEC).until_ready()
     group = pair.group()

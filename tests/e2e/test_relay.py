@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.line import Deploy, Line, on_fleet
 
 FLEET = """
 machines:
@@ -20,13 +21,13 @@ PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
 
 
 @pytest.fixture(scope="module")
-def line(on_fleet: Callable[..., Any]) -> Iterator[Any]:
+def line() -> Iterator[Line]:
     """As the line of the other tests, without a cable. With ``THUNDERFLEET_E2E_RELAY=name`` on a cluster that runs already."""
     with on_fleet(FLEET, "relay", "THUNDERFLEET_E2E_RELAY", "agent.measure.enabled=false", "operator.replicas=1") as found:
         yield found
 
 
-def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Any, deploy: Callable[..., Any]) -> None:
+def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Line, deploy: Deploy) -> None:
     served = deploy("relay", parallelism="Tensor").until_ready()
     (item,) = line.items("configmaps", "-n", served.namespace, "-l", f"thunderfleet.io/deployment={served.name}")
     plan = Plan.model_validate_json(item["data"][PLAN_KEY])
@@ -40,7 +41,7 @@ def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Any, 
     assert served.tokens(PROMPT, TOKENS) == json.loads(done.stdout)
 
 
-def test_a_rings_ports_are_not_to_be_reached_from_the_lan(line: Any, deploy: Callable[..., Any]) -> None:
+def test_a_rings_ports_are_not_to_be_reached_from_the_lan(line: Line, deploy: Deploy) -> None:
     served = deploy("relay-ports", parallelism="Tensor").until_ready()
     (item,) = line.items("configmaps", "-n", served.namespace, "-l", f"thunderfleet.io/deployment={served.name}")
     plan = Plan.model_validate_json(item["data"][PLAN_KEY])

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import ipaddress
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.tls import write_private
 
 log = logging.getLogger(__name__)
 
@@ -59,27 +60,15 @@ def user_of(node: str) -> str:
 
 
 def new_key() -> bytes:
-    """A fresh P-256 key (PEM). Elliptic: such a certificate needs no key encipherment, and approvers allow just that."""
-    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    """A new private key (PEM)."""
+    return tls.key_pem(tls.new_key())
 
 
 def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> bytes:
     """The CSR (PEM) of ``node``'s kubelet; with ``addresses`` for a server, without for a client."""
     private = serialization.load_pem_private_key(key, None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
-    subject = x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, NODES_GROUP),
-            x509.NameAttribute(NameOID.COMMON_NAME, user_of(node)),
-        ]
-    )
-    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
-    if addresses:
-        names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(private, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return tls.build_request(tls.subject(user_of(node), [NODES_GROUP]), private, addresses)
 
 
 def csr_object(request: bytes, signer: str, seconds: int) -> Json:
@@ -172,21 +161,6 @@ def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) 
         return False
     have = {str(address) for address in san.get_values_for_type(x509.IPAddress)}
     return {str(ipaddress.ip_address(address)) for address in addresses} <= have
-
-
-def write_private(file: Path, data: bytes) -> None:
-    """Writes ``file`` (mode 0600) so that a reader, or the next start after a power cut, sees the old or the new, whole."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, file)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def read_pair(file: Path) -> Pair | None:

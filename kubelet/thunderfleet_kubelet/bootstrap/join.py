@@ -8,7 +8,6 @@ that is anything written.
 import asyncio
 import base64
 import contextlib
-import hashlib
 import json
 import logging
 import re
@@ -23,7 +22,9 @@ import aiohttp
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.tls import write_private
 
 from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
@@ -31,7 +32,6 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     obtain,
     read_pair,
     usable,
-    write_private,
 )
 
 log = logging.getLogger(__name__)
@@ -93,8 +93,7 @@ def check_hash(text: str) -> str:
 
 def ca_hash(certificate: x509.Certificate) -> str:
     """kubeadm's hash of a CA: SHA-256 of its DER SubjectPublicKeyInfo."""
-    spki = certificate.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return "sha256:" + hashlib.sha256(spki).hexdigest()
+    return tls.public_key_hash(certificate.public_key())
 
 
 def choose_ca(candidates: list[x509.Certificate], wanted: str) -> x509.Certificate | None:

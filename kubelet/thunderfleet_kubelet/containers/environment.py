@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib.quantity import parse_quantity
 from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
 
 from thunderfleet_kubelet.containers.images import Image
 from thunderfleet_kubelet.containers.user import ConfigProblem
-from thunderfleet_kubelet.quantity import parse_quantity
 
 Json = dict[str, Any]
 

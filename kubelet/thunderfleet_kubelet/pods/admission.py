@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from thunderfleet_lib.quantity import parse_quantity
+
 from thunderfleet_kubelet.containers import volumes
 from thunderfleet_kubelet.pods.lifecycle import TERMINAL_PHASES, Problem, init_containers, is_sidecar, main_containers
-from thunderfleet_kubelet.quantity import parse_quantity
 
 Json = dict[str, Any]
 

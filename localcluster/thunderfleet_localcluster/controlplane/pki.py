@@ -6,19 +6,16 @@ cluster's own CA in its place the API server refuses to start) and one for etcd.
 
 import base64
 import datetime
-import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives import serialization
+from thunderfleet_lib import tls
 
 YEARS = 1
+KEY_USAGES = ("digital_signature",)
 SERVICE_ADDRESS = "10.96.0.1"
 """The first address of the Service network: the ``kubernetes`` Service."""
 
@@ -35,89 +32,41 @@ class Authority:
     """A certificate authority that can sign while the cluster is being made."""
 
     def __init__(self, name: str) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        public = self.key.public_key()
-        self.certificate = (
-            _builder(subject, subject, public)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(sign=True), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .sign(self.key, hashes.SHA256())
+        key, subject = tls.new_key(), tls.subject(name)
+        self.key, self._issuer = key, tls.Issuer(subject, key)
+        self.certificate = tls.build_certificate(
+            subject, key.public_key(), self._issuer, _validity(), ca=True, key_usages=(*KEY_USAGES, "key_cert_sign", "crl_sign")
         )
 
     @property
     def pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
+        return tls.certificate_pem(self.certificate)
 
     @property
     def hash(self) -> str:
         """``sha256:`` and the hash of the DER SubjectPublicKeyInfo, as kubeadm writes it."""
-        der = self.key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-        return "sha256:" + hashlib.sha256(der).hexdigest()
+        return tls.public_key_hash(self.key.public_key())
 
     def issue(
         self, name: str, *, groups: Iterable[str] = (), names: Iterable[str] = (), server: bool = False, client: bool = True
     ) -> tuple[bytes, bytes]:
         """A certificate and its key (PEM) for CN ``name``, O ``groups``, SANs ``names`` (addresses or DNS names)."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name(
-            [
-                *(x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups),
-                x509.NameAttribute(NameOID.COMMON_NAME, name),
-            ]
+        key = tls.new_key()
+        certificate = tls.build_certificate(
+            tls.subject(name, groups),
+            key.public_key(),
+            self._issuer,
+            _validity(),
+            key_usages=KEY_USAGES,
+            extended_usages=[tls.SERVER_AUTH] * server + [tls.CLIENT_AUTH] * client,
+            alternative_names=names,
         )
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH] * server + [ExtendedKeyUsageOID.CLIENT_AUTH] * client
-        builder = (
-            _builder(subject, self.certificate.subject, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(sign=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
-        )
-        alternatives = [_san(value) for value in names]
-        if alternatives:
-            builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        certificate = builder.sign(self.key, hashes.SHA256())
-        return certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key)
+        return tls.certificate_pem(certificate), tls.key_pem(key)
 
 
-def _san(value: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ip_address(value))
-    except ValueError:
-        return x509.DNSName(value)
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _validity() -> tls.Validity:
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
-    )
-
-
-def _usage(*, sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign,
-        crl_sign=sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return tls.Validity(now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=365 * YEARS))
 
 
 def write_secret(path: Path, data: bytes) -> Path:
@@ -153,7 +102,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cluster, proxy, etcd = Authority("thunderfleet"), Authority("thunderfleet-front-proxy"), Authority("thunderfleet-etcd")
     for name, authority in (("ca", cluster), ("front-proxy-ca", proxy), ("etcd-ca", etcd)):
-        write_secret(folder / f"{name}.key", _key_pem(authority.key))
+        write_secret(folder / f"{name}.key", tls.key_pem(authority.key))
         (folder / f"{name}.crt").write_bytes(authority.pem)
 
     def put(name: str, pair: tuple[bytes, bytes], chain: bytes = b"") -> None:
@@ -176,8 +125,8 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
     put("approver", cluster.issue("thunderfleet:approver"))
     admin = cluster.issue("kubernetes-admin", groups=["system:masters"])
     put("admin", admin)
-    accounts = ec.generate_private_key(ec.SECP256R1())
-    write_secret(folder / "service-accounts.key", _key_pem(accounts))
+    accounts = tls.new_key()
+    write_secret(folder / "service-accounts.key", tls.key_pem(accounts))
     (folder / "service-accounts.pub").write_bytes(
         accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.cluster import Cluster, remove, running
+from thunderfleet_localcluster.client.cluster import Cluster, remove, running
 from thunderfleet_localcluster.controlplane.assets import find_assets
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel

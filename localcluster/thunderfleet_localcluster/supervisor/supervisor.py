@@ -364,7 +364,7 @@ class Keeper:
         import yaml
 
         from thunderfleet_localcluster.fleet.layout import KUBELET_PORT
-        from thunderfleet_localcluster.recorded import write_machine
+        from thunderfleet_localcluster.recorded.folder import write_machine
 
         for machine in self.layout.machines:
             home = self.folder.machine(machine.name)
@@ -675,7 +675,7 @@ class Keeper:
 
     def _rewrite(self) -> None:
         """Commands of every Mac say what is now."""
-        from thunderfleet_localcluster.recorded import write_machine
+        from thunderfleet_localcluster.recorded.folder import write_machine
 
         now = self.live.layout(self.layout)
         for machine in now.machines:

@@ -6,22 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_crds.common import Condition, set_condition
-from thunderfleet_crds.nodeprofile import (
-    BENCHMARKS_FRESH,
-    BRIDGE_FREE,
-    INVENTORY_COMPLETE,
-    RDMA,
-    RDMA_READY,
-    Agent,
-    Benchmarks,
-    Network,
-    NodeProfileStatus,
-    OperatingSystem,
-    Reachability,
-    Thunderbolt,
-    domain_labels,
-)
+from thunderfleet_crds.nodeprofile import RDMA, Agent, Benchmarks, Network, NodeProfileStatus, OperatingSystem, Reachability, Thunderbolt, domain_labels
 
 from thunderfleet_agent.derive.bridges import bridge_free
 from thunderfleet_agent.derive.condition import ConditionValue
@@ -33,7 +20,7 @@ from thunderfleet_agent.derive.thunderbolt import ports, rdma_devices
 from thunderfleet_agent.observe.facts import Facts
 
 # The conditions that the agent writes; the operator writes Quarantined.
-OWN_CONDITIONS = (INVENTORY_COMPLETE, RDMA_READY, BRIDGE_FREE, BENCHMARKS_FRESH)
+OWN_CONDITIONS = (ConditionType.INVENTORY_COMPLETE, ConditionType.RDMA_READY, ConditionType.BRIDGE_FREE, ConditionType.BENCHMARKS_FRESH)
 MAX_MODELS = 64
 
 NEVER_MEASURED = ConditionValue(False, "NotMeasured", "no probe has run on this Mac yet")
@@ -67,10 +54,10 @@ def profile(
     devices = rdma_devices(facts)
     found_ports = ports(facts, {device.interface or device.name: device.name for device in devices})
     values = {
-        INVENTORY_COMPLETE: inventory_complete(facts),
-        RDMA_READY: rdma_ready(facts, devices, bridged),
-        BRIDGE_FREE: bridge_free(facts, bridged),
-        BENCHMARKS_FRESH: benchmarks_fresh,
+        ConditionType.INVENTORY_COMPLETE: inventory_complete(facts),
+        ConditionType.RDMA_READY: rdma_ready(facts, devices, bridged),
+        ConditionType.BRIDGE_FREE: bridge_free(facts, bridged),
+        ConditionType.BENCHMARKS_FRESH: benchmarks_fresh,
     }
     conditions: tuple[Condition, ...] = tuple(condition for condition in before if condition.type in OWN_CONDITIONS)
     for type_, value in values.items():
@@ -83,7 +70,7 @@ def profile(
         agent=agent,
         network=Network(interfaces=known) if facts.interfaces is not None else None,
         thunderbolt=Thunderbolt(ports=found_ports, links=links) if facts.thunderbolt else None,
-        rdma=RDMA(enabled=facts.rdma_switch, state=values[RDMA_READY].reason, devices=devices),
+        rdma=RDMA(enabled=facts.rdma_switch, state=values[ConditionType.RDMA_READY].reason, devices=devices),
         reachability=reachability,
         benchmarks=benchmarks,
         models=(facts.models or ())[:MAX_MODELS],

@@ -5,22 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from thunderfleet_crds.common import ConditionStatus, binary_size
-from thunderfleet_crds.nodeprofile import (
-    BENCHMARKS_FRESH,
-    INVENTORY_COMPLETE,
-    Interface,
-    Model,
-    NodeProfileStatus,
-    RDMADeviceState,
-    ThunderboltPort,
-)
+from thunderfleet_crds.common import binary_size
+from thunderfleet_crds.nodeprofile import Interface, Model, NodeProfileStatus, ThunderboltPort
 from thunderfleet_crds.thunderboltlink import generation
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, RDMADeviceState
+from thunderfleet_lib.hostcmd import Failure, FailureKind
 
 from thunderfleet_agent.derive.profile import Profile
 from thunderfleet_agent.observe.collector import QUESTIONS
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import Failure, FailureKind
 
 NONE = "-"
 # Columns that a condition's message gets.
@@ -215,9 +208,11 @@ def reasons(status: NodeProfileStatus, facts: Facts) -> list[str]:
     """Every "no" that this Mac alone can see, with its remedy."""
     lines = [f"{failure}: {remedy(source, failure)}" for source, failure in sorted(facts.failures.items())]
     for c in status.conditions:
-        if c.status is ConditionStatus.TRUE or (c.type == INVENTORY_COMPLETE and facts.failures):
+        if c.status is ConditionStatus.TRUE or (c.type == ConditionType.INVENTORY_COMPLETE and facts.failures):
             continue
-        mend = "; the agent measures by itself once it runs beside a cluster" if c.type == BENCHMARKS_FRESH else ""
+        mend = (
+            "; the agent measures by itself once it runs beside a cluster" if c.type == ConditionType.BENCHMARKS_FRESH else ""
+        )
         lines.append(f"{c.type}: {c.message}{mend}")
     for port in status.thunderbolt.ports if status.thunderbolt else ():
         if port.peers:

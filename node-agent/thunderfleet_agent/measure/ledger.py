@@ -17,7 +17,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from thunderfleet_crds.common import quantity
 from thunderfleet_crds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
-from thunderfleet_crds.thunderboltlink import Measurement, MeasurementTransport, ThunderboltLink
+from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 from thunderfleet_agent.measure.schedule.due import History, backoff
 from thunderfleet_agent.measure.schedule.figures import GIGA, Figures, Result, moved, result

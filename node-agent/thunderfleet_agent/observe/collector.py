@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Runtime
+from thunderfleet_lib.hostcmd import Failure, FailureKind, Host, Output, quote
 
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import Failure, FailureKind, Host, Output, quote
 from thunderfleet_agent.observe.models import RUNNER, Library
 from thunderfleet_agent.observe.parsers import ParseError, Partial, hardware, network, rdma, require_text, thunderbolt
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from thunderfleet_crds.nodeprofile import Model, Runtime
+from thunderfleet_lib.hostcmd import Failure
 
-from thunderfleet_agent.observe.host import Failure
 from thunderfleet_agent.observe.parsers.hardware import Hardware, System
 from thunderfleet_agent.observe.parsers.network import Interface, Service
 from thunderfleet_agent.observe.parsers.rdma import DeviceInfo

@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_lib.hostcmd import Failure, Host, quote
 
-from thunderfleet_agent.observe.host import Failure, Host, quote
 from thunderfleet_agent.observe.parsers import clean
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,10 @@ import ssl
 import sys
 import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from thunderfleet_agent.observe.host import Failure, Host
+from thunderfleet_lib.hostcmd import Failure, Host
 
 log = logging.getLogger(__name__)
 
@@ -98,50 +99,24 @@ def _keep(made: Path, state: Path) -> None:
 
 def write(folder: Path) -> str:
     """Writes the certificate, its key (mode 0600) and the authority's certificate, and gives the certificate's SHA-256."""
-    from datetime import UTC, datetime, timedelta
 
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.x509.oid import NameOID
+    from thunderfleet_lib import tls
 
-    pem = serialization.Encoding.PEM
     key = Ed25519PrivateKey.generate()
     signer = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(AUTHORITY_SENTENCE).digest())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "thunderfleet-agent")])
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "thunderfleet-agents (vouches for nothing)")])
+    issuer = tls.Issuer(tls.subject("thunderfleet-agents (vouches for nothing)"), signer)
     # A Mac whose clock is far off is still the Mac that its digest says.
     since = datetime(2020, 1, 1, tzinfo=UTC)
-    until = datetime.now(UTC) + timedelta(days=365 * YEARS)
-    authority = (
-        x509.CertificateBuilder()
-        .subject_name(issuer)
-        .issuer_name(issuer)
-        .public_key(signer.public_key())
-        .serial_number(1)
-        .not_valid_before(since)
-        .not_valid_after(datetime(2120, 1, 1, tzinfo=UTC))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(signer.public_key()), critical=False)
-        .sign(signer, None)
-    )
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(since)
-        .not_valid_after(until)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, None)
-    )
-    (folder / CERTIFICATE).write_bytes(certificate.public_bytes(pem))
-    (folder / AUTHORITY).write_bytes(authority.public_bytes(pem))
-    with open(os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-    return certificate.fingerprint(hashes.SHA256()).hex()
+    always = tls.Validity(since, datetime(2120, 1, 1, tzinfo=UTC))
+    authority = tls.build_certificate(issuer.name, signer.public_key(), issuer, always, serial=1, ca=True)
+    years = tls.Validity(since, datetime.now(UTC) + timedelta(days=365 * YEARS))
+    certificate = tls.build_certificate(tls.subject("thunderfleet-agent"), key.public_key(), issuer, years)
+    text = tls.certificate_pem(certificate)
+    (folder / CERTIFICATE).write_bytes(text)
+    (folder / AUTHORITY).write_bytes(tls.certificate_pem(authority))
+    tls.write_private(folder / KEY, tls.key_pem(key))
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text.decode())).hexdigest()
 
 
 if __name__ == "__main__":

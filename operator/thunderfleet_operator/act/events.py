@@ -4,25 +4,16 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from thunderfleet_crds.common import API_VERSION, ConditionStatus, find_condition
-from thunderfleet_crds.modeldeployment import (
-    BENCHMARKED,
-    BOOTSTRAPPED,
-    DEGRADED,
-    MODEL_RESOLVED,
-    PLACED,
-    READY,
-    Group,
-    ModelDeployment,
-    ModelDeploymentStatus,
-)
+from thunderfleet_crds.common import API_VERSION, find_condition
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 from thunderfleet_lib.kube import Json
 
 About = ModelDeployment | NodeProfile | ThunderboltLink
 REPORTER = "thunderfleet-operator"
-_BAD_WHEN_FALSE = (MODEL_RESOLVED, PLACED)
+_BAD_WHEN_FALSE = (ConditionType.MODEL_RESOLVED, ConditionType.PLACED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +26,29 @@ class Occurrence:
 def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> list[Occurrence]:
     """What is worth an Event."""
     found: list[Occurrence] = []
-    degraded = find_condition(after.conditions, DEGRADED)
+    degraded = find_condition(after.conditions, ConditionType.DEGRADED)
     failed = degraded is not None and degraded.status is ConditionStatus.TRUE
-    for kind in (MODEL_RESOLVED, PLACED, BOOTSTRAPPED, READY, BENCHMARKED, DEGRADED):
+    for kind in (
+        ConditionType.MODEL_RESOLVED,
+        ConditionType.PLACED,
+        ConditionType.BOOTSTRAPPED,
+        ConditionType.READY,
+        ConditionType.BENCHMARKED,
+        ConditionType.DEGRADED,
+    ):
         old, new = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
         if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
             continue
         holds = new.status is ConditionStatus.TRUE
-        if kind == DEGRADED:
+        if kind == ConditionType.DEGRADED:
             if holds:
                 found.append(Occurrence(new.reason, new.message, warning=True))
         elif kind in _BAD_WHEN_FALSE and not holds:
             if new.reason != "Pending":
                 found.append(Occurrence(new.reason, new.message, warning=True))
-        elif holds and kind in (READY, BENCHMARKED):
+        elif holds and kind in (ConditionType.READY, ConditionType.BENCHMARKED):
             found.append(Occurrence(new.reason, new.message))
-        elif kind == READY and not failed and old is not None and old.status is ConditionStatus.TRUE:
+        elif kind == ConditionType.READY and not failed and old is not None and old.status is ConditionStatus.TRUE:
             # A failure is told of once, by its own reason.
             found.append(Occurrence(new.reason, new.message, warning=new.reason not in ("ScaledToZero", "Draining")))
     known = {group.index: group for group in before.groups if group.ranks}

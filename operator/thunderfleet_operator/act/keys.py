@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_lib import tls
 
 # Fixed, or the certificate would differ with the day. Its life is the group's epoch; leaving the epoch ends its use.
 NOT_BEFORE = datetime(2020, 1, 1, tzinfo=UTC)
@@ -44,42 +43,19 @@ def group_keys(master: bytes, uid: str, group: int, epoch: int) -> KeyPair:
     key = Ed25519PrivateKey.from_private_bytes(_derive(master, "key", uid, group, epoch, 32))
     # 20 octets at most, and positive (RFC 5280).
     serial = int.from_bytes(_derive(master, "serial", uid, group, epoch, 19), "big") | 1
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{uid[:40]}-{group}-e{epoch}")])
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
+    name = tls.subject(f"{uid[:40]}-{group}-e{epoch}")
+    certificate = tls.build_certificate(
+        name,
+        key.public_key(),
+        tls.Issuer(name, key),
+        tls.Validity(NOT_BEFORE, NOT_AFTER),
+        serial=serial,
+        ca=True,
+        key_usages=("digital_signature", "key_cert_sign"),
+        extended_usages=(tls.SERVER_AUTH, tls.CLIENT_AUTH),
+        alternative_names=(GROUP_TLS_NAME,),
     )
-    roles = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(serial)
-        .not_valid_before(NOT_BEFORE)
-        .not_valid_after(NOT_AFTER)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage(roles), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(GROUP_TLS_NAME)]), critical=False)
-        .add_extension(identifier, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(key, None)
-    )
-    return KeyPair(
-        certificate=certificate.public_bytes(serialization.Encoding.PEM).decode(),
-        key=key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ).decode(),
-    )
+    return KeyPair(certificate=tls.certificate_pem(certificate).decode(), key=tls.key_pem(key).decode())
 
 
 def client_context(pair: KeyPair) -> ssl.SSLContext:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, LastWords, RankPhase
-from thunderfleet_crds.modeldeployment import Failure, GroupStage, Recovery
+from thunderfleet_crds.group import GroupState, LastWords
+from thunderfleet_crds.modeldeployment import Failure, Recovery
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 
 from thunderfleet_operator.observe.snapshot import GroupView, NodeView, PodView
 
@@ -116,7 +117,7 @@ def trouble(view: GroupView, heard: Heard, nodes: Mapping[str, NodeView], now: d
         )
         return failure, None
     by_rank = {pod.rank: pod for pod in view.pods}
-    started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupStage.PENDING
+    started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupPhase.PENDING
     predecessors = {pod.node for pod in view.old_pods if pod.terminating}
     for entry in plan.ranks:
         pod = by_rank.get(entry.rank)
@@ -192,7 +193,7 @@ def decide(
         failure is None
         and heard.state is None
         and told is not None
-        and told.state in (GroupStage.BACKING_OFF, GroupStage.GAVE_UP)
+        and told.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)
     ):
         # A restarted operator has not heard rank 0, or never will: what was told stands until it says otherwise.
         failure = told.last_failure
@@ -231,7 +232,7 @@ def may_roll(views: Mapping[int, GroupView], heard: Mapping[int, Heard], wanted_
     outdated = [i for i, view in views.items() if view.epoch is not None and view.epoch.spec_hash != wanted_hash]
     for i in outdated:
         status, epoch = views[i].status, views[i].epoch
-        drains = status and epoch and status.epoch == epoch.number and status.state is GroupStage.DRAINING
+        drains = status and epoch and status.epoch == epoch.number and status.state is GroupPhase.DRAINING
         if drains and serves(views[i], heard[i]):
             return i
     if any(not ready(heard[i]) and i not in stuck for i in views):

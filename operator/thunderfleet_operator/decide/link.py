@@ -6,20 +6,11 @@ Every "no" says what mends it. An end whose Node is not Ready says nothing any m
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from thunderfleet_crds.common import Condition, ConditionStatus, find_condition, quantity, set_condition
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, RDMADeviceState
-from thunderfleet_crds.thunderboltlink import (
-    CONDITION_TYPES,
-    CONNECTED,
-    FLAPPING,
-    NOTHING_PLUGGED_IN,
-    RDMA_USABLE,
-    SYMMETRIC,
-    Endpoint,
-    MeasurementTransport,
-    ThunderboltLink,
-    generation,
-)
+from thunderfleet_crds.common import Condition, find_condition, quantity, set_condition
+from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport, RDMADeviceState
 from thunderfleet_lib.kube import Json
 
 LINGER_SECONDS = 60.0
@@ -108,12 +99,12 @@ def _connected(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready
     flapping = [f"port {end.port} of {end.node}" for end in ends.values() if end.flapping]
     if flapping:
         mend = "reseat both plugs; if that does not end it, replace the cable"
-        return False, FLAPPING, f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
+        return False, Reason.FLAPPING, f"the cable comes and goes at {' and '.join(flapping)}: {mend}"
     if any(end.sees_peer for end in ends.values()):
         if (blind := _hears_nothing(link, profiles, ready)) is not None:
             (other,) = set(_ends(link)) - {blind} or {blind}
             where = f"nothing is plugged into port {_port(link, blind)} of {blind}"
-            return False, NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now"
+            return False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now"
         if (lack := _degraded(link, speed)) is not None:
             return True, "Degraded", lack
         return True, "Connected", "the cable is there"
@@ -212,7 +203,11 @@ def summary(
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
     connected = _connected(link, profiles, alive, speed)
     usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, "PortDown", connected[2])
-    for kind, verdict in ((CONNECTED, connected), (SYMMETRIC, _symmetric(link, alive)), (RDMA_USABLE, usable)):
+    for kind, verdict in (
+        (ConditionType.CONNECTED, connected),
+        (ConditionType.SYMMETRIC, _symmetric(link, alive)),
+        (ConditionType.RDMA_USABLE, usable),
+    ):
         conditions = set_condition(conditions, kind, *verdict, now=now, observed_generation=link.metadata.generation)
     status: Json = {"rdma": usable[1], "conditions": [condition.dump() for condition in conditions]}
     if speed:
@@ -242,7 +237,7 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     """None for a link that some end has; else the seconds until it goes, 0 when it is time."""
     if link.status.endpoints:
         return None
-    found = find_condition(link.status.conditions, CONNECTED)
+    found = find_condition(link.status.conditions, ConditionType.CONNECTED)
     if found is None or found.status is ConditionStatus.TRUE or found.last_transition_time is None:
         return LINGER_SECONDS
     left = found.last_transition_time + timedelta(seconds=LINGER_SECONDS) - now
@@ -253,8 +248,8 @@ def change(link: ThunderboltLink, made: Json) -> tuple[str, str, bool] | None:
     """Reason, message and whether it is a warning, of an Event about a cable that was pulled, plugged in, began to flap or to
     give little; None when nothing of that kind is new in ``made``.
     """
-    before = find_condition(link.status.conditions, CONNECTED)
-    after = next((c for c in made["conditions"] if c["type"] == CONNECTED), None)
+    before = find_condition(link.status.conditions, ConditionType.CONNECTED)
+    after = next((c for c in made["conditions"] if c["type"] == ConditionType.CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
         return None
     if before is not None and (before.status.value, before.reason) == (after["status"], after["reason"]):

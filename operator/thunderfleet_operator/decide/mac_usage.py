@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import TypeVar, cast
 
 from thunderfleet_crds.common import LABEL_DEPLOYMENT, Condition, find_condition, set_condition
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_crds.modeldeployment import Failure, GroupStage, ModelDeployment
-from thunderfleet_crds.nodeprofile import QUARANTINED, GroupUse, NodeProfile, Quarantine
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.modeldeployment import Failure, ModelDeployment
+from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Quarantine
+from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink
+from thunderfleet_crds.vocabulary import Backend, ConditionType, FaultClass, GroupPhase
 from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator.observe import fleet, snapshot
@@ -155,7 +155,7 @@ def _stands(deployment: ModelDeployment | None, plan: Plan, newest: int) -> bool
     if plan.index >= deployment.spec.replicas or plan.epoch != newest:
         return False
     told = next((group for group in deployment.status.groups if group.index == plan.index), None)
-    waits = told is not None and told.epoch == plan.epoch and told.state in (GroupStage.BACKING_OFF, GroupStage.GAVE_UP)
+    waits = told is not None and told.epoch == plan.epoch and told.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)
     return not waits
 
 
@@ -211,7 +211,7 @@ def wants_quarantine(profile: NodeProfile, failure: Failure, boot: str | None) -
     known_ = profile.status.quarantine
     if known_ is not None and known_.boot_id == boot:
         return False
-    ended = find_condition(profile.status.conditions, QUARANTINED)
+    ended = find_condition(profile.status.conditions, ConditionType.QUARANTINED)
     cleared = ended.last_transition_time if ended is not None and ended.status.value == "False" else None
     return cleared is None or failure.time is None or failure.time > cleared
 
@@ -233,16 +233,18 @@ def standing(profile: NodeProfile, boot: str | None) -> Quarantine | None:
 
 def wanted(profile: NodeProfile, groups: tuple[GroupUse, ...], held: Quarantine | None, now: datetime) -> Json:
     """The operator's whole part of a NodeProfile's status."""
-    conditions: tuple[Condition, ...] = tuple(c for c in profile.status.conditions if c.type == QUARANTINED)
+    conditions: tuple[Condition, ...] = tuple(c for c in profile.status.conditions if c.type == ConditionType.QUARANTINED)
     name = profile.metadata.name
     if held is not None:
         text = (
             f"placements avoid {name} until it is rebooted (`sudo shutdown -r now` on it), since "
             f"{held.since:%Y-%m-%d %H:%M:%S} UTC: {held.evidence}"
         )
-        conditions = set_condition(conditions, QUARANTINED, True, held.reason, text, now=now)
+        conditions = set_condition(conditions, ConditionType.QUARANTINED, True, held.reason, text, now=now)
     elif conditions:
-        conditions = set_condition(conditions, QUARANTINED, False, "Rebooted", f"{name} has booted since", now=now)
+        conditions = set_condition(
+            conditions, ConditionType.QUARANTINED, False, "Rebooted", f"{name} has booted since", now=now
+        )
     status: Json = {}
     if groups:
         status["groups"] = [entry.dump() for entry in groups]
@@ -260,6 +262,6 @@ def current(profile: NodeProfile) -> Json:
         status["groups"] = [entry.dump() for entry in sorted(profile.status.groups, key=lambda entry: entry.name)]
     if profile.status.quarantine is not None:
         status["quarantine"] = profile.status.quarantine.dump()
-    if conditions := [c.dump() for c in profile.status.conditions if c.type == QUARANTINED]:
+    if conditions := [c.dump() for c in profile.status.conditions if c.type == ConditionType.QUARANTINED]:
         status["conditions"] = conditions
     return status

@@ -31,16 +31,15 @@ from thunderfleet_crds.plan import (
     PLAN_FOLDER,
     PLAN_KEY,
     POD_GRACE_SECONDS,
-    Backend,
     BenchmarkPlan,
     BootstrapPlan,
     MemoryPlan,
     Plan,
     RankPlan,
     RelayPlan,
-    Split,
     loopback_of,
 )
+from thunderfleet_crds.vocabulary import Backend
 
 from thunderfleet_operator.observe.snapshot import RankPorts
 from thunderfleet_operator.placement import Placement, Transport
@@ -143,7 +142,7 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
         model_path=placement.model_path,
         backend={Transport.NONE: Backend.NONE, Transport.RING: Backend.RING}.get(placement.transport, Backend.JACCL),
         jaccl_ring=placement.transport is Transport.JACCL_RING,
-        split=Split(placement.split.value),
+        split=placement.split,
         ranks=ranks,
         memory=MemoryPlan(
             context_tokens=spec.memory.context_tokens,

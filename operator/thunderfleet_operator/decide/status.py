@@ -8,35 +8,20 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from thunderfleet_crds import group as report
-from thunderfleet_crds.common import (
-    MAX_RANKS,
-    Condition,
-    PlannedParallelism,
-    PlannedTransport,
-    binary_size,
-    quantity,
-    set_condition,
-)
+from thunderfleet_crds.common import MAX_RANKS, Condition, binary_size, quantity, set_condition
 from thunderfleet_crds.modeldeployment import (
-    BENCHMARKED,
-    BOOTSTRAPPED,
-    DEGRADED,
-    MODEL_RESOLVED,
-    PLACED,
-    READY,
     BenchmarkResult,
     Failure,
     Group,
-    GroupStage,
     LayerRange,
     ModelDeployment,
     ModelDeploymentStatus,
     Rank,
-    RankStage,
     TerminatingPod,
 )
 from thunderfleet_crds.modeldeployment import Unplaceable as NearMissStatus
-from thunderfleet_crds.plan import Backend, Plan, Split
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend, ConditionType, FaultClass, GroupPhase, RankPhase, Split, Transport
 
 from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Decision, Heard, Verdict
 from thunderfleet_operator.decide.manifests import served_name, serving_selector
@@ -49,11 +34,11 @@ MESSAGE_LENGTH = 1500
 LISTED = 64
 """Entries of ``status.unplaceable``."""
 
-FORMED = (GroupStage.LOADING, GroupStage.READY, GroupStage.DRAINING)
+FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
 TRANSPORTS = {
-    Backend.NONE: PlannedTransport.NONE,
-    Backend.RING: PlannedTransport.RING,
-    Backend.JACCL: PlannedTransport.JACCL,
+    Backend.NONE: Transport.NONE,
+    Backend.RING: Transport.RING,
+    Backend.JACCL: Transport.JACCL,
 }
 
 
@@ -97,8 +82,8 @@ def endpoint(plan: Plan) -> str:
     return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
 
 
-def transport(plan: Plan) -> PlannedTransport:
-    return PlannedTransport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
+def transport(plan: Plan) -> Transport:
+    return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
 def _failure(told: report.Failure) -> Failure:
@@ -110,7 +95,7 @@ def _carried(outcome: Outcome, plan: Plan) -> Group | None:
     before = outcome.view.status
     if before is None or before.epoch != plan.epoch or outcome.heard.silent_seconds >= FRESH_SECONDS:
         return None
-    if before.state in (GroupStage.PENDING, GroupStage.STARTING, GroupStage.BACKING_OFF):
+    if before.state in (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF):
         return None
     return before
 
@@ -139,11 +124,11 @@ def _ranks(plan: Plan, pods: Mapping[int, PodView], state: report.GroupState | N
     found = []
     for entry in plan.ranks:
         pod = pods.get(entry.rank)
-        stage = RankStage.STARTING if pod is not None and pod.scheduled else RankStage.PENDING
+        stage = RankPhase.STARTING if pod is not None and pod.scheduled else RankPhase.PENDING
         error = None
         if entry.rank in told:
-            stage = RankStage(told[entry.rank].phase.value)
-            if told[entry.rank].phase is report.RankPhase.FAILED:
+            stage = told[entry.rank].phase
+            if told[entry.rank].phase is RankPhase.FAILED:
                 error = told[entry.rank].message or None
         elif entry.rank in before:
             stage, error = before[entry.rank].state, before[entry.rank].last_error
@@ -199,7 +184,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         return Group(
             index=view.index,
             epoch=view.last_epoch,
-            state=GroupStage.PENDING,
+            state=GroupPhase.PENDING,
             message=wait.message[:MESSAGE_LENGTH] if wait else "no placement has been made yet",
             restarts=restarts,
             last_failure=failure,
@@ -209,34 +194,34 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
     pods = {pod.rank: pod for pod in view.pods}
     waits = [text for entry in plan.ranks if (text := _pod_text(pods.get(entry.rank), entry.pod, entry.node))]
     if outcome.blocked:
-        stage, message = GroupStage.PENDING, outcome.blocked.message
+        stage, message = GroupPhase.PENDING, outcome.blocked.message
     elif decision.verdict is Verdict.SPENT:
-        stage = GroupStage.GAVE_UP
+        stage = GroupPhase.GAVE_UP
         message = f"all {restarts} restarts of spec.recovery are spent; a change of spec begins anew" + _because(failure)
     elif decision.verdict is Verdict.BACK_OFF and decision.until is not None:
         stage, message = (
-            GroupStage.BACKING_OFF,
+            GroupPhase.BACKING_OFF,
             f"the next placement (restart {restarts + 1} of {deployment.spec.recovery.max_restarts}) is made at "
             f"{decision.until:%H:%M:%S} UTC" + _because(failure),
         )
     elif decision.verdict is Verdict.DRAIN and not outcome.unplaceable:
         why = f"{decision.failure.message}: " if decision.failure else "the spec has changed: "
-        told = state.message if state and state.phase is report.GroupPhase.DRAINING else "no new requests"
-        stage, message = GroupStage.DRAINING, f"{why}{told}; then the group is placed anew"
+        told = state.message if state and state.phase is GroupPhase.DRAINING else "no new requests"
+        stage, message = GroupPhase.DRAINING, f"{why}{told}; then the group is placed anew"
     elif decision.verdict is Verdict.PLACE and not outcome.placed_now and not outcome.outdated:
-        stage = GroupStage.BACKING_OFF
-        message = f"waits for a place: see the condition {PLACED}" + _because(failure)
+        stage = GroupPhase.BACKING_OFF
+        message = f"waits for a place: see the condition {ConditionType.PLACED}" + _because(failure)
     elif state is not None:
-        stage = GroupStage(state.phase.value)
-        message = _loading(state) if state.phase is report.GroupPhase.LOADING else state.message
+        stage = state.phase
+        message = _loading(state) if state.phase is GroupPhase.LOADING else state.message
         if state.failure is not None:
             failure = _failure(state.failure)
-        if state.phase is report.GroupPhase.READY and state.ready_since is not None:
+        if state.phase is GroupPhase.READY and state.ready_since is not None:
             restarts = 0 if (now - state.ready_since).total_seconds() >= PROVEN_SECONDS else restarts
     elif carried is not None and not waits:
         stage, message = carried.state, carried.message
     else:
-        stage = GroupStage.STARTING
+        stage = GroupPhase.STARTING
         message = "; ".join(waits) or f"rank 0 on {plan.ranks[0].node} does not answer yet"
     return Group(
         index=view.index,
@@ -245,7 +230,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         state=stage,
         message=message[:MESSAGE_LENGTH],
         transport=transport(plan),
-        parallelism=PlannedParallelism(plan.split.value),
+        parallelism=plan.split,
         reason=view.epoch.reason if view.epoch else "",
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),
@@ -260,9 +245,7 @@ def _because(failure: Failure | None) -> str:
     if failure is None:
         return ""
     where = f" on {failure.node}" if failure.node else ""
-    held = (
-        f" ({failure.node} is quarantined until it is rebooted)" if failure.class_ is report.FaultClass.REBOOT and where else ""
-    )
+    held = f" ({failure.node} is quarantined until it is rebooted)" if failure.class_ is FaultClass.REBOOT and where else ""
     return f"; last failure{where}: {failure.reason}: {failure.message}{held}"
 
 
@@ -285,7 +268,7 @@ def benchmark(told: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
         epoch=plan.epoch,
         world_size=plan.world_size,
         transport=transport(plan),
-        parallelism=PlannedParallelism(plan.split.value),
+        parallelism=plan.split,
         measured_at=told.measured_at,
     )
 
@@ -297,19 +280,19 @@ def _short(parts: Sequence[str]) -> str:
 
 def _waits(group: Group) -> str:
     """What a group that does not serve waits for. What a place lacks is long, and stands in another condition."""
-    if group.state is GroupStage.PENDING and not group.ranks:
-        return f"group {group.index} has no place yet: see the condition {PLACED}"
+    if group.state is GroupPhase.PENDING and not group.ranks:
+        return f"group {group.index} has no place yet: see the condition {ConditionType.PLACED}"
     return f"group {group.index}: {group.state}: {group.message}"
 
 
 def _ready(groups: Sequence[Group], wanted: int, resolution: Resolution, outcomes: Sequence[Outcome]) -> tuple[bool, str, str]:
     """Ready's status, its reason (the STATUS column) and message."""
-    serving = [group for group in groups if group.state is GroupStage.READY]
+    serving = [group for group in groups if group.state is GroupPhase.READY]
     if wanted == 0:
         return False, "ScaledToZero", "spec.replicas is 0"
     if len(serving) == wanted:
         return True, "Ready", f"{len(serving)} of {wanted} groups serve"
-    waiting = [group for group in groups if group.state is not GroupStage.READY]
+    waiting = [group for group in groups if group.state is not GroupPhase.READY]
     message = _short([_waits(group) for group in waiting])
     if serving:
         return False, "PartlyReady", f"{len(serving)} of {wanted} groups serve; {message}"
@@ -326,8 +309,8 @@ def _unplaceable(index: int, found: Unplaceable) -> list[NearMissStatus]:
     entries = [
         NearMissStatus(
             group=index,
-            transport=PlannedTransport(miss.transport.value),
-            parallelism=PlannedParallelism(miss.split.value),
+            transport=miss.transport,
+            parallelism=miss.split,
             nodes=miss.nodes,
             message=miss.message,
         )
@@ -356,7 +339,7 @@ def build(
     before, wanted = deployment.status, deployment.spec.replicas
     generation = deployment.metadata.generation
     groups = tuple(group_status(outcome, deployment, now) for outcome in outcomes)
-    serving = [group for group in groups if group.state is GroupStage.READY]
+    serving = [group for group in groups if group.state is GroupPhase.READY]
     measured = next(
         (
             benchmark(outcome.heard.state.benchmark, outcome.view.plan)
@@ -374,19 +357,19 @@ def build(
             conditions, kind, status, reason, message[:MESSAGE_LENGTH], now=now, observed_generation=generation
         )
 
-    say(MODEL_RESOLVED, resolution.found, resolution.reason, resolution.message)
+    say(ConditionType.MODEL_RESOLVED, resolution.found, resolution.reason, resolution.message)
 
     unplaced = [outcome for outcome in outcomes if outcome.unplaceable or outcome.blocked]
     if not wanted:
-        say(PLACED, True, "ScaledToZero", "spec.replicas is 0")
+        say(ConditionType.PLACED, True, "ScaledToZero", "spec.replicas is 0")
     elif unplaced and not resolution.found:
-        say(PLACED, False, "ModelNotResolved", "no Mac has the model: see the condition ModelResolved")
+        say(ConditionType.PLACED, False, "ModelNotResolved", "no Mac has the model: see the condition ModelResolved")
     elif unplaced:
         wait = unplaced[0].unplaceable or unplaced[0].blocked
         assert wait is not None
         who = [str(outcome.view.index) for outcome in unplaced]
         prefix = f"group{'s' if len(who) > 1 else ''} {', '.join(who)}: " if wanted > 1 else ""
-        say(PLACED, False, wait.reason, prefix + wait.message)
+        say(ConditionType.PLACED, False, wait.reason, prefix + wait.message)
     elif all(outcome.view.plan for outcome in outcomes):
         where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
         where += [
@@ -394,32 +377,42 @@ def build(
             for outcome in outcomes
             if outcome.better
         ]
-        say(PLACED, True, "Placed", _short(where))
+        say(ConditionType.PLACED, True, "Placed", _short(where))
     else:
-        say(PLACED, False, "Pending", "placements are being made")
+        say(ConditionType.PLACED, False, "Pending", "placements are being made")
 
     formed = [group for group in groups if group.state in FORMED]
     if wanted and len(formed) == wanted:
-        say(BOOTSTRAPPED, True, "Formed", f"{wanted} of {wanted} groups have formed")
+        say(ConditionType.BOOTSTRAPPED, True, "Formed", f"{wanted} of {wanted} groups have formed")
     else:
         missing = [_waits(group) for group in groups if group.state not in FORMED]
-        say(BOOTSTRAPPED, False, "NotFormed" if wanted else "ScaledToZero", _short(missing) or "spec.replicas is 0")
+        say(
+            ConditionType.BOOTSTRAPPED,
+            False,
+            "NotFormed" if wanted else "ScaledToZero",
+            _short(missing) or "spec.replicas is 0",
+        )
 
-    say(READY, *_ready(groups, wanted, resolution, outcomes))
+    say(ConditionType.READY, *_ready(groups, wanted, resolution, outcomes))
 
     if measured is not None:
         rate, ran = measured.decode_tokens_per_second, measured.ran or "prefill and decode"
         found = f"{rate} tokens/s decoded" if rate is not None else "too little was generated to say a decode rate"
-        say(BENCHMARKED, True, "Measured", f"{found}: {ran}")
+        say(ConditionType.BENCHMARKED, True, "Measured", f"{found}: {ran}")
     else:
-        say(BENCHMARKED, False, "NotMeasured", "measured when the first group is Ready and idle")
+        say(ConditionType.BENCHMARKED, False, "NotMeasured", "measured when the first group is Ready and idle")
 
-    bad = [group for group in groups if group.state in (GroupStage.BACKING_OFF, GroupStage.GAVE_UP)]
+    bad = [group for group in groups if group.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)]
     if bad:
         failure = bad[0].last_failure
-        say(DEGRADED, True, failure.reason if failure else "Failed", _short([f"group {g.index}: {g.message}" for g in bad]))
+        say(
+            ConditionType.DEGRADED,
+            True,
+            failure.reason if failure else "Failed",
+            _short([f"group {g.index}: {g.message}" for g in bad]),
+        )
     else:
-        say(DEGRADED, False, "AsExpected", "no group has failed")
+        say(ConditionType.DEGRADED, False, "AsExpected", "no group has failed")
 
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
     transports = dict.fromkeys(group.transport.value for group in groups if group.transport)

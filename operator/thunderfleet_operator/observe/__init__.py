@@ -2,5 +2,4 @@
 
 snapshot    groups, pods, plans and what is taken on each Mac
 fleet       Nodes, NodeProfiles and ThunderboltLinks as the planner's Fleet
-quantities  Kubernetes quantities as numbers
 """

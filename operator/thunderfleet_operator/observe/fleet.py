@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from functools import lru_cache
 from operator import is_
 
-from thunderfleet_crds.common import LABEL_OS, ConditionStatus, find_condition
-from thunderfleet_crds.nodeprofile import AddressClass, InterfaceKind, Model, NodeProfile, NodeProfileStatus, ReachabilityState
-from thunderfleet_crds.thunderboltlink import (
-    CONNECTED,
-    FLAPPING,
-    NOTHING_PLUGGED_IN,
-    RDMA_USABLE,
-    Endpoint,
-    LinkEnd,
+from thunderfleet_crds.common import LABEL_OS, find_condition
+from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
+from thunderfleet_crds.vocabulary import (
+    AddressClass,
+    ConditionStatus,
+    ConditionType,
+    InterfaceKind,
     MeasurementTransport,
-    ThunderboltLink,
+    ReachabilityState,
 )
 from thunderfleet_lib.kube import Json
+from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.observe.snapshot import Parsed, Taken, internal_ip, is_ready
 from thunderfleet_operator.placement import (
     AddressKind,
@@ -307,11 +307,11 @@ class Fleets:
         ends = [(end, endpoint_of(link, end, known.get(end.node))) for end in (link.spec.a, link.spec.b)]
         told = [endpoint for _, endpoint in ends if endpoint is not None]
         speed = min((endpoint.speed_mbps for endpoint in told if endpoint.speed_mbps), default=0)
-        usable = find_condition(link.status.conditions, RDMA_USABLE)
+        usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
         can = usable is not None and usable.status is ConditionStatus.TRUE
         why = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
-        connected = find_condition(link.status.conditions, CONNECTED)
-        unsteady = connected is not None and connected.reason in (FLAPPING, NOTHING_PLUGGED_IN)
+        connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
+        unsteady = connected is not None and connected.reason in (Reason.FLAPPING, Reason.NOTHING_PLUGGED_IN)
 
         def value(end: LinkEnd, endpoint: Endpoint | None) -> End:
             device = endpoint.rdma_device if endpoint else None

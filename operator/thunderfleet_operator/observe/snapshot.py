@@ -29,14 +29,12 @@ from thunderfleet_crds.common import (
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_lib.kube import Json, key_of
+from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.placement import (
     MemoryRequest,
     Request,
     Toleration,
-    WantedSplit,
-    WantedTransport,
 )
 from thunderfleet_operator.watch.cache import (
     CONFIGMAPS,
@@ -578,8 +576,8 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
             MACOS_TOLERATION,
             *(Toleration(t.key, t.operator == "Exists", t.value or "", t.effect) for t in spec.nodes.tolerations),
         ),
-        split=WantedSplit(spec.parallelism.value),
-        transport=WantedTransport(spec.transport.value),
+        split=spec.parallelism,
+        transport=spec.transport,
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
         current=current,
         avoid=avoid or {},

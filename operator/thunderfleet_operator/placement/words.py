@@ -1,29 +1,8 @@
-"""The words of a request and of its answer: how a model is split, what ranks talk over."""
+"""The API's vocabulary of splits and transports."""
 
-from enum import StrEnum
+from thunderfleet_crds.vocabulary import Split, Transport
 
+WantedSplit = Split
+WantedTransport = Transport
 
-class WantedSplit(StrEnum):
-    AUTO = "Auto"
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
-
-
-class WantedTransport(StrEnum):
-    AUTO = "Auto"
-    JACCL = "JACCL"
-    JACCL_RING = "JACCLRing"
-    RING = "Ring"
-
-
-class Split(StrEnum):
-    NONE = "None"
-    TENSOR = "Tensor"
-    PIPELINE = "Pipeline"
-
-
-class Transport(StrEnum):
-    NONE = "None"
-    RING = "Ring"
-    JACCL = "JACCL"
-    JACCL_RING = "JACCLRing"
+__all__ = ["Split", "Transport", "WantedSplit", "WantedTransport"]

@@ -15,20 +15,21 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import ANNOTATION_PORTS, LABEL_GROUP, ApiModel, PlannedTransport
+from thunderfleet_crds.common import ANNOTATION_PORTS, LABEL_GROUP, ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.kube import Json, key_of
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.decide import port_aware_placement
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe import snapshot
 from thunderfleet_operator.observe.fleet import Fleets, taints
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.observe.snapshot import Parsed, RankPorts, Taken
-from thunderfleet_operator.placement import Fleet, Placement, Transport, Unplaceable
+from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.score import LABELS, PARTS
 from thunderfleet_operator.placement.units import gbits, gib
@@ -229,10 +230,10 @@ def _told_use(cache: Cache, fleet: Fleet, used: Taken, uid: str | None, own: Con
             if len(nodes) < 2:
                 continue
             pairs = list(combinations(nodes, 2))
-            if group.transport is not PlannedTransport.JACCL:
+            if group.transport is not Transport.JACCL:
                 pairs = [(node, nodes[(i + 1) % len(nodes)]) for i, node in enumerate(nodes)]
             for one, other in pairs:
-                rdma = group.transport in (PlannedTransport.JACCL, PlannedTransport.JACCL_RING)
+                rdma = group.transport in (Transport.JACCL, Transport.JACCL_RING)
                 hop = (rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, lan=False)).get(other)
                 for end in (hop.cable.a, hop.cable.b) if hop and hop.cable else ():
                     if rdma and end.device:

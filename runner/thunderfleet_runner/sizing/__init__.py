@@ -1,71 +1,17 @@
-"""What a model needs of memory, split over so many ranks, from mlx-lm itself: the planner only adds up.
+"""How much memory a model needs for each number of ranks, computed by mlx-lm itself.
 
-Whether heads divide does not decide whether a model splits, and an index holds no sizes. So the model is built lazily from
-its own files (no weight is read), split by its own ``shard()`` and ``pipeline()`` with a stand-in group, and asked how many
-bytes are left; a refusal is kept in mlx-lm's own words. Short lazy forwards give the key-value caches and the workspace.
+Whether heads divide does not decide whether a model splits, and an index lists no sizes. So the model is built lazily from its
+own files (no weight is read), split by its own ``shard()`` and ``pipeline()`` with a stand-in group, and asked how many bytes
+remain; a refusal keeps mlx-lm's own words. Short lazy forward passes give the key-value caches and the workspace.
 
-- ``dryrun``: what only MLX can answer, as plain facts. ``blank`` and ``graph`` are its tools.
-- ``bounded``: runs it in a child with limits of memory and time; what the child found before it ended is kept.
-- ``arithmetic``: facts → ``NodeProfile.status.models[]``; no MLX, no files.
+==========  ==================================================================
+command     the ``size`` command
+arithmetic  facts to ``NodeProfile.status.models[]``; pure
+bounded     runs ``dryrun`` in a child process with limits of time and memory
+dryrun      the facts that only MLX can give
+blank       weights without values, for ``dryrun``
+graph       peak memory of a lazy graph, for ``dryrun``
+==========  ==================================================================
 
-A kind of model that mlx-lm does not know is sized by its files alone, says so, and is for one Mac only.
+A kind of model that mlx-lm does not know is sized by its files alone, says so, and fits one Mac only.
 """
-
-import json
-import logging
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-from thunderfleet_crds.nodeprofile import Model
-
-from thunderfleet_runner import weightfiles
-from thunderfleet_runner.sizing import arithmetic, bounded
-from thunderfleet_runner.sizing.arithmetic import Facts, StandIn
-from thunderfleet_runner.sizing.bounded import Limits
-from thunderfleet_runner.weightfiles import IncompleteModel
-
-__all__ = ["Facts", "Limits", "StandIn", "main", "size"]
-
-log = logging.getLogger(__name__)
-
-
-def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None) -> Model:
-    """The model in ``folder``, sized for tensor parallelism over each of ``world_sizes``, for pipelines, and its caches.
-
-    Takes at most ``limits``' seconds and bytes of memory. Raises IncompleteModel when its files are not whole, ValueError when
-    its configuration cannot be read, OSError.
-    """
-    tensors = weightfiles.read(folder)
-    config = _config(folder)
-    facts = bounded.run(folder, world_sizes, limits or Limits())
-    if facts.total_bytes is None:
-        log.warning("%s: %s; it is sized by its files", folder, facts.ended)
-        return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm said nothing")
-    if facts.ended:
-        log.warning("%s: %s", folder, facts.ended)
-    return arithmetic.by_mlx(str(folder.absolute()), config, facts, world_sizes)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return config
-
-
-def main(path: Path, world_sizes: Sequence[int]) -> int:
-    """Prints the sizes as JSON. Returns the exit code: 2 when the folder holds no whole model."""
-    try:
-        found = size(path, world_sizes)
-    except (IncompleteModel, ValueError, OSError) as error:
-        print(f"{path}: {error}", file=sys.stderr)
-        return 2
-    json.dump(found.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout)
-    print()
-    return 0

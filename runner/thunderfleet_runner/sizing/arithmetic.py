@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from thunderfleet_crds.nodeprofile import KVLayer, Model, PipelineSize, SizedBy, TensorSize
+from thunderfleet_crds.nodeprofile import KVLayer, Model, PipelineSize, TensorSize
+from thunderfleet_crds.vocabulary import SizedBy
 
-from thunderfleet_runner.weightfiles import Tensor
+from thunderfleet_runner.host.weightfiles import Tensor
 
 TEXT_LIMIT = 500
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")

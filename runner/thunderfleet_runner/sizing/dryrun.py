@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from thunderfleet_crds.nodeprofile import KVLayer
-from thunderfleet_crds.plan import Split
+from thunderfleet_crds.vocabulary import Split
 
-from thunderfleet_runner import loading, mlxlm
+from thunderfleet_runner.rank import loading, mlxlm
 from thunderfleet_runner.sizing import arithmetic, blank, graph
 from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, StandIn, Workspace
 

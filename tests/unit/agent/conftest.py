@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import itertools
 import json
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from thunderfleet_lib.kube import ApiError, Kube
+
+from tests.support.waiting import until_async
 
 # A busy machine is no failure of a property.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -288,14 +289,8 @@ def make_model() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
-    async def wait(holds: Callable[[], object], seconds: float = 30.0) -> None:
-        """Waits until the condition holds; a test fails that waits too long."""
-        async with asyncio.timeout(seconds):
-            while not holds():  # noqa: ASYNC110 -- files and processes set no event
-                await asyncio.sleep(0.01)
-
-    return wait
+def until() -> Callable[..., Awaitable[None]]:
+    return until_async
 
 
 class FakeKube(Kube):

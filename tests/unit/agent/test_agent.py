@@ -25,13 +25,13 @@ from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import PATIENCE, QUESTIONS, Collector
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import FailureKind, Host
 from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_lib.hostcmd import FailureKind, Host
 
 PROFILE = f"{PROFILES}/studio-1"
 LINK = f"{LINKS}/studio-1.tb1--studio-2.tb3"
@@ -431,7 +431,7 @@ def test_inspect_on_a_machine_without_any_command(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["inspect", "--why"]) == 0
-    assert "`system_profiler SPThunderboltDataType -json` is not there" in capsys.readouterr().out
+    assert "`system_profiler SPThunderboltDataType -json` does not exist" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
 
 
 def test_failure_kinds_are_told_apart_in_metrics() -> None:
-    from thunderfleet_agent.observe.host import Failure
+    from thunderfleet_lib.hostcmd import Failure
 
     metrics = Metrics()
     metrics.observed(Source.RDMA_INFO, 5.0, Failure("ibv_devinfo -v", FailureKind.TIMED_OUT, "did not answer within 5 s"))

@@ -15,17 +15,12 @@ from thunderfleet_agent.derive.links import PeerPort, find_peer, link_address, l
 from thunderfleet_agent.derive.network import address_class
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.host import Failure, FailureKind
 from thunderfleet_agent.observe.parsers import ParseError, hardware, network, rdma, thunderbolt
-from thunderfleet_crds.common import Condition, ConditionStatus, ObjectMeta, find_condition
-from thunderfleet_crds.nodeprofile import (
-    AddressClass,
-    InterfaceKind,
-    NodeProfile,
-    NodeProfileStatus,
-    RDMADeviceState,
-)
+from thunderfleet_crds.common import Condition, ObjectMeta, find_condition
+from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
+from thunderfleet_lib.hostcmd import Failure, FailureKind
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -32,8 +32,9 @@ from thunderfleet_agent.measure.schedule.verdict import verdict
 from thunderfleet_agent.measure.session.probe_lock import Busy, Desk
 from thunderfleet_agent.measure.session.streams import rate_mbps, trips
 from thunderfleet_agent.measure.worker.steady import best, is_steady
-from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability, ReachabilityState
-from thunderfleet_crds.thunderboltlink import LinkEnd, MeasurementTransport, ThunderboltLink, ordered
+from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
+from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
+from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
 
 WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GPU = Probe(Key(Kind.GPU), 3600, 20)

@@ -37,7 +37,7 @@ from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import identity, reach
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
-from thunderfleet_crds.thunderboltlink import MeasurementTransport
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 Until = Callable[..., Awaitable[None]]
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from thunderfleet_agent.observe import models
-from thunderfleet_agent.observe.host import Host
 from thunderfleet_agent.observe.models import Library, find, look, sized
-from thunderfleet_crds.nodeprofile import Model, SizedBy
+from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.vocabulary import SizedBy
+from thunderfleet_lib.hostcmd import Host
 
 MakeModel = Callable[..., Path]
 SIZE = {

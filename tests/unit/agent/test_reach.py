@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.observe.host import Host
 from thunderfleet_agent.peers import dial as dial_module
 from thunderfleet_agent.peers import identity, reach
 from thunderfleet_agent.peers.dial import DialError, dial
@@ -23,21 +22,10 @@ from thunderfleet_agent.peers.reach import Ledger, Outcome, Target
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
-from thunderfleet_crds.nodeprofile import (
-    MAX_REACHABILITY,
-    AddressClass,
-    Agent,
-    GroupUse,
-    Interface,
-    InterfaceAddress,
-    InterfaceKind,
-    Network,
-    NodeProfile,
-    NodeProfileStatus,
-    Thunderbolt,
-    ThunderboltPort,
-)
+from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, Agent, GroupUse, Interface, InterfaceAddress, Network, NodeProfile, NodeProfileStatus, Thunderbolt, ThunderboltPort
 from thunderfleet_crds.thunderboltlink import LinkEnd, ordered
+from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
+from thunderfleet_lib.hostcmd import Host
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CABLE = ordered(LinkEnd(node="studio-1", port=1), LinkEnd(node="studio-2", port=3))

@@ -7,6 +7,7 @@ import pytest
 
 from tests.chaos import checks
 from tests.chaos.clients import Outcome, Question, Reading, judge_status, judge_whole
+from tests.chaos.faults import RANK, SUPERVISOR
 
 QUESTION = Question("?", 3, (7, 8, 9))
 
@@ -95,12 +96,12 @@ def test_objects_lost_doubled_or_of_another_epoch_are_seen() -> None:
 
 
 def test_processes_lost_doubled_or_orphaned_are_seen() -> None:
-    right = [f"{mac}: {pid} S python {word}" for mac in "ab" for pid, word in enumerate((checks.RANK, checks.SUPERVISOR))]
+    right = [f"{mac}: {pid} S python {word}" for mac in "ab" for pid, word in enumerate((RANK, SUPERVISOR))]
     assert not checks.processes(right, ["a", "b"])
     assert not checks.processes([*right, f"a: 9 S {checks.CABLE}"], ["a", "b"])
     assert checks.processes(right[1:], ["a", "b"])
-    assert checks.processes([*right, f"a: 9 S {checks.RANK}"], ["a", "b"])
-    assert checks.processes([*right, f"c: 9 S {checks.RANK}"], ["a", "b"])
+    assert checks.processes([*right, f"a: 9 S {RANK}"], ["a", "b"])
+    assert checks.processes([*right, f"c: 9 S {RANK}"], ["a", "b"])
     assert checks.processes([*right, "c: 9 S a shim"], ["a", "b"])
     assert checks.processes(right, ["a", "b", "c"])
 

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from thunderfleet_agent.metrics import Metrics as AgentMetrics
 from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
-from thunderfleet_runner import gateway
-from thunderfleet_runner.metrics import GroupMetrics
+from thunderfleet_runner.api import gateway
+from thunderfleet_runner.group.metrics import GroupMetrics
 
 Json = dict[str, Any]
 Render = Callable[..., list[Json]]

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from thunderfleet_crds import common, generate, group
-from thunderfleet_crds.common import Condition, ConditionStatus, binary_size, quantity, set_condition, to_api_name
-from thunderfleet_crds.modeldeployment import (
-    GroupStage,
-    ModelDeployment,
-    Nodes,
-    RankStage,
-    Unplaceable,
-    duration_seconds,
-)
+from thunderfleet_crds.common import Condition, binary_size, quantity, set_condition, to_api_name
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment, Nodes, Rank, Unplaceable, duration_seconds
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus, Reachability, domain_labels
 from thunderfleet_crds.thunderboltlink import LinkEnd, Measurement, generation, link_name, ordered
+from thunderfleet_crds.vocabulary import (
+    ConditionStatus,
+    GroupPhase,
+    PlacedSplit,
+    PlacedTransport,
+    RankPhase,
+    RequestedSplit,
+    RequestedTransport,
+    Split,
+    Transport,
+)
 
 Json = dict[str, Any]
 KINDS = {kind.name: kind.model for kind in generate.KINDS}
@@ -155,9 +160,35 @@ def test_python_names_are_accepted_beside_those_of_the_api() -> None:
     assert by_name.dump()["from"] == "a"
 
 
-def test_status_has_a_word_for_every_phase_that_a_group_reports() -> None:
-    assert {phase.value for phase in group.GroupPhase} <= {stage.value for stage in GroupStage}
-    assert {phase.value for phase in group.RankPhase} <= {stage.value for stage in RankStage}
+@pytest.mark.parametrize("phase", list(GroupPhase))
+def test_a_group_reports_the_phases_that_are_its_own(phase: GroupPhase) -> None:
+    own = phase not in (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
+    report = {"uid": "u", "index": 0, "epoch": 1, "phase": phase.value}
+    with contextlib.nullcontext() if own else pytest.raises(ValidationError, match="Input should be"):
+        assert group.GroupState.model_validate(report).phase is phase
+    assert Group.load({"index": 0, "state": phase.value}).state is phase
+
+
+@pytest.mark.parametrize("phase", list(RankPhase))
+def test_a_rank_reports_the_phases_that_are_its_own(phase: RankPhase) -> None:
+    own = phase not in (RankPhase.PENDING, RankPhase.STARTING)
+    report = {"rank": 0, "node": "a", "phase": phase.value}
+    with contextlib.nullcontext() if own else pytest.raises(ValidationError, match="Input should be"):
+        assert group.RankReport.model_validate(report).phase is phase
+    assert Rank.load({"rank": 0, "node": "a", "state": phase.value}).state is phase
+
+
+def test_spec_asks_for_what_status_reports() -> None:
+    spec, status = (set(get_args(one)) for one in (RequestedSplit, PlacedSplit))
+    assert (spec | status, spec - status, status - spec) == (set(Split), {Split.AUTO}, {Split.NONE})
+    spec, status = (set(get_args(one)) for one in (RequestedTransport, PlacedTransport))
+    assert (spec | status, spec - status, status - spec) == (set(Transport), {Transport.AUTO}, {Transport.NONE})
+    for wrong in ({"parallelism": "None"}, {"transport": "None"}):
+        with pytest.raises(ValidationError, match="Input should be"):
+            ModelDeployment.load({"metadata": {"name": "x"}, "spec": {"model": {"path": "/m"}, **wrong}})
+    for wrong in ({"parallelism": "Auto"}, {"transport": "Auto"}):
+        with pytest.raises(ValidationError, match="Input should be"):
+            Group.load({"index": 0, **wrong})
 
 
 def test_kinds_and_version_are_the_constants() -> None:

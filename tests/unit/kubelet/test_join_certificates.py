@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -26,9 +25,9 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     signing_request,
     usable,
     verdict,
-    write_private,
 )
 from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.tls import write_private
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -116,29 +115,6 @@ def test_usable(node: str, after: timedelta, addresses: list[str], good: bool) -
 
 def test_a_client_certificate_serves_nobody() -> None:
     assert not usable(pair(), "studio-1", START, ["192.168.64.11"])
-
-
-def test_a_secret_file_is_private_and_whole(tmp_path: Path) -> None:
-    file = tmp_path / "client.pem"
-    write_private(file, b"one")
-    write_private(file, b"two")
-    assert file.read_bytes() == b"two"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["client.pem"]
-
-
-def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "client.pem"
-    write_private(file, b"one")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_private(file, b"two")
-    assert file.read_bytes() == b"one"
-    assert [one.name for one in tmp_path.iterdir()] == ["client.pem"]
 
 
 def test_a_pair_is_read_back(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from thunderfleet_kubelet.node.keeper import LEASES, NODES, NodeKeeper
 from thunderfleet_kubelet.node.machine import GIB, Machine, Readings
 from thunderfleet_lib.kube import ApiError, Kube
 
+from tests.support.waiting import until_async
+
 Json = dict[str, Any]
 CONFIG = Config(node_name="studio-1", addresses=["127.0.0.1"], node_status_seconds=3600)
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
@@ -119,17 +121,11 @@ def world() -> World:
     return World()
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - several things may make it true
-            await asyncio.sleep(0)
-
-
 @pytest.fixture
 async def running(world: World) -> AsyncIterator[World]:
     task = asyncio.ensure_future(world.keeper.run())
     # Registered, listed, and looked at once more.
-    await until(lambda: world.looks >= 2 and f"{LEASES}/studio-1" in world.kube.objects)
+    await until_async(lambda: world.looks >= 2 and f"{LEASES}/studio-1" in world.kube.objects)
     yield world
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -148,7 +144,7 @@ async def test_nothing_changed_writes_nothing(running: World) -> None:
     before = running.kube.written(f"{PATH}/status")
     looks = running.looks
     running.keeper.nudge()
-    await until(lambda: running.looks > looks)
+    await until_async(lambda: running.looks > looks)
     await asyncio.sleep(0)
     assert running.kube.written(f"{PATH}/status") == before
 
@@ -156,7 +152,7 @@ async def test_nothing_changed_writes_nothing(running: World) -> None:
 async def test_a_change_is_written(running: World) -> None:
     running.readings = Readings(True, "short", 500 * GIB, 1000 * GIB, 100, 4000)
     running.keeper.nudge()
-    await until(lambda: running.kube.written(f"{PATH}/status"))
+    await until_async(lambda: running.kube.written(f"{PATH}/status"))
     (write,) = running.kube.written(f"{PATH}/status")
     assert {one["type"]: one["status"] for one in write["status"]["conditions"]}["MemoryPressure"] == "True"
 
@@ -164,17 +160,17 @@ async def test_a_change_is_written(running: World) -> None:
 async def test_after_a_day_a_heartbeat(running: World) -> None:
     running.now += timedelta(days=1)
     running.keeper.nudge()
-    await until(lambda: running.kube.written(f"{PATH}/status"))
+    await until_async(lambda: running.kube.written(f"{PATH}/status"))
 
 
 async def test_a_vanished_node_ends_its_pods_and_comes_back(running: World) -> None:
     first = running.kube.objects[PATH]["metadata"]["uid"]
     running.kube.vanish(PATH)
-    await until(lambda: PATH in running.kube.objects)
+    await until_async(lambda: PATH in running.kube.objects)
     assert running.ended.is_set()
     second = running.kube.objects[PATH]["metadata"]["uid"]
     assert second != first
-    await until(lambda: running.keeper.registered.is_set() and running.keeper.uid == second)
+    await until_async(lambda: running.keeper.registered.is_set() and running.keeper.uid == second)
 
 
 async def test_it_takes_over_its_own_node(world: World) -> None:
@@ -200,10 +196,10 @@ async def test_an_api_server_that_is_away_is_waited_for(
     world.kube.away = True
     task = asyncio.ensure_future(world.keeper.run())
     try:
-        await until(lambda: "cannot register: away" in caplog.text)
+        await until_async(lambda: "cannot register: away" in caplog.text)
         assert not world.keeper.registered.is_set()
         world.kube.away = False
-        await until(world.keeper.registered.is_set)
+        await until_async(world.keeper.registered.is_set)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import keeper
 from thunderfleet_kubelet.node.machine import GIB, Machine, Readings
-from thunderfleet_kubelet.quantity import parse_quantity
+from thunderfleet_lib.quantity import parse_quantity
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 CONFIG = Config(node_name="studio-1", addresses=["192.168.64.11", "fd00::1"], labels={"rack": "a"}, path=[Path("/x")])

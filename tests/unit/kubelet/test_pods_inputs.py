@@ -15,7 +15,7 @@ from thunderfleet_kubelet.containers.images import Image, ImageError
 from thunderfleet_kubelet.containers.user import ConfigProblem, Identity, Self
 from thunderfleet_kubelet.containers.volumes import File, TokenWanted, VolumeProblem
 from thunderfleet_kubelet.pods import admission
-from thunderfleet_kubelet.quantity import parse_quantity
+from thunderfleet_lib.quantity import parse_quantity
 
 Json = dict[str, Any]
 ROOT = Self(0, 0)
@@ -367,20 +367,6 @@ def test_foreign_pods_wait() -> None:
     problem = admission.cannot_run(claim, {"i:1": 0}, True)
     assert problem is not None
     assert "data (persistentVolumeClaim)" in problem.message
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", 1), ("500m", 0.5), ("64Gi", 64 * 2**30), ("1e3", 1000), ("2M", 2_000_000), (".5", 0.5), ("1E", 10**18)],
-)
-def test_quantities(text: str, value: float) -> None:
-    assert float(parse_quantity(text)) == value
-
-
-@pytest.mark.parametrize("text", ["", "Gi", "1.2.3", "1 Gi", "0x1"])
-def test_no_quantities(text: str) -> None:
-    with pytest.raises(ValueError, match="is no quantity"):
-        parse_quantity(text)
 
 
 # What ps says on a Mac

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster import cluster
 from thunderfleet_localcluster.cli import main
-from thunderfleet_localcluster.cluster import Cluster, choose_network, remove, running
+from thunderfleet_localcluster.client import cluster
+from thunderfleet_localcluster.client.cluster import Cluster, choose_network, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network import namespaces
 from thunderfleet_localcluster.paths import ClusterFolder

@@ -13,7 +13,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import Live, ends_of, find_cable
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import Layout, plan_layout
-from thunderfleet_localcluster.recorded import texts, write_machine
+from thunderfleet_localcluster.recorded.folder import texts, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
 FLEET = """

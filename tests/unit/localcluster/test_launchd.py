@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.machines import launchd
+
+from tests.support.processes import alive
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans have another parent elsewhere")
 
@@ -43,20 +45,6 @@ def machine() -> Iterator[Machine]:
     one = Machine()
     yield one
     one.process.communicate(timeout=20)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_job_starts_and_ends(machine: Machine, tmp_path: Path) -> None:
@@ -97,7 +85,7 @@ def _orphan(machine: Machine, folder: Path) -> tuple[int, int]:
     argv = ["sh", "-c", f"setsid sh -c 'echo $$ > {left}; exec sleep 600' & sleep 600"]
     machine.order(do="start", name="kubelet", argv=argv, log=str(folder / "log"))
     job = int(machine.event()["pid"])
-    until(lambda: left.exists() and left.read_text().strip() != "")
+    until(lambda: left.exists() and left.read_text().strip() != "", "the process that stays has written its pid", pause=0.01)
     return job, int(left.read_text())
 
 

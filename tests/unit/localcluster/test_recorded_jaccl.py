@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster import recorded
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import Layout, plan_layout
+from thunderfleet_localcluster.recorded import jaccl
+from thunderfleet_localcluster.recorded.folder import write_machine
 
 MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true"
 ASK = """
@@ -34,13 +35,13 @@ def layout() -> Layout:
 
 def test_only_a_mac_that_the_fleet_gives_one_has_it(tmp_path: Path) -> None:
     for name in "ab":
-        recorded.write_machine(layout(), layout().machine(name), tmp_path / name / "bin")
+        write_machine(layout(), layout().machine(name), tmp_path / name / "bin")
     assert (tmp_path / "a" / "python" / "sitecustomize.py").exists()
     assert not (tmp_path / "b" / "python").exists()
 
 
 def test_it_knows_both_ends_of_its_cables() -> None:
-    known = recorded.jaccl.record(layout(), layout().machine("a"))["devices"]
+    known = jaccl.record(layout(), layout().machine("a"))["devices"]
     one, two = list(known.values())[:2]
     # b's end is in a bridge and has no address.
     assert (one["peer"], one["active"]) == (None, True)
@@ -50,7 +51,7 @@ def test_it_knows_both_ends_of_its_cables() -> None:
 
 
 def test_mlx_has_jaccl_and_refuses_as_jaccl_does_what_it_is_not_told(tmp_path: Path) -> None:
-    recorded.write_machine(layout(), layout().machine("a"), tmp_path / "bin")
+    write_machine(layout(), layout().machine("a"), tmp_path / "bin")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLX_", "JACCL_"))}
     for folder, expected in (
         (tmp_path / "python", [True, True, "[jaccl] You need to provide via environm", 1]),
@@ -67,15 +68,15 @@ def test_it_takes_only_orders_that_it_understands(tmp_path: Path) -> None:
     control = tmp_path / "control.json"
     for wrong in ([{"at": "nowhere"}], [{"at": "rtr", "often": 2}], [{}], ["rtr"], {"at": "rtr"}):
         with pytest.raises(LocalClusterError):
-            recorded.jaccl.write_control(wrong, tmp_path)
+            jaccl.write_control(wrong, tmp_path)
     assert not control.exists()
     slow = {"at": "rtr", "delaySeconds": 1, "fail": False}
-    recorded.jaccl.write_control([slow], tmp_path)
+    jaccl.write_control([slow], tmp_path)
     assert json.loads(control.read_text()) == {"points": [slow]}
-    recorded.jaccl.write_control([], tmp_path)
+    jaccl.write_control([], tmp_path)
     assert not control.exists()
 
 
 def test_the_points_are_those_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(recorded.__file__).parent / "python"))
-    assert tuple(importlib.import_module("recorded_jaccl").POINTS) == recorded.jaccl.POINTS
+    monkeypatch.syspath_prepend(str(Path(jaccl.__file__).parent / "python"))
+    assert tuple(importlib.import_module("recorded_jaccl").POINTS) == jaccl.POINTS

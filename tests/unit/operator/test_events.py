@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 import pytest
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_crds.modeldeployment import Failure, Group, GroupStage, ModelDeploymentStatus, Rank, RankStage
+from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeploymentStatus, Rank
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.act.events import occurrences
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,14 +18,14 @@ def failure(reason: str, seconds: int = 0) -> Failure:
 def group(epoch: int, *nodes: str, failed: Failure | None = None, waits: bool = False) -> Group:
     ranks = tuple(
         Rank(
-            rank=i, node=node, pod=f"md-0-e{epoch}-{i}", address="10.0.0.1", memory_bytes=1, state=RankStage.PENDING, attempts=0
+            rank=i, node=node, pod=f"md-0-e{epoch}-{i}", address="10.0.0.1", memory_bytes=1, state=RankPhase.PENDING, attempts=0
         )
         for i, node in enumerate(nodes)
     )
     return Group(
         index=0,
         epoch=epoch,
-        state=GroupStage.BACKING_OFF if waits else GroupStage.STARTING,
+        state=GroupPhase.BACKING_OFF if waits else GroupPhase.STARTING,
         message="",
         reason="fewest Macs that fit",
         ranks=ranks,

@@ -10,8 +10,9 @@ import pytest
 from aiohttp import web
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
 from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.plan import Backend, MemoryPlan, Plan, RankPlan, Split
+from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_operator.act import group_client as listening
 from thunderfleet_operator.act.group_client import Groups
 from thunderfleet_operator.act.keys import KeyPair, group_keys

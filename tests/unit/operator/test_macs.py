@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.common import find_condition
-from thunderfleet_crds.nodeprofile import QUARANTINED, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.app import Configuration, Operator, _macs_of
 from thunderfleet_operator.decide import mac_usage
@@ -200,7 +201,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     assert found.quarantine is not None
     assert (found.quarantine.boot_id, found.quarantine.reason) == ("boot-1", "ProtectionDomain")
     assert "ns/md-0" in found.quarantine.evidence and "protection domain" in found.quarantine.evidence
-    said = find_condition(found.conditions, QUARANTINED)
+    said = find_condition(found.conditions, ConditionType.QUARANTINED)
     assert said is not None and (said.status, said.reason) == ("True", "ProtectionDomain")
     assert "until it is rebooted" in said.message
     assert ("NodeProfile", "Warning", "Quarantined") in told
@@ -220,7 +221,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     boot(world, "studio-2", "boot-2")
     await world.macs.round("studio-2")
     found = status(world, "studio-2")
-    said = find_condition(found.conditions, QUARANTINED)
+    said = find_condition(found.conditions, ConditionType.QUARANTINED)
     assert found.quarantine is None and said is not None and (said.status, said.reason) == ("False", "Rebooted")
     assert ("NodeProfile", "Normal", "Rebooted") in told
     # Rank 0 still says what it saw before the reboot: that is no news.

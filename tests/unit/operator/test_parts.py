@@ -13,7 +13,6 @@ from thunderfleet_operator.act.keys import client_context, group_keys
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.lifecycle import backoff_seconds
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, RankPorts, allocate
-from thunderfleet_operator.observe.quantities import to_bytes
 from thunderfleet_operator.watch.cache import PODS, Store
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -191,29 +190,6 @@ def test_a_list_takes_out_what_is_gone_but_not_what_came_later() -> None:
 
 
 # --- quantities ---
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("512Gi", 512 * 2**30),
-        ("1e9", 10**9),
-        (7, 7),
-        ("129M", 129 * 10**6),
-        ("1500m", 2),
-        ("1.5Ki", 1536),
-        ("0", 0),
-        ("2E3", 2000),
-    ],
-)
-def test_quantities(text: object, size: int) -> None:
-    assert to_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "x", "1Zi", "1 Gi", "Gi", "1e"])
-def test_no_quantity(text: str) -> None:
-    with pytest.raises(ValueError, match="not a quantity"):
-        to_bytes(text)
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:

@@ -5,10 +5,12 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
+from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -154,7 +156,7 @@ def splits(transport: Transport, wanted: WantedSplit) -> tuple[Split, ...]:
     if transport is Transport.NONE:
         return (Split.NONE,)
     if wanted is not WantedSplit.AUTO:
-        return (Split(wanted.value),)
+        return (wanted,)
     return (Split.TENSOR, Split.PIPELINE) if transport in JACCL else (Split.PIPELINE, Split.TENSOR)
 
 
@@ -296,8 +298,8 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
         path=PATH,
         min_nodes=low,
         max_nodes=max(size, low) if yes(0.3) else None,
-        split=pick((WantedSplit.AUTO, WantedSplit.AUTO, *WantedSplit)),
-        transport=pick((WantedTransport.AUTO, *WantedTransport)),
+        split=pick((WantedSplit.AUTO, WantedSplit.AUTO, *get_args(RequestedSplit))),
+        transport=pick((WantedTransport.AUTO, *get_args(RequestedTransport))),
         memory=NO_KV,
         ring_without_relay=yes(0.5),
     )

@@ -4,7 +4,8 @@ import copy
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import Backend, Plan
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide import port_aware_placement
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
 from thunderfleet_operator.observe import snapshot

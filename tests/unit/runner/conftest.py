@@ -20,12 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.group import GroupPhase
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import attempts, follower
-from thunderfleet_runner.rankprocess import rank_command
+from thunderfleet_runner.group import attempts, follower
+from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Settings, Supervisor
+
+from tests.support.waiting import until_async
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
 
@@ -156,17 +158,18 @@ class Group:
         await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, condition: Callable[[], Any], what: str, seconds: float = 120.0) -> None:
-        """Waits for a condition; what all supervisors say stands in the error when it does not come."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not condition():
-                    for rank, (_, task) in self.running.items():
-                        if task.done() and task.exception():
-                            raise AssertionError(f"supervisor {rank} ended: {task.exception()!r}")
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            said = [supervisor.state.model_dump_json(exclude_defaults=True) for supervisor, _ in self.running.values()]
-            raise AssertionError(f"not within {seconds:g} s: {what}\n" + "\n".join(said)) from None
+        """Waits for a condition; a failure shows the state of every supervisor."""
+
+        def holds() -> object:
+            for rank, (_, task) in self.running.items():
+                if task.done() and task.exception():
+                    raise AssertionError(f"supervisor {rank} ended: {task.exception()!r}")
+            return condition()
+
+        def states() -> str:
+            return "\n".join(supervisor.state.model_dump_json(exclude_defaults=True) for supervisor, _ in self.running.values())
+
+        await until_async(holds, what, seconds, describe=states)
 
     async def until_ready(self) -> None:
         await self.until(lambda: self.running[0][0].state.phase is GroupPhase.READY, "the group is Ready")

@@ -12,16 +12,18 @@ import threading
 import time
 from pathlib import Path
 
-from thunderfleet_runner import parentdeath, protocol
+from thunderfleet_runner import framing, protocol
+from thunderfleet_runner.host import parentdeath
+from thunderfleet_runner.rank.channel import Channel
 
-parentdeath.die_with(int(os.environ[protocol.PARENT_VARIABLE]))
+parentdeath.die_with(int(os.environ[framing.PARENT_VARIABLE]))
 import mlx.core as mx  # noqa: E402
 
 FAULTS = Path(os.environ["THUNDERFLEET_TEST_FOLDER"])
 
 
 def main() -> None:
-    channel = protocol.Channel.inherited(os.environ)
+    channel = Channel.inherited(os.environ)
     channel.send(protocol.Waiting())
     start = channel.receive()
     if isinstance(start, protocol.Stop):

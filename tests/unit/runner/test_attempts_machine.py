@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.group import FaultClass
 from thunderfleet_crds.plan import LEAVE_SECONDS, POD_GRACE_SECONDS
-from thunderfleet_runner import attempts, faults, rankprocess
-from thunderfleet_runner.attempts import (
+from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_runner import faults
+from thunderfleet_runner.faults import GRACE_IS_OVER, Fault
+from thunderfleet_runner.group import attempts
+from thunderfleet_runner.group.attempts import (
     Checked,
     Cut,
     Drain,
@@ -33,7 +35,7 @@ from thunderfleet_runner.attempts import (
     Timer,
     Unserve,
 )
-from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.host import rankprocess
 
 RETRY = Fault(FaultClass.RETRY, "RankKilled", "killed")
 BUG = Fault(FaultClass.BUG, "Unknown", "odd")
@@ -228,7 +230,7 @@ def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) ->
     stopping, _ = run(machine, Drain(for_good), Timer(machine.timer + 1))
     assert stopping.stage is Stage.STOPPING
     _, actions = run(stopping, Timer(stopping.timer))
-    assert Unserve(attempts.GRACE_IS_OVER) in actions
+    assert Unserve(GRACE_IS_OVER) in actions
 
 
 def test_requests_that_a_failure_cuts_are_told_its_first_cause() -> None:

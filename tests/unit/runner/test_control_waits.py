@@ -5,9 +5,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import STATE_PATH, WAIT_LIMIT_SECONDS, GroupPhase
+from thunderfleet_crds.group import STATE_PATH, WAIT_LIMIT_SECONDS
 from thunderfleet_crds.plan import GROUP_TLS_NAME
-from thunderfleet_runner import control
+from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner.net import control
 
 
 async def _get(group: Any, **query: str) -> tuple[int, dict[str, Any]]:

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from thunderfleet_crds.group import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Stage
 

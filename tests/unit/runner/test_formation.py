@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase
-from thunderfleet_runner import control, peers, protocol, supervisor
-from thunderfleet_runner.ports import PortBlock
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
+from thunderfleet_runner import protocol, supervisor
+from thunderfleet_runner.net import control, peers
+from thunderfleet_runner.net.ports import PortBlock
 
 MakeGroup = Callable[..., Any]
 

@@ -3,19 +3,21 @@
 import asyncio
 import io
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
+from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
-from thunderfleet_runner import benchmark, gateway, protocol
-from thunderfleet_runner.admission import Admission, Full
-from thunderfleet_runner.service import Service, Vocabulary
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api import benchmark, gateway
+from thunderfleet_runner.api.admission import Admission, Full
+from thunderfleet_runner.api.service import Service, Vocabulary
+
+from tests.support.waiting import until_async
 
 PLAN = Plan.model_validate(
     {
@@ -95,27 +97,11 @@ def _client(script: Script, keys: tuple[str, ...] = ()) -> TestClient[Any, Any]:
     return TestClient(TestServer(gateway.create_app(script.service, keys), handler_cancellation=True))
 
 
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the conditions are others' states, not events
-            await asyncio.sleep(0)
-
-
 async def _shown(client: TestClient[Any, Any], line: str) -> None:
     """Waits until the metrics have a line that begins like this."""
     async with asyncio.timeout(10):
         while f"thunderfleet_runner_{line}" not in await (await client.get("/metrics")).text():
             pass
-
-
-def test_nothing_of_mlx_is_in_the_supervisors_process() -> None:
-    program = (
-        "import sys, thunderfleet_runner.cli, thunderfleet_runner.supervisor, thunderfleet_runner.gateway, "
-        "thunderfleet_runner.benchmark; print([name for name in sys.modules if name.split('.')[0] in "
-        "('mlx', 'mlx_lm', 'transformers', 'tokenizers', 'numpy')])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 async def test_an_answer_whole_and_streamed(client: TestClient[Any, Any]) -> None:
@@ -177,7 +163,7 @@ async def test_other_ranks_say_where_rank_0_is() -> None:
 async def test_a_group_that_fails_cuts_the_stream_with_an_error(client: TestClient[Any, Any], script: Script) -> None:
     script.auto = 0
     posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     script.say(1, done=False)
     answer = await posted
     script.service.detach("rank 1 was killed")
@@ -189,7 +175,7 @@ async def test_a_group_that_fails_cuts_the_stream_with_an_error(client: TestClie
 async def test_a_group_that_fails_before_the_first_token_is_a_503(client: TestClient[Any, Any], script: Script) -> None:
     script.auto = 0
     posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     script.service.detach("rank 1 was killed")
     assert (await posted).status == 503
 
@@ -197,7 +183,7 @@ async def test_a_group_that_fails_before_the_first_token_is_a_503(client: TestCl
 async def test_one_failed_request_is_a_500(client: TestClient[Any, Any], script: Script) -> None:
     script.auto = 0
     posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     script.service.deliver(protocol.RequestError(id=script.requests[0].id, text="odd"))
     answer = await posted
     assert answer.status == 500 and (await answer.json())["error"]["message"] == "odd"
@@ -208,10 +194,10 @@ async def test_a_client_that_leaves_cancels_its_request(client: TestClient[Any, 
     for stream in (False, True):
         posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": stream}))
         begun = len(script.requests)
-        await _until(lambda begun=begun: len(script.requests) > begun)
+        await until_async(lambda begun=begun: len(script.requests) > begun)
         posted.cancel()
-        await _until(lambda: script.requests[-1].id in script.cancelled)
-    await _until(lambda: script.service.running == 0)
+        await until_async(lambda: script.requests[-1].id in script.cancelled)
+    await until_async(lambda: script.service.running == 0)
 
 
 async def test_the_queue_is_limited_and_in_order(client: TestClient[Any, Any], script: Script) -> None:
@@ -242,7 +228,7 @@ async def _raw(client: TestClient[Any, Any], body: dict[str, Any], length: int |
 async def test_a_client_that_reads_slowly_holds_no_place(client: TestClient[Any, Any], script: Script) -> None:
     script.auto = 0
     slow = await _raw(client, CHAT | {"stream": True})
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     # Far more than the sockets hold: the gateway waits for the client.
     for number in range(400):
         text = "x" * 50_000
@@ -263,11 +249,11 @@ async def test_a_client_that_reads_nothing_is_left(
     monkeypatch.setattr(gateway, "READ_SECONDS", 0.05)
     script.auto = 0
     slow = await _raw(client, CHAT | {"stream": True})
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     for number in range(400):
         script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text="x" * 50_000))
-    await _until(lambda: script.cancelled == [script.requests[0].id])
-    await _until(lambda: script.service.running == 0)
+    await until_async(lambda: script.cancelled == [script.requests[0].id])
+    await until_async(lambda: script.service.running == 0)
     await _shown(client, 'requests_total{code="499",endpoint="/v1/chat/completions"} 1.0')
     slow.transport.abort()
 
@@ -299,19 +285,19 @@ async def test_an_answer_that_takes_too_long_is_ended(
     monkeypatch.setattr(gateway, "ANSWER_SECONDS", -1.0)
     script.auto = 0
     posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     script.say(1, done=False)
     answer = await posted
     assert answer.status == 500 and "took longer than" in (await answer.json())["error"]["message"]
-    await _until(lambda: script.cancelled == [script.requests[0].id])
+    await until_async(lambda: script.cancelled == [script.requests[0].id])
 
 
 async def test_a_place_is_kept_until_rank_0_has_ended_the_request(client: TestClient[Any, Any], script: Script) -> None:
     script.auto, script.obeys = 0, False
     posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
-    await _until(lambda: script.requests)
+    await until_async(lambda: script.requests)
     posted.cancel()
-    await _until(lambda: script.cancelled)
+    await until_async(lambda: script.cancelled)
     waiting = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
     await _shown(client, "queue_depth 1.0")
     assert len(script.requests) == 1
@@ -362,14 +348,14 @@ async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
 
     leave = asyncio.Event()
     first = asyncio.create_task(visit("first", 8, leave))
-    await _until(lambda: order == ["first"])
+    await until_async(lambda: order == ["first"])
     large = asyncio.create_task(visit("large", 9, leave))
     small = asyncio.create_task(visit("small", 2, leave))
-    await _until(lambda: admission.waiting == 2)
+    await until_async(lambda: admission.waiting == 2)
     with pytest.raises(Full):
         await visit("too many", 1, leave)
     large.cancel()
-    await _until(lambda: order == ["first", "small"])
+    await until_async(lambda: order == ["first", "small"])
     leave.set()
     await asyncio.gather(first, small)
     assert (admission.running, admission.waiting) == (0, 0)
@@ -391,13 +377,13 @@ async def test_a_benchmark_gives_way_to_a_client_and_comes_back(
     monkeypatch.setattr(benchmark, "HEARD_SECONDS", 0.0)
     script.auto = 0
     measuring = asyncio.create_task(benchmark.run(script.service, PLAN.benchmark))
-    await _until(lambda: len(script.requests) == 1)
+    await until_async(lambda: len(script.requests) == 1)
     begun = script.requests[0]
     assert begun.kind == "tokens" and not begun.cache and begun.no_end
     assert len(begun.tokens) <= 64 - 2
     script.auto = 3
     assert (await client.post("/v1/chat/completions", json=CHAT)).status == 200
-    await _until(lambda: begun.id in script.cancelled)
+    await until_async(lambda: begun.id in script.cancelled)
     async with asyncio.timeout(10):
         report = await measuring
     assert report.generation_tokens == 3
@@ -439,10 +425,10 @@ async def test_a_benchmark_in_a_group_that_fails_says_one_sentence(
     caplog.set_level("INFO")
     script.auto = 0
     keeping = asyncio.create_task(benchmark.keep(script.service, PLAN.benchmark))
-    await _until(lambda: len(script.requests) == 1)
+    await until_async(lambda: len(script.requests) == 1)
     # Only the request fails: it is tried again.
     script.service.deliver(protocol.RequestError(id=script.requests[0].id, text="odd"))
-    await _until(lambda: len(script.requests) == 2)
+    await until_async(lambda: len(script.requests) == 2)
     # The group fails: the benchmark waits for the next one.
     script.service.detach("rank 1 was killed")
     async with asyncio.timeout(10):
@@ -465,7 +451,7 @@ async def test_a_benchmark_is_repeated_as_the_plan_says(script: Script, monkeypa
             seen.add(script.service.benchmark.measured_at)
         return len(seen) == 2
 
-    await _until(again)
+    await until_async(again)
     keeping.cancel()
 
 

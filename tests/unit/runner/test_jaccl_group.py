@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase
 from thunderfleet_crds.plan import Plan
-from thunderfleet_localcluster import recorded
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import attempts, protocol
-from thunderfleet_runner.rankprocess import rank_command
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_localcluster.recorded.folder import write_machine
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import attempts
+from thunderfleet_runner.host.rankprocess import rank_command
+
+from tests.support.processes import exists
 
 SECONDS = 150.0
 """For what takes a few when the machine is not busy: imports of real ranks."""
@@ -51,7 +54,7 @@ class Macs:
         self.layout = plan_layout(parse_fleet(FLEET), "loopback", block=64 + os.getpid() % 128)
         self.homes = [folder / machine.name for machine in self.layout.machines]
         for machine, home in zip(self.layout.machines, self.homes, strict=True):
-            recorded.write_machine(self.layout, machine, home / "bin")
+            write_machine(self.layout, machine, home / "bin")
         plan = group.plan.model_dump(mode="json", by_alias=True)
         # The model has two KV heads: three ranks are a pipeline.
         plan |= {"modelPath": str(model), "backend": "jaccl", "split": "Tensor" if size == 2 else "Pipeline"}
@@ -264,5 +267,4 @@ async def test_a_frozen_rank_is_noticed_and_nobody_is_left_spinning(macs: Callab
     assert (failure.rank, failure.reason) == (last, "RankFrozen")
     await group.until_ready()
     for pid in old:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+        assert not exists(pid)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.plan import Plan
-from thunderfleet_runner import jaccl
+from thunderfleet_runner.net import jaccl
 
 
 def plan(rows: list[list[str | None]], **more: Any) -> Plan:

@@ -1,8 +1,9 @@
 """How far the ranks are with the model, for Prometheus."""
 
 from prometheus_client import CollectorRegistry
-from thunderfleet_crds.group import GroupPhase, GroupState, RankPhase, RankReport
-from thunderfleet_runner.metrics import GroupMetrics
+from thunderfleet_crds.group import GroupState, RankReport
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
+from thunderfleet_runner.group.metrics import GroupMetrics
 
 
 def test_each_rank_shows_the_bytes_and_layers_that_it_has_loaded() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.plan import Split
+from thunderfleet_crds.vocabulary import Split
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import loading, weightfiles
-from thunderfleet_runner.sizing import StandIn
-from thunderfleet_runner.stops import StopFinder
-from thunderfleet_runner.weightfiles import IncompleteModel
+from thunderfleet_runner.host import weightfiles
+from thunderfleet_runner.host.weightfiles import IncompleteModel
+from thunderfleet_runner.rank import loading
+from thunderfleet_runner.rank.stops import StopFinder
+from thunderfleet_runner.sizing.arithmetic import StandIn
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_the_plans_split_is_mlx_lms() -> None:
 
 def test_an_uneven_pipeline_holds_what_the_plan_says(tiny: Path) -> None:
     from mlx.utils import tree_flatten
-    from thunderfleet_runner import mlxlm
+    from thunderfleet_runner.rank import mlxlm
 
     ranges = [(3, 4), (0, 3)]
     for rank, (first, last) in enumerate(ranges):
@@ -98,7 +99,7 @@ def test_an_uneven_pipeline_holds_what_the_plan_says(tiny: Path) -> None:
 
 
 def test_a_split_that_does_not_divide_says_so(tiny: Path) -> None:
-    from thunderfleet_runner import mlxlm
+    from thunderfleet_runner.rank import mlxlm
 
     model, _ = mlxlm.load_lazily(tiny)
     with pytest.raises(loading.CannotSplit, match="qwen2 over 3 ranks"):

@@ -8,17 +8,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import GroupPhase
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import preflight
+from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
-from thunderfleet_runner.rankprocess import RANK_MODULE
 
 # A rank that takes another token for sampled than it was, once: after the check, in the middle of an answer.
 LIAR = """
 import os, sys
 from pathlib import Path
-from thunderfleet_runner import rank
+from thunderfleet_runner.rank import __main__, rank
 
 lied = Path(os.environ["THUNDERFLEET_TEST_FOLDER"]) / "lied"
 load, seen = rank.Rank._load, 0
@@ -26,7 +26,7 @@ load, seen = rank.Rank._load, 0
 
 def load_and_lie(self, *arguments):
     # Not before init, whose deadline this import would take.
-    from thunderfleet_runner import mlxlm
+    from thunderfleet_runner.rank import mlxlm
 
     honest = mlxlm._generate.BatchGenerator.next
 
@@ -45,7 +45,7 @@ def load_and_lie(self, *arguments):
 
 
 rank.Rank._load = load_and_lie
-sys.exit(rank.main())
+sys.exit(__main__.main())
 """
 AT = 20
 CHECKED = 8
@@ -57,7 +57,9 @@ async def test_no_wrong_token_leaves_a_group_that_parts(
 ) -> None:
     def command(group: str, epoch: int, rank: int) -> list[str]:
         told = [RANK_MODULE, "--group", group, "--rank", str(rank)]
-        program = LIAR if rank == liar else "import sys\nfrom thunderfleet_runner import rank\nsys.exit(rank.main())"
+        program = (
+            LIAR if rank == liar else "import sys\nfrom thunderfleet_runner.rank import __main__\nsys.exit(__main__.main())"
+        )
         return [sys.executable, "-P", "-c", program.replace("AT", str(AT)), *told]
 
     async with served(tiny, 2, "Tensor", command=command) as (group, client):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import sizing
+from thunderfleet_runner.sizing import command
 
 LAYERS = 4
 CONTEXT = 2100
@@ -19,9 +19,10 @@ PROGRAM = """
 import json, random, sys
 from pathlib import Path
 import mlx.core as mx
-from thunderfleet_runner import loading, mlxlm, protocol
-from thunderfleet_runner.generation import Engine
-from thunderfleet_runner.pulse import Pulse
+from thunderfleet_runner import protocol
+from thunderfleet_runner.rank import loading, mlxlm
+from thunderfleet_runner.rank.generation import Engine
+from thunderfleet_runner.rank.step_clock import Pulse
 
 folder, context, requests, cached = Path(sys.argv[1]), *map(int, sys.argv[2:])
 loaded = loading.load(folder, report=lambda *_: None)
@@ -76,7 +77,7 @@ def test_the_busiest_rank_stays_within_its_reservation(deep: Path) -> None:
     found = json.loads(done.stdout)
     assert found["done"] == found["asked"] == 3 * REQUESTS
 
-    model = sizing.size(deep, (1,))
+    model = command.size(deep, (1,))
     per_token = sum(layer.bytes_per_token for layer in model.kv)
     caches = per_token * (REQUESTS * CONTEXT + CACHED)
     step = (model.prefill_workspace_bytes or 0) + (model.prefill_workspace_bytes_per_token or 0) * CONTEXT

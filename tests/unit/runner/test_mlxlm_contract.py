@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mlx_lm import server
 from mlx_lm.models import cache
-from thunderfleet_runner import mlxlm
+from thunderfleet_runner.rank import mlxlm
 
 GENERATE: Any = sys.modules["mlx_lm.generate"]
 

@@ -18,7 +18,7 @@ import pytest
 from openai import AsyncOpenAI
 from safetensors.numpy import load_file, save_file
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import gateway
+from thunderfleet_runner.api import gateway
 
 MODEL = "thunderfleet/tiny"
 KEY = "a-key-of-the-test"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_runner import openai, protocol
+from thunderfleet_runner import framing, protocol
+from thunderfleet_runner.api import openai
 
 LIMITS = openai.Limits(model="org/m", vocabulary=256, context_tokens=100)
 CHAT: dict[str, Any] = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
@@ -53,7 +54,7 @@ def test_no_fields_crash_the_parser_and_what_passes_can_be_framed(
         assert error.body()["error"]["message"]
         return
     message = protocol.Generate(request=call.request("x", 1))
-    (frame,) = protocol.Frames().feed(protocol.encode(message))
+    (frame,) = framing.Frames().feed(protocol.encode(message))
     assert protocol.decode_to_rank(frame) == message
     assert all(0 <= token < 256 for token in message.request.sampling.logit_bias)
     assert message.request.sampling.top_k < 256

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from thunderfleet_runner.ports import NoFreePort, PortBlock, is_ours
+from thunderfleet_runner.net.ports import NoFreePort, PortBlock, is_ours
 
 
 def listening(port: int, *, shared: bool) -> socket.socket:

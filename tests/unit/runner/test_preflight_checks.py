@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_runner import preflight
-from thunderfleet_runner.preflight import PreflightFailed
+from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host.preflight import PreflightFailed
 
 
 @pytest.fixture

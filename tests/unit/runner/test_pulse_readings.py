@@ -1,6 +1,6 @@
 """Whether work moves, as the heartbeat tells it."""
 
-from thunderfleet_runner.pulse import Pulse
+from thunderfleet_runner.rank.step_clock import Pulse
 
 
 def test_a_pulse_tells_work_from_idleness_and_keeps_the_longest_step_of_a_shape() -> None:

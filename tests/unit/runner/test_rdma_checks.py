@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import FaultClass
-from thunderfleet_localcluster import recorded
+from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
-from thunderfleet_runner import commands, rdma
+from thunderfleet_localcluster.recorded.folder import write_machine
+from thunderfleet_runner.host import commands, rdma
 
 MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB"
 
@@ -21,7 +21,7 @@ def record(folder: Path, monkeypatch: pytest.MonkeyPatch, one: str = "rdma: true
         f"cables:\n  - {{a: 'a:1', b: 'b:1', speed: '{speed}'}}\n"
     )
     layout = plan_layout(fleet, "namespaces")
-    recorded.write_machine(layout, layout.machine("a"), folder / "bin")
+    write_machine(layout, layout.machine("a"), folder / "bin")
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
 
 

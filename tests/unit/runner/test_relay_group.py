@@ -12,11 +12,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, RelayPlan, loopback_of
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import control, protocol, relay
-from thunderfleet_runner.rankprocess import rank_command
+from thunderfleet_runner import protocol
+from thunderfleet_runner.host.rankprocess import rank_command
+from thunderfleet_runner.net import control, relay
 
 MakeGroup = Callable[..., Any]
 SECONDS = 150.0

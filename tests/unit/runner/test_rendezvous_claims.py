@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thunderfleet_runner.peers import Hello
-from thunderfleet_runner.rendezvous import Identity, Rendezvous
+from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
+from thunderfleet_runner.net.peers import Hello
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from thunderfleet_crds.nodeprofile import KVLayer, SizedBy
+from thunderfleet_crds.nodeprofile import KVLayer
+from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import sizing
-from thunderfleet_runner.sizing import Limits, arithmetic, bounded
+from thunderfleet_runner.sizing import arithmetic, bounded, command
 from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, Workspace
+from thunderfleet_runner.sizing.bounded import Limits
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_a_child_that_takes_too_long_leaves_the_files(tiny: Path) -> None:
-    found = sizing.size(tiny, range(1, 5), Limits(seconds=0.001))
+    found = command.size(tiny, range(1, 5), Limits(seconds=0.001))
     assert found.sized_by is SizedBy.FILES and [size.world_size for size in found.sizes] == [1]
     assert found.pipeline is not None and "did not end within 0.001 s" in (found.pipeline.refusal or "")
     # Without a trace, an upper estimate from the configuration.
@@ -26,7 +27,7 @@ def test_a_child_that_takes_too_long_leaves_the_files(tiny: Path) -> None:
 
 
 def test_a_child_that_needs_too_much_memory_is_ended(tiny: Path) -> None:
-    found = sizing.size(tiny, range(1, 5), Limits(resident_bytes=20 * 2**20))
+    found = command.size(tiny, range(1, 5), Limits(resident_bytes=20 * 2**20))
     assert found.sized_by is SizedBy.FILES and found.pipeline is not None
     assert "mlx-lm's dry run" in (found.pipeline.refusal or "")
 

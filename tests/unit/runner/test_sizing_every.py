@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx_lm.models
 import pytest
-from thunderfleet_crds.nodeprofile import SizedBy
+from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_runner.sizing import arithmetic, blank, dryrun
 
 WORLD_SIZES = (1, 2, 3)

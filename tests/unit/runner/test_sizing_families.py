@@ -10,10 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from thunderfleet_crds.nodeprofile import KVLayer, Model, SizedBy
-from thunderfleet_crds.plan import Split
-from thunderfleet_runner import loading, mlxlm
-from thunderfleet_runner.sizing import StandIn, arithmetic, blank, dryrun
+from thunderfleet_crds.nodeprofile import KVLayer, Model
+from thunderfleet_crds.vocabulary import SizedBy, Split
+from thunderfleet_runner.rank import loading, mlxlm
+from thunderfleet_runner.sizing import arithmetic, blank, dryrun
+from thunderfleet_runner.sizing.arithmetic import StandIn
 
 Made = Callable[..., tuple[Path, Model]]
 WORLD_SIZES = (1, 2, 3, 4)

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from thunderfleet_crds.nodeprofile import Model, SizedBy
+from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import capabilities, sizing, weightfiles
+from thunderfleet_runner.host import weightfiles
+from thunderfleet_runner.rank import capabilities
+from thunderfleet_runner.sizing import command
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def _weights(folder: Path) -> int:
 
 
 def test_tensor_pipeline_and_caches(tiny: Path) -> None:
-    found = sizing.size(tiny, range(1, 5))
+    found = command.size(tiny, range(1, 5))
     total = _weights(tiny)
     assert (found.architecture, found.layers, found.sized_by, found.quantized) == ("qwen2", 4, SizedBy.MLX, False)
     whole, half, three, four = found.sizes
@@ -42,16 +45,16 @@ def test_tensor_pipeline_and_caches(tiny: Path) -> None:
 
 
 def test_what_is_printed_is_the_kinds_shape(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sizing.main(tiny, range(1, 3)) == 0
+    assert command.main(tiny, range(1, 3)) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert Model.model_validate(printed) == sizing.size(tiny, range(1, 3))
+    assert Model.model_validate(printed) == command.size(tiny, range(1, 3))
     assert {"architecture", "layers", "sizes", "pipeline", "kv", "sizedBy"} <= set(printed)
 
 
 def test_an_unknown_architecture_is_sized_by_its_files(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text()) | {"model_type": "from-the-future"}
     (tiny / "config.json").write_text(json.dumps(config))
-    found = sizing.size(tiny, range(1, 17))
+    found = command.size(tiny, range(1, 17))
     total = _weights(tiny)
     assert (found.sized_by, found.layers, found.architecture) == (SizedBy.FILES, 4, "from-the-future")
     assert [size.world_size for size in found.sizes] == [1]
@@ -69,7 +72,7 @@ def test_a_damaged_model_is_a_sentence_and_exit_code_2(tiny: Path, capsys: pytes
             (tiny / "config.json").write_text("{")
         case _:
             (tiny / "config.json").unlink()
-    assert sizing.main(tiny, (1,)) == 2
+    assert command.main(tiny, (1,)) == 2
     said = capsys.readouterr()
     assert said.out == "" and str(tiny) in said.err
 

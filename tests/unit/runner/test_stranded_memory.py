@@ -5,12 +5,12 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from thunderfleet_crds.group import FaultClass, GroupPhase
-from thunderfleet_localcluster import recorded
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
-from thunderfleet_runner import stranded
-from thunderfleet_runner.stranded import Ledger, Verdict
+from thunderfleet_localcluster.recorded.folder import texts
+from thunderfleet_runner.host import wired_memory
+from thunderfleet_runner.host.wired_memory import Ledger, Verdict
 
 GIB = 1 << 30
 
@@ -27,7 +27,7 @@ def test_memory_that_comes_back_in_time_is_no_fault() -> None:
 def test_memory_that_stays_away_asks_for_a_reboot() -> None:
     ledger = Ledger().started(8 * GIB).killed(100.0)
     assert ledger.verdict(130.0, 422 * GIB, 414 * GIB) is Verdict.STRANDED
-    fault = stranded.stranded("studio-1", 8 * GIB, 422 * GIB)
+    fault = wired_memory.stranded("studio-1", 8 * GIB, 422 * GIB)
     assert fault.fault is FaultClass.REBOOT
     assert "414.0 GiB on studio-1" in fault.message
 
@@ -48,16 +48,16 @@ def test_two_kills_within_an_hour_hold_the_group() -> None:
 
 def test_vm_stat_as_a_mac_prints_it() -> None:
     layout = plan_layout(parse_fleet("machines: [{name: a, model: Mac Studio (M3 Ultra), memory: 96 GB}]\n"), "namespaces")
-    text = recorded.texts(layout, layout.machine("a"))["vm_stat"]
-    wired = stranded.parse_wired(text)
+    text = texts(layout, layout.machine("a"))["vm_stat"]
+    wired = wired_memory.parse_wired(text)
     assert wired is not None and 0 < wired < 96 * GIB
-    assert stranded.parse_wired("nothing") is None
+    assert wired_memory.parse_wired("nothing") is None
 
 
 async def test_a_group_on_a_mac_that_keeps_memory_gives_up_with_the_reason(
     make_group: Callable[..., Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(stranded, "BACK_SECONDS", 0.5)
+    monkeypatch.setattr(wired_memory, "BACK_SECONDS", 0.5)
     group = make_group(1)
     wired = [2 * GIB]
     leader = group.start(0, wired=lambda: wired[0])
@@ -71,7 +71,7 @@ async def test_a_group_on_a_mac_that_keeps_memory_gives_up_with_the_reason(
 async def test_a_second_kill_holds_the_group(make_group: Callable[..., Any]) -> None:
     group = make_group(1)
     leader = group.start(0, wired=lambda: 2 * GIB)
-    for _ in range(stranded.KILLS):
+    for _ in range(wired_memory.KILLS):
         await group.until_ready()
         os.kill(leader.member.pid, signal.SIGKILL)
         await group.until(lambda: leader.state.phase is not GroupPhase.READY, "the kill is noticed")

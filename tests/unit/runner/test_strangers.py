@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import resource
-import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupPhase
-from thunderfleet_runner import control, doors, gateway, protocol
+from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
+from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api import gateway
+from thunderfleet_runner.net import control
+
+from tests.support.connections import HeldConnections
 
 KEY = "the-deployments-key"
 NOISE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 8
@@ -132,32 +134,6 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     assert await running == right
 
 
-class Held:
-    """Connections that a stranger opens and keeps: some silent, some in the midst of a header that never ends."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self._at = (address, port)
-        self.ends: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def open(self, count: int) -> None:
-        for number in range(count):
-            reader, writer = await asyncio.wait_for(asyncio.open_connection(*self._at), 60)
-            if number % 2:
-                writer.write(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
-            self.ends.append((reader, writer))
-
-    async def until_all_closed(self) -> None:
-        async with asyncio.timeout(60):
-            for reader, _ in self.ends:
-                with contextlib.suppress(ConnectionError):
-                    while await reader.read(4096):
-                        pass
-
-    def drop(self) -> None:
-        for _, writer in self.ends:
-            writer.transport.abort()
-
-
 async def test_who_holds_connections_in_silence_keeps_nobody_out(
     make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +143,10 @@ async def test_who_holds_connections_in_silence_keeps_nobody_out(
     entry = group.plan.ranks[0]
     leader = group.start(0, gateway=True)
     await group.until(lambda: leader.role.machine.present, "the leader is up")
-    at_control, at_gateway = Held(entry.address, entry.control_port), Held(entry.address, entry.gateway_port)
+    at_control, at_gateway = (
+        HeldConnections(entry.address, entry.control_port),
+        HeldConnections(entry.address, entry.gateway_port),
+    )
     try:
         await at_control.open(3 * 8)
         # A rank joins all the same, and the group forms.
@@ -187,87 +166,3 @@ async def test_who_holds_connections_in_silence_keeps_nobody_out(
     finally:
         at_control.drop()
         at_gateway.drop()
-
-
-class Server:
-    """Behind a door: /now answers, /later waits for the event."""
-
-    def __init__(self, limit: int) -> None:
-        self.door = doors.Doors(limit)
-        self.later = asyncio.Event()
-        self.at_work: asyncio.Queue[None] = asyncio.Queue()
-        """An entry for each request that waits."""
-
-    async def __aenter__(self) -> "Server":
-        app = web.Application(middlewares=[self.door.mark])
-        app.add_routes([web.get("/now", self._now), web.get("/later", self._wait)])
-        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
-        await self._runner.setup()
-        self.port = _free_port()
-        await self.door.listen(self._runner, "127.0.0.1", self.port)
-        self.client = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", timeout=aiohttp.ClientTimeout(total=60))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.close()
-        await self._runner.cleanup()
-        assert self.door.open == 0
-
-    async def _now(self, _: web.Request) -> web.Response:
-        return web.Response(text="now")
-
-    async def _wait(self, _: web.Request) -> web.Response:
-        self.at_work.put_nowait(None)
-        await self.later.wait()
-        return web.Response(text="later")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def test_a_connection_without_a_request_is_ended_and_one_at_work_never_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "FIRST_REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(doors, "NEXT_REQUEST_SECONDS", 0.3)
-    async with Server(4) as server:
-        working = asyncio.create_task(server.client.get("/later"))
-        await asyncio.wait_for(server.at_work.get(), 60)
-        held = Held("127.0.0.1", server.port)
-        await held.open(12)
-        assert server.door.open <= 4
-        # The slow ones are not spared for what they dribble; nor is one that was answered once and asks no more.
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        held.ends.append((reader, writer))
-        writer.write(b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n")
-        await held.until_all_closed()
-        held.drop()
-        assert not working.done()
-        server.later.set()
-        async with await working as answer:
-            assert await answer.text() == "later"
-
-
-async def test_when_all_are_at_work_a_newcomer_is_turned_away_at_once() -> None:
-    async with Server(2) as server:
-        working = [asyncio.create_task(server.client.get("/later")) for _ in range(2)]
-        for _ in working:
-            await asyncio.wait_for(server.at_work.get(), 60)
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await server.client.get("/now")
-        server.later.set()
-        for task in working:
-            (await task).release()
-        async with server.client.get("/now") as answer:
-            assert answer.status == 200
-
-
-def test_a_process_that_listens_has_descriptors_for_all() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        doors.allow_descriptors()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(doors.DESCRIPTORS, before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

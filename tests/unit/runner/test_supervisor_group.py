@@ -13,23 +13,19 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import FaultClass, GroupPhase, GroupState, RankPhase
-from thunderfleet_runner import control, peers, protocol
-from thunderfleet_runner import leader as leader_module
-from thunderfleet_runner import member as member_module
-from thunderfleet_runner.attempts import Stage
-from thunderfleet_runner.service import Unavailable
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.group import leader as leader_module
+from thunderfleet_runner.group import member as member_module
+from thunderfleet_runner.group.attempts import Stage
+from thunderfleet_runner.net import control, peers
 from thunderfleet_runner.supervisor import Supervisor
 
+from tests.support.processes import exists
+
 MakeGroup = Callable[..., Any]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def _answer(supervisor: Any, name: str, tokens: int = 4) -> list[int]:
@@ -89,7 +85,7 @@ async def test_a_killed_rank_ends_all_and_the_group_comes_back(make_group: MakeG
     await group.until(lambda: leader.state.phase is not GroupPhase.READY, "the failure is noticed")
     assert not leader.service.ready
     await group.until_ready()
-    assert not any(map(_alive, old))
+    assert not any(map(exists, old))
     state = leader.state
     assert (state.attempt, state.recoveries) == (2, 1)
     assert state.failure is not None
@@ -227,7 +223,7 @@ async def test_a_member_that_crashes_and_returns_joins_its_epoch(make_group: Mak
     pid = other.member.pid
     await group.crash(1)
     await group.until(lambda: leader.state.phase is GroupPhase.WAITING, "the leader waits for rank 1")
-    assert not _alive(pid) and leader.member.pid is None
+    assert not exists(pid) and leader.member.pid is None
     assert leader.state.failure.reason == "SupervisorLost"
     group.start(1)
     await group.until_ready()
@@ -389,7 +385,7 @@ async def test_sigterm_drains_stops_together_and_leaves_nothing(make_group: Make
         await anext(leader.service.submit(protocol.Request(id="new", kind="completion", prompt="a", max_tokens=1)))
     assert isinstance([event async for event in stream][-1], protocol.Done)
     await asyncio.gather(*(task for _, task in group.running.values()))
-    assert not any(map(_alive, pids))
+    assert not any(map(exists, pids))
     assert leader.state.failure is None
 
 
@@ -401,7 +397,7 @@ async def test_a_stream_that_outlasts_a_drains_grace_is_told_so(make_group: Make
     stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
     await anext(stream)
     leader.end()
-    with pytest.raises(Unavailable, match="being stopped or moved, and the grace for running requests is over"):
+    with pytest.raises(Unavailable, match="being stopped or moved, and its grace period is over"):
         async for _ in stream:
             pass
     await group.running[0][1]
@@ -456,7 +452,7 @@ def test_the_message_counts_the_ranks_that_it_names(make_group: MakeGroup, stage
 
 
 def _timer(number: int) -> Any:
-    from thunderfleet_runner import attempts
+    from thunderfleet_runner.group import attempts
 
     return attempts.Timer(number)
 

@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupPhase
-from thunderfleet_runner import rankprocess
+import thunderfleet_runner
+from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner.host import rankprocess
+
+from tests.support.processes import alive
 
 SERVE = Path(__file__).with_name("serve_stand_in.py")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
-    except OSError:
-        return False
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ async def test_a_killed_supervisor_leaves_no_rank_and_its_successor_joins_again(
     pid = int((group.folder / "state-1" / "rank.pid").read_text())
     assert os.getpgid(pid) == pid
     process.kill()
-    await group.until(lambda: not _alive(pid), "the orphan is gone")
+    await group.until(lambda: not alive(pid), "the orphan is gone")
     await group.until(lambda: leader.state.phase is GroupPhase.WAITING, "the leader waits")
     await start_process(group, 1)
     await group.until_ready()
@@ -71,7 +67,7 @@ async def test_a_killed_leader_ends_all_ranks_and_its_successor_leads(
     await group.until(lambda: other.state.phase is GroupPhase.READY, "rank 1 knows that the group is Ready")
     pids = [int((group.folder / f"state-{rank}" / "rank.pid").read_text()) for rank in range(2)]
     process.kill()
-    await group.until(lambda: not any(map(_alive, pids)), "no rank is left")
+    await group.until(lambda: not any(map(alive, pids)), "no rank is left")
     await group.until(lambda: other.state.phase is GroupPhase.WAITING, "rank 1 waits for its leader")
     await start_process(group, 0)
     await group.until(lambda: other.state.phase is GroupPhase.READY, "the group is Ready again")
@@ -131,9 +127,9 @@ async def test_a_rank_that_an_earlier_supervisor_left_is_ended(make_group: Calla
 
 
 def test_the_supervisor_imports_no_mlx_and_no_tokenizer() -> None:
-    modules = sorted(
-        path.stem for path in Path(rankprocess.__file__).parent.glob("*.py") if path.stem in {"gateway", "openai", "benchmark"}
-    )
+    rooms = [Path(thunderfleet_runner.__file__).parent / room for room in ("group", "net", "host", "api")]
+    modules = [f"{path.parent.name}.{path.stem}" for room in rooms for path in room.glob("[a-z]*.py")]
+    assert {"group.member", "net.control", "host.preflight", "api.gateway"} <= set(modules)
     code = (
         "import sys, thunderfleet_runner.cli, thunderfleet_runner.supervisor\n"
         + "".join(f"import thunderfleet_runner.{module}\n" for module in modules)

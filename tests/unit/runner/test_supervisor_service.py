@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import BenchmarkReport, GroupPhase, GroupState
+from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
-from thunderfleet_runner import benchmark, canary, protocol
-from thunderfleet_runner.service import FIRST_CAUSE_SECONDS, GenerationFailed, Refused, Service, Unavailable, Vocabulary
+from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api import benchmark, canary
+from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Refused, Service, Unavailable, Vocabulary
 
 
 class Link:
@@ -181,7 +183,7 @@ async def test_a_drain_that_cuts_an_answer_says_so(service: Service) -> None:
     await settle()
     service.draining = True
     service.deliver(protocol.Done(id="a", finish_reason="cancelled", prompt_tokens=1, generated_tokens=2))
-    with pytest.raises(Unavailable, match="being stopped or moved, and the grace for running requests is over") as caught:
+    with pytest.raises(Unavailable, match="being stopped or moved, and its grace period is over") as caught:
         await running
     assert caught.value.retry_after == 30
     assert service.running == 0

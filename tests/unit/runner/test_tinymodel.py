@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner import mlxlm
+from thunderfleet_runner.rank import mlxlm
 
 
 def test_it_is_the_same_every_time(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import aiohttp
 import pytest
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
-from thunderfleet_runner.rankprocess import RANK_MODULE
 
 CONTEXT = 8192
 # The tiny model with the caches of one that attends in chunks. Rank 1 says another token than was sampled when a file is there.
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from thunderfleet_runner import rank
+from thunderfleet_runner.rank import __main__, rank
 
 lie = Path(os.environ["THUNDERFLEET_TEST_FOLDER"]) / "lie"
 load = rank.Rank._load
@@ -28,7 +28,7 @@ load = rank.Rank._load
 def load_unbatched(self, *arguments):
     from mlx_lm.models import qwen2
     from mlx_lm.models.cache import ChunkedKVCache
-    from thunderfleet_runner import mlxlm
+    from thunderfleet_runner.rank import mlxlm
 
     qwen2.Model.make_cache = lambda model: [ChunkedKVCache(1 << 20) for _ in model.layers]
     honest = mlxlm._server.stream_generate
@@ -47,7 +47,7 @@ def load_unbatched(self, *arguments):
 
 
 rank.Rank._load = load_unbatched
-sys.exit(rank.main())
+sys.exit(__main__.main())
 """
 
 

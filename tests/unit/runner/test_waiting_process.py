@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupPhase
-from thunderfleet_runner import preflight
-from thunderfleet_runner.rankprocess import RankProcess, rank_command, resident_bytes
+from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
+
+from tests.support.processes import exists
 
 MakeGroup = Callable[..., Any]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _waiting(supervisor: Any) -> int | None:
@@ -70,9 +64,9 @@ async def test_every_attempt_has_a_process_of_its_own_and_none_is_left(make_grou
     await group.until(lambda: leader.state.attempt == 2 and leader.state.phase is GroupPhase.READY, "the next attempt")
     second = leader.member.pid
     assert second != first
-    assert not _alive(first)
+    assert not exists(first)
     await group.end()
-    assert not _alive(second)
+    assert not exists(second)
     assert _waiting(leader) is None
 
 

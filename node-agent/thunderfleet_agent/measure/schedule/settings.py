@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.thunderboltlink import MeasurementTransport
+from thunderfleet_crds.vocabulary import MeasurementTransport
 
 Every = Annotated[int, Field(ge=10, le=30 * 86400)]
 Bytes = Annotated[int, Field(ge=2**20, le=2**36)]

@@ -6,8 +6,9 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.nodeprofile import Agent, NodeProfileStatus, Reachability, ReachabilityState
-from thunderfleet_crds.thunderboltlink import RDMA_USABLE, MeasurementTransport, ThunderboltLink, ThunderboltLinkSpec, link_name
+from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
+from thunderfleet_crds.nodeprofile import Agent, NodeProfileStatus, Reachability
+from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkSpec, link_name
 
 from thunderfleet_agent.measure.schedule import probes
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Probe, Target
@@ -127,7 +128,7 @@ def _problem(status: NodeProfileStatus, link: ThunderboltLink | None, end: Cable
     if RDMA_BACKEND not in status.runtime.backends:
         version = f" {status.runtime.mlx_version}" if status.runtime.mlx_version else ""
         return f"MLX{version} on this Mac has no backend JACCL, which needs macOS 26.2 or newer on Apple silicon"
-    usable = next((c for c in link.status.conditions if c.type == RDMA_USABLE), None) if link else None
+    usable = next((c for c in link.status.conditions if c.type == ConditionType.RDMA_USABLE), None) if link else None
     if usable is None:
         return "the ThunderboltLink has no condition RDMAUsable yet"
     if usable.status != "True":

@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from thunderfleet_lib.hostcmd import quote
+
 from thunderfleet_agent.measure.worker.child import START_SECONDS
-from thunderfleet_agent.observe.host import quote
 
 LINE_BYTES = 256 * 1024
 # A child is killed this long after its own limit.

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from thunderfleet_agent.observe.host import quote
+from thunderfleet_lib.hostcmd import quote
 
 
 class ParseError(Exception):

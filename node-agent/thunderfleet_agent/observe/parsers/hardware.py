@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thunderfleet_agent.observe.host import quote
+from thunderfleet_lib.hostcmd import quote
+
 from thunderfleet_agent.observe.parsers import ParseError, Partial, clean, report, require_whole
 
 HARDWARE_COMMAND = ("system_profiler", "SPHardwareDataType", "-json")

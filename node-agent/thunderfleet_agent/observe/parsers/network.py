@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from thunderfleet_agent.observe.host import quote
+from thunderfleet_lib.hostcmd import quote
+
 from thunderfleet_agent.observe.parsers import ParseError, Partial, clean, require_whole
 
 HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")

@@ -6,7 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from thunderfleet_agent.observe.host import quote
+from thunderfleet_lib.hostcmd import quote
+
 from thunderfleet_agent.observe.parsers import ParseError, clean, require_whole
 
 STATUS_COMMAND = ("rdma_ctl", "status")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_agent.observe.host import quote
+from thunderfleet_lib.hostcmd import quote
+
 from thunderfleet_agent.observe.parsers import ParseError, clean, report
 
 COMMAND = ("system_profiler", "SPThunderboltDataType", "-json")

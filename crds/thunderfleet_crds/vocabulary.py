@@ -1,0 +1,226 @@
+"""Every enumeration of the API, each defined once, for all programs. Reasons have a module of their own.
+
+Where ``spec`` allows other values than ``status``, both are subsets of one enumeration: a value that a user asks for and the
+value that the operator reports are the same object, and nothing is converted between them.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+
+class ConditionType(StrEnum):
+    """The types of all conditions."""
+
+    # NodeProfile
+    INVENTORY_COMPLETE = "InventoryComplete"
+    RDMA_READY = "RDMAReady"
+    BRIDGE_FREE = "BridgeFree"
+    BENCHMARKS_FRESH = "BenchmarksFresh"
+    QUARANTINED = "Quarantined"
+    # ThunderboltLink
+    CONNECTED = "Connected"
+    SYMMETRIC = "Symmetric"
+    RDMA_USABLE = "RDMAUsable"
+    # ModelDeployment
+    MODEL_RESOLVED = "ModelResolved"
+    PLACED = "Placed"
+    BOOTSTRAPPED = "Bootstrapped"
+    READY = "Ready"
+    BENCHMARKED = "Benchmarked"
+    DEGRADED = "Degraded"
+
+
+class ConditionStatus(StrEnum):
+    """Status of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Split(StrEnum):
+    """How a model is divided over the ranks of a group."""
+
+    AUTO = "Auto"
+    TENSOR = "Tensor"
+    PIPELINE = "Pipeline"
+    NONE = "None"
+    """A single rank holds the whole model."""
+
+
+RequestedSplit = Literal[Split.AUTO, Split.TENSOR, Split.PIPELINE]
+"""What ``spec.parallelism`` may say."""
+PlacedSplit = Literal[Split.TENSOR, Split.PIPELINE, Split.NONE]
+"""What a placement is: never Auto."""
+
+
+class Transport(StrEnum):
+    """What the ranks of a group communicate over."""
+
+    AUTO = "Auto"
+    JACCL = "JACCL"
+    JACCL_RING = "JACCLRing"
+    RING = "Ring"
+    NONE = "None"
+    """A single rank communicates with no other."""
+
+
+RequestedTransport = Literal[Transport.AUTO, Transport.JACCL, Transport.JACCL_RING, Transport.RING]
+"""What ``spec.transport`` may say."""
+PlacedTransport = Literal[Transport.JACCL, Transport.JACCL_RING, Transport.RING, Transport.NONE]
+"""What a placement is: never Auto."""
+
+
+class Backend(StrEnum):
+    """Name of MLX's communication backend, as ``mlx.core.distributed.init`` takes it."""
+
+    NONE = "none"
+    RING = "ring"
+    JACCL = "jaccl"
+
+
+class FaultClass(StrEnum):
+    """How the system responds to a failure."""
+
+    RETRY = "Retry"
+    """The runner tries again on the same Macs."""
+    REPLAN = "Replan"
+    """The operator makes another placement and avoids the Mac if it can."""
+    CONFIGURE = "Configure"
+    """A person must change something first; retries are slow."""
+    REBOOT = "Reboot"
+    """Only a reboot of the Mac helps; it is quarantined until then."""
+    BUG = "Bug"
+    """A defect of Thunderfleet or of a library; please report it."""
+
+
+class GroupPhase(StrEnum):
+    """Lifecycle phase of a group. Only Ready serves requests."""
+
+    PENDING = "Pending"
+    """No placement or no pods yet."""
+    STARTING = "Starting"
+    """Pods exist; rank 0 has not reported yet."""
+    WAITING = "Waiting"
+    """Not all ranks have joined the rendezvous."""
+    PREPARING = "Preparing"
+    """Preflight checks run, or the back-off between two attempts elapses."""
+    FORMING = "Forming"
+    """All ranks are in MLX's initialization."""
+    LOADING = "Loading"
+    READY = "Ready"
+    DRAINING = "Draining"
+    GAVE_UP = "GaveUp"
+    """The runner has used its attempts, or the failure needs another placement or a person."""
+    BACKING_OFF = "BackingOff"
+    """The operator waits before the next placement."""
+
+
+ReportedGroupPhase = Literal[
+    GroupPhase.WAITING,
+    GroupPhase.PREPARING,
+    GroupPhase.FORMING,
+    GroupPhase.LOADING,
+    GroupPhase.READY,
+    GroupPhase.DRAINING,
+    GroupPhase.GAVE_UP,
+]
+"""The phases that rank 0 reports; the operator adds the others."""
+
+
+class RankPhase(StrEnum):
+    """Lifecycle phase of one rank."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    ABSENT = "Absent"
+    """Its supervisor has not joined the rendezvous."""
+    JOINED = "Joined"
+    CHECKED = "Checked"
+    """Its preflight checks have passed."""
+    FORMING = "Forming"
+    LOADING = "Loading"
+    SERVING = "Serving"
+    FAILED = "Failed"
+
+
+ReportedRankPhase = Literal[
+    RankPhase.ABSENT,
+    RankPhase.JOINED,
+    RankPhase.CHECKED,
+    RankPhase.FORMING,
+    RankPhase.LOADING,
+    RankPhase.SERVING,
+    RankPhase.FAILED,
+]
+"""The phases that rank 0 reports; the operator adds the others."""
+
+
+class InterfaceKind(StrEnum):
+    """Kind of a network interface, derived from its hardware port, bridge membership and addresses."""
+
+    THUNDERBOLT = "Thunderbolt"
+    ETHERNET = "Ethernet"
+    WIFI = "WiFi"
+    BRIDGE = "Bridge"
+    VPN = "VPN"
+    OTHER = "Other"
+
+
+class AddressClass(StrEnum):
+    """Scope of an IP address."""
+
+    PRIVATE = "Private"
+    LINK_LOCAL = "LinkLocal"
+    SHARED = "Shared"
+    """Carrier-grade NAT space (100.64.0.0/10), which overlay VPNs use."""
+    PUBLIC = "Public"
+    LOOPBACK = "Loopback"
+
+
+class RDMADeviceState(StrEnum):
+    """State of an RDMA device's port, as ``ibv_devinfo`` prints it."""
+
+    ACTIVE = "Active"
+    ACTIVE_DEFER = "ActiveDefer"
+    ARMED = "Armed"
+    INIT = "Init"
+    DOWN = "Down"
+    UNKNOWN = "Unknown"
+
+
+class ReachabilityState(StrEnum):
+    """Whether an address answers: one failed round makes it Suspect, three remove the entry."""
+
+    REACHABLE = "Reachable"
+    SUSPECT = "Suspect"
+
+
+class MeasurementTransport(StrEnum):
+    """What carried a measurement: a TCP socket, RDMA, or MLX's ring."""
+
+    SOCKET = "Socket"
+    RDMA = "RDMA"
+    RING = "Ring"
+
+
+class SizedBy(StrEnum):
+    """Source of a model's sizes: mlx-lm's dry run, or only the headers of the files."""
+
+    MLX = "MLX"
+    FILES = "Files"
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration matches a taint."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """Effect of a taint."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"

@@ -1,0 +1,301 @@
+"""Runs commands of this machine: an argument list in, text or a typed failure out.
+
+Every command has a time limit and a bound on its output. A command that cannot be killed (a stuck RDMA stack leaves
+``ibv_devinfo`` in uninterruptible sleep, where SIGKILL has no effect) is left behind and remembered, and no second copy of it
+is started while it hangs. Recorded Macs put small executables with the commands' names at the front of PATH.
+
+``Host`` is for asyncio, ``BlockingHost`` for threads; both return the same values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+OUTPUT_LIMIT_BYTES: Final = 8 * 1024 * 1024
+CHUNK_BYTES: Final = 64 * 1024
+GRACE_SECONDS: Final = 1.0
+"""How long a killed command may take to exit before it is left behind."""
+QUOTE_CHARACTERS: Final = 300
+
+
+class FailureKind(StrEnum):
+    """How a command failed."""
+
+    ABSENT = "Absent"
+    """It does not exist or cannot be started."""
+    FAILED = "Failed"
+    """It exited with another code than 0, or by a signal."""
+    TIMED_OUT = "TimedOut"
+    TOO_MUCH_OUTPUT = "TooMuchOutput"
+    UNREADABLE = "Unreadable"
+    """It succeeded, but its output cannot be parsed; parsers report this, the functions here never do."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Standard output of a command that exited with code 0."""
+
+    command: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A command that did not succeed; ``str()`` gives a message that names it.
+
+    ``text`` and ``error`` are its standard output and standard error so far; ``code`` is its exit code (negative: the number
+    of the signal), None when it has none.
+    """
+
+    command: str
+    kind: FailureKind
+    message: str
+    code: int | None = None
+    text: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        return f"`{self.command}` {self.message}"
+
+
+def quote(text: str) -> str:
+    """The beginning of a command's output on one line, for messages."""
+    line = " ".join(text.split())
+    return line if len(line) <= QUOTE_CHARACTERS else line[: QUOTE_CHARACTERS - 1] + "…"
+
+
+class _Commands:
+    """What both hosts share: environment and messages."""
+
+    def __init__(self, path: Sequence[Path] = ()) -> None:
+        self._folders = [str(folder) for folder in path]
+
+    @property
+    def search_path(self) -> str:
+        """Where commands are looked up: the given folders, then PATH."""
+        return os.pathsep.join([*self._folders, os.environ.get("PATH", os.defpath)])
+
+    def find(self, command: str) -> str | None:
+        """The command's executable, or None."""
+        return shutil.which(command, path=self.search_path)
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**os.environ, "PATH": self.search_path, "LC_ALL": "C", "LANG": "C"}
+
+
+def _absent(command: str, error: OSError | None = None) -> Failure:
+    if error is None or isinstance(error, FileNotFoundError):
+        return Failure(command, FailureKind.ABSENT, "does not exist (no such command in PATH)")
+    return Failure(command, FailureKind.ABSENT, f"cannot be started: {error.strerror or error}")
+
+
+def _hung(command: str, pid: int) -> Failure:
+    text = f"still hangs (process {pid} cannot be killed, so no second one is started); reboot this machine to end it"
+    return Failure(command, FailureKind.TIMED_OUT, text)
+
+
+def _timed_out(command: str, seconds: float, said: bytearray, complained: bytearray) -> Failure:
+    message = f"did not answer within {seconds:g} s" + _and_said(complained)
+    return Failure(command, FailureKind.TIMED_OUT, message, text=_text(said), error=_text(complained))
+
+
+def _too_much(command: str) -> Failure:
+    limit = OUTPUT_LIMIT_BYTES // 2**20
+    return Failure(command, FailureKind.TOO_MUCH_OUTPUT, f"printed more than {limit} MiB and was killed")
+
+
+def _ended(command: str, code: int, said: bytearray, complained: bytearray) -> Output | Failure:
+    text, error = _text(said), _text(complained)
+    if code == 0:
+        return Output(command, text)
+    how = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
+    return Failure(command, FailureKind.FAILED, how + _and_said(complained or said), code, text, error)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _text(data: bytes | bytearray) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _and_said(data: bytearray) -> str:
+    words = quote(_text(data))
+    return f": {words}" if words else ""
+
+
+class Host(_Commands):
+    """Runs commands of this machine in asyncio. Use one per program: it remembers which commands hang."""
+
+    def __init__(self, path: Sequence[Path] = ()) -> None:
+        super().__init__(path)
+        self._stuck: dict[tuple[str, ...], asyncio.subprocess.Process] = {}
+
+    async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
+        """Runs ``argv`` in the locale C without input, for at most ``seconds`` and about one second of clean-up.
+
+        Never raises for what the command does. Cancelling kills the command.
+        """
+        key = tuple(argv)
+        command = " ".join(argv)
+        stuck = self._stuck.get(key)
+        if stuck is not None and stuck.returncode is None:
+            return _hung(command, stuck.pid)
+        self._stuck.pop(key, None)
+        program = self.find(argv[0])
+        if program is None and os.sep not in argv[0]:
+            return _absent(command)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program or argv[0],
+                *argv[1:],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment(),
+                # A process group, so that the command's children are killed with it.
+                process_group=0,
+            )
+        except OSError as error:
+            return _absent(command, error)
+        heard = False
+        try:
+            outcome = await self._talk(command, process, seconds)
+            heard = not isinstance(outcome, Failure) or outcome.kind is FailureKind.FAILED
+            return outcome
+        finally:
+            if not heard:
+                # Even when the command has exited: its children may hold its output open.
+                await self._end(key, process)
+
+    async def _talk(self, command: str, process: asyncio.subprocess.Process, seconds: float) -> Output | Failure:
+        assert process.stdout is not None and process.stderr is not None
+        said, complained = bytearray(), bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                if not await _drain_both((process.stdout, said), (process.stderr, complained)):
+                    return _too_much(command)
+                code = await process.wait()
+        except TimeoutError:
+            return _timed_out(command, seconds, said, complained)
+        return _ended(command, code, said, complained)
+
+    async def _end(self, key: tuple[str, ...], process: asyncio.subprocess.Process) -> None:
+        """Kills the process and its children; one that does not exit is left behind and remembered."""
+        _kill_group(process.pid)
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            self._stuck[key] = process
+        finally:
+            # Closes this end of the pipes, which a descendant in another process group may hold open.
+            process._transport.close()  # type: ignore[attr-defined]
+
+
+class _TooMuch(Exception):
+    pass
+
+
+async def _drain_both(*streams: tuple[asyncio.StreamReader, bytearray]) -> bool:
+    """Reads all streams to their ends; False as soon as one exceeds the bound."""
+    within_limit = True
+    try:
+        async with asyncio.TaskGroup() as readers:
+            for stream, into in streams:
+                readers.create_task(_drain(stream, into))
+    except* _TooMuch:
+        within_limit = False
+    return within_limit
+
+
+async def _drain(stream: asyncio.StreamReader, into: bytearray) -> None:
+    while chunk := await stream.read(CHUNK_BYTES):
+        into += chunk
+        if len(into) > OUTPUT_LIMIT_BYTES:
+            raise _TooMuch
+
+
+class BlockingHost(_Commands):
+    """Runs commands of this machine in a thread. Use one per program: it remembers which commands hang."""
+
+    def __init__(self, path: Sequence[Path] = ()) -> None:
+        super().__init__(path)
+        self._stuck: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+
+    def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
+        """As ``Host.run``."""
+        key = tuple(argv)
+        command = " ".join(argv)
+        stuck = self._stuck.get(key)
+        if stuck is not None and stuck.poll() is None:
+            return _hung(command, stuck.pid)
+        self._stuck.pop(key, None)
+        program = self.find(argv[0])
+        if program is None and os.sep not in argv[0]:
+            return _absent(command)
+        try:
+            process = subprocess.Popen(
+                [program or argv[0], *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment(),
+                process_group=0,
+            )
+        except OSError as error:
+            return _absent(command, error)
+        assert process.stdout is not None and process.stderr is not None
+        with process.stdout, process.stderr:
+            outcome = _listen(command, process, seconds)
+            if isinstance(outcome, Failure) and outcome.kind is not FailureKind.FAILED:
+                self._end(key, process)
+        return outcome
+
+    def _end(self, key: tuple[str, ...], process: subprocess.Popen[bytes]) -> None:
+        _kill_group(process.pid)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._stuck[key] = process
+
+
+def _listen(command: str, process: subprocess.Popen[bytes], seconds: float) -> Output | Failure:
+    """Reads both streams to their ends, within the time limit and the bound, and waits for the exit code."""
+    assert process.stdout is not None and process.stderr is not None
+    deadline = time.monotonic() + seconds
+    said, complained = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, said)
+        selector.register(process.stderr, selectors.EVENT_READ, complained)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            events = selector.select(left) if left > 0 else []
+            if not events:
+                return _timed_out(command, seconds, said, complained)
+            for key, _ in events:
+                chunk = os.read(key.fd, CHUNK_BYTES)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                key.data.extend(chunk)
+                if len(key.data) > OUTPUT_LIMIT_BYTES:
+                    return _too_much(command)
+    try:
+        code = process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return _timed_out(command, seconds, said, complained)
+    return _ended(command, code, said, complained)

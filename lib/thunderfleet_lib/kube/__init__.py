@@ -1,0 +1,32 @@
+"""Access to the API server.
+
+client     requests, typed errors, paged lists, watch connections
+reflector  list and watch: a local cache of one collection
+names      names and keys of objects
+"""
+
+from thunderfleet_lib.kube.client import (
+    APPLY,
+    JSON,
+    JSON_PATCH,
+    MERGE_PATCH,
+    STRATEGIC_PATCH,
+    ApiError,
+    Kube,
+)
+from thunderfleet_lib.kube.names import Json, key_of, name_of
+from thunderfleet_lib.kube.reflector import Reflector
+
+__all__ = [
+    "APPLY",
+    "JSON",
+    "JSON_PATCH",
+    "MERGE_PATCH",
+    "STRATEGIC_PATCH",
+    "ApiError",
+    "Json",
+    "Kube",
+    "Reflector",
+    "key_of",
+    "name_of",
+]

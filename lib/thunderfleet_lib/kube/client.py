@@ -1,0 +1,264 @@
+"""A client of the API server: paths in, plain dictionaries out.
+
+A thin layer over the transport of the official client (``kubernetes.aio``). The generated classes are not used: objects that
+Thunderfleet owns are applied server-side from pydantic models, and custom resources have no generated class. The layer adds
+credentials that are read again when they rotate, a time limit on every request, typed errors and paged lists.
+
+Needs the ``kubernetes`` package, which every extra but the runner's brings.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+from kubernetes.aio.config.kube_config import load_kube_config
+
+from thunderfleet_lib.kube.names import Json
+from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
+
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+REQUEST_SECONDS = 30.0
+WATCH_SECONDS = 300
+PAGE = 500
+
+
+class ApiError(Exception):
+    """The API server's refusal: ``status`` (HTTP code), ``reason`` (``NotFound``, ``Conflict``, …), ``message`` and the Status
+    object's ``details``. Status 0 means that no answer came: ``reason`` is then ``Unreachable`` or ``Timeout``.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, details: Json | None = None) -> None:
+        super().__init__(f"{message} ({status} {reason})" if status else message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+
+    @property
+    def unanswered(self) -> bool:
+        """True when the API server did not answer: the request may or may not have been carried out."""
+        return self.status == 0
+
+    @property
+    def transient(self) -> bool:
+        """True when the same request may go through later."""
+        return self.status in (0, 429, 500, 502, 503, 504)
+
+
+def _error(status: int, text: str) -> ApiError:
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    message = str(body.get("message") or text.strip()[:500] or f"HTTP {status}")
+    return ApiError(status, str(body.get("reason") or f"HTTP{status}"), message, body.get("details"))
+
+
+class Kube:
+    """A connection to one API server. Safe to share between tasks; ``close`` when done (or ``async with``)."""
+
+    def __init__(self, configuration: Any) -> None:
+        self._configuration = configuration
+        self._rest = RESTClientObject(configuration)
+        self.host: str = str(configuration.host).rstrip("/")
+        self.writes = 0
+        """Requests other than GET so far; a program's metrics read it."""
+        self.requests = 0
+
+    @classmethod
+    def in_pod(cls) -> "Kube":
+        """The pod's own service account, from under the container's sandbox folder. Raises ConfigException outside a pod."""
+        configuration = Configuration()
+        folder = mounted(SERVICE_ACCOUNT_FOLDER)
+        InClusterConfigLoader(token_filename=str(folder / "token"), cert_filename=str(folder / "ca.crt")).load_and_set(
+            configuration
+        )
+        return cls(configuration)
+
+    @classmethod
+    async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
+        """The current (or named) context of a kubeconfig file."""
+        configuration = Configuration()
+        await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)
+        return cls(configuration)
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path | None = None) -> "Kube":
+        """``kubeconfig`` when given, else the pod's service account."""
+        return await cls.from_kubeconfig(kubeconfig) if kubeconfig else cls.in_pod()
+
+    @classmethod
+    def with_files(
+        cls,
+        server: str,
+        ca: Path,
+        *,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        token: str | None = None,
+    ) -> "Kube":
+        """Credentials in files (PEM) or a bearer ``token``; ``server`` is the ``https://host:port`` of the API server."""
+        configuration = Configuration()
+        configuration.host = server
+        configuration.ssl_ca_cert = str(ca)
+        configuration.cert_file = str(certificate) if certificate else None
+        configuration.key_file = str(key) if key else None
+        if token:
+            configuration.api_key["BearerToken"] = "Bearer " + token
+        return cls(configuration)
+
+    async def close(self) -> None:
+        await self._rest.close()
+
+    async def __aenter__(self) -> "Kube":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, object] | None, body: object, content: str, timeout: object
+    ) -> Any:
+        url = self.host + path + ("?" + urlencode({k: _text(v) for k, v in query.items()}) if query else "")
+        headers = {"Accept": JSON, "Content-Type": content}
+        self.requests += 1
+        if method != "GET":
+            self.writes += 1
+        try:
+            token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            if token:
+                headers["Authorization"] = token
+            return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+        except TimeoutError as error:
+            raise ApiError(0, "Timeout", f"{method} {path}: no answer from {self.host} in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach {self.host}: {error}") from error
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        content: str = JSON,
+        seconds: float = REQUEST_SECONDS,
+    ) -> Json:
+        """One request; the answer's JSON object. Raises ApiError."""
+        response = await self._send(method, path, query, body, content, aiohttp.ClientTimeout(total=seconds))
+        try:
+            data = await response.read()
+        except TimeoutError as error:
+            raise ApiError(0, "Timeout", f"{method} {path}: {self.host} stopped in the middle of its answer") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Unreachable", f"{method} {path}: {self.host} broke off: {error}") from error
+        if response.status >= 400:
+            raise _error(response.status, data.decode("utf-8", "replace"))
+        if not data:
+            return {}
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            return {"text": data.decode("utf-8", "replace")}
+        return answer if isinstance(answer, dict) else {"value": answer}
+
+    async def get(self, path: str, **query: object) -> Json:
+        return await self.request("GET", path, query=query)
+
+    async def get_or_none(self, path: str) -> Json | None:
+        """The object, or None when there is none of that name."""
+        try:
+            return await self.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, path: str, **query: object) -> tuple[list[Json], str]:
+        """All items of a collection, page by page, and the list's resourceVersion."""
+        items: list[Json] = []
+        token = ""
+        while True:
+            page = await self.get(path, limit=PAGE, **query, **({"continue": token} if token else {}))
+            items.extend(page.get("items") or [])
+            metadata = page.get("metadata") or {}
+            token = metadata.get("continue") or ""
+            if not token:
+                return items, str(metadata.get("resourceVersion") or "")
+
+    async def create(self, path: str, body: Json) -> Json:
+        return await self.request("POST", path, body=body)
+
+    async def apply(self, path: str, body: Json, manager: str, *, force: bool = True) -> Json:
+        """Server-side apply of ``body`` to the object (or subresource) at ``path`` as field manager ``manager``."""
+        query = {"fieldManager": manager, "force": force}
+        return await self.request("PATCH", path, query=query, body=body, content=APPLY)
+
+    async def patch(self, path: str, body: object, content: str = MERGE_PATCH, manager: str | None = None) -> Json:
+        query = {"fieldManager": manager} if manager else None
+        return await self.request("PATCH", path, query=query, body=body, content=content)
+
+    async def delete(
+        self, path: str, *, grace_seconds: int | None = None, uid: str | None = None, propagation: str | None = None
+    ) -> Json | None:
+        """Deletes; None when it was gone already (or, with ``uid``, when another object has the name now)."""
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if propagation:
+            options["propagationPolicy"] = propagation
+        try:
+            return await self.request("DELETE", path, body=options)
+        except ApiError as error:
+            if error.status == 404 or (uid and error.status == 409):
+                return None
+            raise
+
+    async def watch(self, path: str, resource_version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
+        """One watch connection: (type, object) pairs until the server ends it. Raises ApiError (410: list again)."""
+        full = {
+            **query,
+            "watch": True,
+            "allowWatchBookmarks": True,
+            "resourceVersion": resource_version,
+            "timeoutSeconds": WATCH_SECONDS,
+        }
+        # The server sends a bookmark a minute; a connection silent for much longer than that is dead.
+        timeout = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10, sock_read=150)
+        response = await self._send("GET", path, full, None, JSON, timeout)
+        try:
+            if response.status >= 400:
+                raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
+            async for line in response.response.content:
+                if not line.strip():
+                    continue
+                event = json.loads(line)
+                kind, item = str(event.get("type")), event.get("object") or {}
+                if kind == "ERROR":
+                    raise ApiError(int(item.get("code") or 500), str(item.get("reason")), str(item.get("message")), item)
+                yield kind, item
+        except TimeoutError as error:
+            raise ApiError(0, "Timeout", f"watch of {path}: {self.host} went silent") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ApiError(0, "Unreachable", f"watch of {path}: {self.host} broke off: {error}") from error
+        finally:
+            response.response.close()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

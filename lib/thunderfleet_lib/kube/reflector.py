@@ -1,0 +1,92 @@
+"""List and watch: a local cache of one collection."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.kube.client import ApiError, Kube
+from thunderfleet_lib.kube.names import Json, key_of
+
+log = logging.getLogger(__name__)
+
+RETRY = Backoff(0.5, 10.0, jitter=0.3)
+
+
+@dataclass
+class Reflector:
+    """A cache of one collection, kept current by list and watch while ``run`` runs.
+
+    ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included; it says
+    that something changed, the cache says what. ``synced`` is set after the first list. While the API server is unreachable
+    the cache keeps its content and ``run`` retries with back-off.
+    """
+
+    kube: Kube
+    path: str
+    query: dict[str, object] = field(default_factory=dict)
+    on_change: Callable[[str], None] | Callable[[str], Awaitable[None]] | None = None
+    retry: Backoff = RETRY
+
+    def __post_init__(self) -> None:
+        self.items: dict[str, Json] = {}
+        self.synced = asyncio.Event()
+        self.connected = False
+        self._failures = 0
+        self._version = ""
+
+    async def run(self) -> None:
+        """Lists and watches until cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._relist()
+                await self._watch()
+            except ApiError as error:
+                self.connected = not error.unanswered
+                # After silence the watch resumes where it was; after a refusal only a new list helps.
+                if not error.unanswered:
+                    self._version = ""
+                if error.status == 410:
+                    continue
+                self._failures += 1
+                delay = self.retry.jittered(self._failures)
+                log.warning("%s: %s; retrying in %.1f s", self.path, error, delay)
+                await asyncio.sleep(delay)
+
+    async def _watch(self) -> None:
+        """Follows one watch connection to its end."""
+        async for kind, item in self.kube.watch(self.path, self._version, **self.query):
+            self._failures = 0
+            self._version = str(item["metadata"]["resourceVersion"])
+            if kind == "BOOKMARK":
+                continue
+            key = key_of(item)
+            if kind == "DELETED":
+                self.items.pop(key, None)
+            else:
+                self.items[key] = item
+            await self._changed(key)
+
+    async def _relist(self) -> None:
+        items, version = await self.kube.list(self.path, **self.query)
+        self._failures = 0
+        fresh = {key_of(item): item for item in items}
+        old, self.items = self.items, fresh
+        self.synced.set()
+        self.connected = True
+        for key in old.keys() | fresh.keys():
+            if _version(old.get(key)) != _version(fresh.get(key)):
+                await self._changed(key)
+        self._version = version
+
+    async def _changed(self, key: str) -> None:
+        if self.on_change is not None:
+            pending = self.on_change(key)
+            if pending is not None:
+                await pending
+
+
+def _version(item: Json | None) -> str | None:
+    return None if item is None else str(item["metadata"].get("resourceVersion"))

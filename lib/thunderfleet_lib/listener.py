@@ -1,0 +1,240 @@
+"""A listener for aiohttp's server with a bound on its connections, which unauthenticated clients cannot exhaust.
+
+A connection costs a file descriptor from its first packet, before TLS or HTTP identify the client, and aiohttp keeps a silent
+connection for an hour. This listener counts connections when it accepts them. A connection without a request must send one
+within a limit. When all places are taken, the connection that has been without a request longest is closed, those that never
+sent one first. So a client with a request gets in, however many silent connections there are.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+FIRST_REQUEST_SECONDS = 15.0
+"""From the first packet of a connection to the headers of its first request, TLS included."""
+NEXT_REQUEST_SECONDS = 90.0
+"""From the end of a response to the headers of the next request. Longer than proxies keep connections."""
+HANDSHAKE_SECONDS = 5.0
+FLUSH_SECONDS = 5.0
+DESCRIPTORS = 4096
+"""File descriptors that a listening process wants; launchd's default limit is 256."""
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_BACKLOG = 128
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def allow_descriptors() -> None:
+    """Raises the soft limit of open files to DESCRIPTORS, or as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: passes everything on to aiohttp's protocol and keeps the transport at hand."""
+
+    def __init__(self, listener: "Listener", inner: web.RequestHandler) -> None:
+        self.inner = inner
+        self.busy = False
+        """Whether a request is being handled."""
+        self.served = False
+        """Whether a request has been answered."""
+        self.opening: asyncio.Task[None] | None = None
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._limit = asyncio.get_running_loop().call_later(FIRST_REQUEST_SECONDS, self.close)
+
+    def close(self) -> None:
+        """Closes the connection soon; a response on its way is flushed."""
+        self._limit.cancel()
+        if self._transport is None:
+            if self.opening is not None:
+                self.opening.cancel()
+        elif self.served:
+            self._transport.close()
+            # A client that does not read the rest is cut off.
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._transport.abort)
+        else:
+            self._transport.abort()
+
+    def request_started(self) -> None:
+        self.busy = True
+        self._limit.cancel()
+
+    def request_ended(self) -> None:
+        self.busy, self.served = False, True
+        self._listener.became_idle(self)
+        self._limit = asyncio.get_running_loop().call_later(NEXT_REQUEST_SECONDS, self.close)
+
+    def forget(self) -> None:
+        self._limit.cancel()
+        self._listener.remove(self)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        self.inner.eof_received()
+        return None
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.forget()
+        self.inner.connection_lost(exc)
+
+
+class Listener:
+    """The connections of one application at any number of addresses, at most ``limit`` in all.
+
+    ``track`` must be the application's outermost middleware: it tells which connections handle a request.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # Ordered by the time since which they are without a request.
+        self._connections: dict[_Connection, None] = {}
+        self._by_handler: dict[object, _Connection] = {}
+
+    @property
+    def open(self) -> int:
+        """Number of open connections."""
+        return len(self._connections)
+
+    @web.middleware
+    async def track(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The middleware that marks the connection of a request as busy."""
+        connection = self._by_handler.get(request.protocol)
+        if connection is not None:
+            connection.request_started()
+        try:
+            return await handler(request)
+        finally:
+            if connection is not None and connection in self._connections:
+                connection.request_ended()
+
+    async def listen(self, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Serves the application of ``runner`` there until its ``cleanup``. Raises OSError when the port is taken."""
+        await _Site(self, runner, address, port, tls).start()
+
+    # For the site and the connections.
+
+    def admit(self, server: web.Server) -> _Connection | None:
+        """A place for a new connection, if need be by closing another one; None when all of them are busy."""
+        if len(self._connections) >= self._limit and not self.close_idle():
+            return None
+        connection = _Connection(self, server())
+        self._connections[connection] = None
+        self._by_handler[connection.inner] = connection
+        return connection
+
+    def close_idle(self) -> bool:
+        """Closes one connection without a request; it no longer counts. False when there is none."""
+        idle = [connection for connection in self._connections if not connection.busy]
+        chosen = next((connection for connection in idle if not connection.served), next(iter(idle), None))
+        if chosen is None:
+            return False
+        chosen.close()
+        self.remove(chosen)
+        return True
+
+    def became_idle(self, connection: _Connection) -> None:
+        self._connections[connection] = self._connections.pop(connection)
+
+    def remove(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+        self._by_handler.pop(connection.inner, None)
+
+
+class _Site(web.BaseSite):
+    """A site of aiohttp that accepts connections itself, so that each is counted when it is accepted."""
+
+    def __init__(self, listener: Listener, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=_BACKLOG)
+        assert runner.server is not None
+        self._http: web.Server = runner.server
+        self._listener = listener
+        self._at = (address, port)
+        self._tls = tls
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """The site's URL."""
+        return f"{'http' if self._tls is None else 'https'}://{self._at[0]}:{self._at[1]}"
+
+    async def start(self) -> None:
+        """Binds the port and starts to accept. Raises OSError."""
+        family = socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET
+        bound = socket.create_server(self._at, family=family, backlog=_BACKLOG)
+        bound.setblocking(False)
+        await super().start()
+        self._begin(self._accept(bound))
+
+    async def stop(self) -> None:
+        """Stops accepting and closes the port."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().stop()
+
+    def _begin(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with bound:
+            while True:
+                try:
+                    end, _ = await loop.sock_accept(bound)
+                except OSError as error:
+                    if error.errno in _OUT_OF_DESCRIPTORS:
+                        log.warning("%s: cannot accept a connection: %s", self.name, error)
+                        self._listener.close_idle()
+                    await asyncio.sleep(0.1)
+                    continue
+                connection = self._listener.admit(self._http)
+                if connection is None:
+                    end.close()
+                else:
+                    connection.opening = self._begin(self._open(end, connection))
+
+    async def _open(self, end: socket.socket, connection: _Connection) -> None:
+        limit = HANDSHAKE_SECONDS if self._tls is not None else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, end, ssl=self._tls, ssl_handshake_timeout=limit
+            )
+        except BaseException as error:
+            connection.forget()
+            with contextlib.suppress(OSError):
+                end.close()
+            # A failed handshake is no error of this server.
+            if not isinstance(error, OSError):
+                raise

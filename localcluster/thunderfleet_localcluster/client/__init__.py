@@ -1,0 +1,4 @@
+"""Local clusters from Python: for the command line, the demo and the tests.
+
+cluster  start or attach to a cluster, and control its machines, cables and components
+"""

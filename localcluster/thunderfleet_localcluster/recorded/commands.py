@@ -1,0 +1,218 @@
+"""The commands of a recorded Mac: POSIX shell scripts that print prepared texts. Pure.
+
+A script refuses arguments that it does not know with the message of the macOS command. It starts no other program than cat
+where it can, so that it is quick.
+"""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
+from thunderfleet_localcluster.recorded import hardware, network, rdma
+
+
+def damaged(name: str, whole: Path, how: str) -> str:
+    """The script of a command that does not work; ``whole`` is where the one that does lies."""
+    true = shlex.quote(str(whole))
+    body = {
+        "hang": "exec sleep 2147483647",
+        "fail": f'echo "{name}: Input/output error" >&2; exit 5',
+        "garble": f"{true} \"$@\" 2>&1 | head -c 300; printf '\\377\\376]]}}{{ \\000 \\033[0m'",
+        "half": f'text=$({true} "$@" 2>&1); printf %s "$text" | head -c $((${{#text}} / 2))',
+        "empty": "exit 0",
+        "flood": "head -c 52428800 /dev/zero | tr '\\0' 'A'",
+    }[how]
+    return f"#!/bin/sh\n{body}\n"
+
+
+def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict[str, str]:
+    """Name → script of every command."""
+    here = shlex.quote(str(texts_folder))
+
+    def script(body: str) -> str:
+        return f'#!/bin/sh\nhere={here}\nshow() {{ exec /bin/cat "$@"; }}\n{body}'
+
+    devices = [device.name for device in rdma.devices(layout, machine)]
+    return {
+        "system_profiler": script(_SYSTEM_PROFILER),
+        "networksetup": script(_networksetup([service for service, _, _ in network.services(machine)])),
+        "ifconfig": script(_ifconfig(list(network.ifconfig(machine)))),
+        "netstat": script(_NETSTAT),
+        "route": script(_route(machine)),
+        "vm_stat": script(
+            '[ $# -eq 0 ] || { echo "Usage: vm_stat [[-c count] interval]" >&2; exit 1; }\nshow "$here/vm_stat"\n'
+        ),
+        "ibv_devices": script('show "$here/ibv_devices"\n'),
+        "ibv_devinfo": script(_ibv_devinfo(devices)),
+        "rdma_ctl": script(_RDMA_CTL),
+        "sysctl": script(_sysctl(hardware.sysctl(machine.machine, machine.boots))),
+        "sw_vers": script(_sw_vers(hardware.sw_vers(machine.machine))),
+    }
+
+
+_SYSTEM_PROFILER = """\
+type= json=
+while [ $# -gt 0 ]; do
+  case $1 in
+    -json) json=1 ;;
+    -detailLevel|-timeout) shift ;;
+    SPThunderboltDataType|SPHardwareDataType|SPDisplaysDataType) type=$1 ;;
+    -*) echo "system_profiler: unrecognized option \\`$1'" >&2; exit 64 ;;
+    *) echo "system_profiler: Invalid data type: $1" >&2; exit 1 ;;
+  esac
+  shift
+done
+[ -n "$type" ] || { echo "system_profiler: this recorded Mac has SP{Thunderbolt,Hardware,Displays}DataType" >&2; exit 1; }
+[ -n "$json" ] || { echo "system_profiler: this recorded Mac prints JSON only (-json)" >&2; exit 1; }
+show "$here/$type.json"
+"""
+
+
+def _networksetup(services: list[str]) -> str:
+    names = "|".join(shlex.quote(name) for name in services)
+    return f"""\
+case $1 in
+  -listallhardwareports) show "$here/hardwareports" ;;
+  -listnetworkserviceorder) show "$here/serviceorder" ;;
+  -listallnetworkservices) show "$here/services" ;;
+  -getnetworkserviceenabled)
+    case $2 in
+      {names}) echo Enabled; exit 0 ;;
+    esac
+    echo "$2 is not a recognized network service."
+    echo "** Error: Unable to find item in network database."
+    exit 8 ;;
+esac
+echo "** Error: The parameters were not valid." >&2
+exit 4
+"""
+
+
+def _ifconfig(names: list[str]) -> str:
+    listed = " ".join(names)
+    return f"""\
+case $1 in
+  ""|-a) show "$here/ifconfig" ;;
+  -l) echo "{listed}"; exit 0 ;;
+  -*) echo "ifconfig: illegal option -- ${{1#-}}" >&2; exit 1 ;;
+  {"|".join(names)}) [ $# -eq 1 ] && show "$here/ifconfig.$1" ;;
+  *) echo "ifconfig: interface $1 does not exist" >&2; exit 1 ;;
+esac
+echo "ifconfig: this recorded Mac's interfaces cannot be changed" >&2
+exit 1
+"""
+
+
+_NETSTAT = """\
+case "$*" in
+  -ib|-i\\ -b|-bi|-ibn) show "$here/netstat" ;;
+  "-ib -I "*|"-I "*" -ib"|"-I "*" -b")
+    case $1 in -I) name=$2 ;; *) name=$3 ;; esac
+    while read -r line; do
+      case $line in "Name "*|"$name "*) echo "$line" ;; esac
+    done < "$here/netstat"
+    exit 0 ;;
+esac
+echo "netstat: this recorded Mac prints netstat -ib [-I interface]" >&2
+exit 1
+"""
+
+
+def _route(machine: MachineLayout) -> str:
+    cases = ""
+    for address, device in network.routes(machine):
+        hosts = address.network.hosts() if address.prefix > 24 else None
+        octets = str(address.ip).rsplit(".", 1)[0]
+        pattern = "|".join(str(host) for host in hosts) if hosts else f"{octets}.*"
+        cases += f"  {pattern}) net={address.network.network_address} mask={address.network.netmask} device={device} ;;\n"
+    return f"""\
+[ "$1" = -n ] && shift
+[ "$1" = get ] && [ $# -eq 2 ] || {{ echo "usage: route [-n] get address" >&2; exit 64; }}
+case $2 in
+{cases}  127.*) net=127.0.0.0 mask=255.0.0.0 device=lo0 ;;
+  *) echo "route: writing to routing socket: not in table" >&2; exit 1 ;;
+esac
+exec /bin/cat <<END
+   route to: $2
+destination: $net
+       mask: $mask
+  interface: $device
+      flags: <UP,DONE,CLONING,STATIC>
+ recvpipe  sendpipe  ssthresh  rtt,msec    rttvar  hopcount      mtu     expire
+       0         0         0         0         0         0      1500         0
+END
+"""
+
+
+def _ibv_devinfo(devices: list[str]) -> str:
+    none = rdma.NO_DEVICES.strip()
+    if not devices:
+        return f'echo "{none}" >&2\nexit 255\n'
+    return f"""\
+kind=ibv_devinfo wanted="{" ".join(devices)}"
+while [ $# -gt 0 ]; do
+  case $1 in
+    -v|--verbose) kind=ibv_devinfo-v ;;
+    -d)
+      case $2 in
+        {"|".join(devices)}) wanted=$2; shift ;;
+        *) echo "IB device '$2' wasn't found" >&2; exit 255 ;;
+      esac ;;
+    -l) echo "{len(devices)} HCAs found:"; for name in $wanted; do printf '\\t%s\\n' "$name"; done; exit 0 ;;
+    *) echo "Usage: ibv_devinfo [-d device] [-v] [-l]" >&2; exit 255 ;;
+  esac
+  shift
+done
+set --
+for name in $wanted; do set -- "$@" "$here/$kind.$name"; done
+show "$@"
+"""
+
+
+_RDMA_CTL = """\
+case "$*" in
+  status) show "$here/rdma_ctl" ;;
+  enable|disable) echo "rdma_ctl: this command can only be run in Recovery" >&2; exit 1 ;;
+esac
+echo "usage: rdma_ctl enable | disable | status" >&2
+exit 64
+"""
+
+
+def _sysctl(values: Mapping[str, str]) -> str:
+    cases = "".join(f"    {key}) value={shlex.quote(value)} ;;\n" for key, value in values.items())
+    return f"""\
+names= bare=
+for word in "$@"; do
+  case $word in
+    -n) bare=1 ;;
+    -a) names="{" ".join(values)}" ;;
+    -*) echo "sysctl: illegal option -- ${{word#-}}" >&2; exit 1 ;;
+    *) names="$names $word" ;;
+  esac
+done
+[ -n "$names" ] || {{ echo "usage: sysctl [-n] name ..." >&2; exit 1; }}
+code=0
+for name in $names; do
+  case $name in
+{cases}    *) echo "sysctl: unknown oid '$name'" >&2; code=1; continue ;;
+  esac
+  if [ -n "$bare" ]; then echo "$value"; else echo "$name: $value"; fi
+done
+exit $code
+"""
+
+
+def _sw_vers(values: Mapping[str, str]) -> str:
+    lines = "".join(f"printf '%s:\\t\\t%s\\n' {name} {shlex.quote(value)}\n" for name, value in values.items())
+    cases = "".join(
+        f"  -{name[0].lower()}{name[1:]}|--{name[0].lower()}{name[1:]}) echo {shlex.quote(value)}; exit 0 ;;\n"
+        for name, value in values.items()
+    )
+    return f"""\
+case $1 in
+  "") ;;
+{cases}  *) echo "usage: sw_vers [--help|--productName|--productVersion|--productVersionExtra|--buildVersion]" >&2; exit 1 ;;
+esac
+{lines}"""

@@ -1,0 +1,79 @@
+"""The folder of one recorded Mac: its commands, the texts that they print, and its JACCL.
+
+Every file is replaced in one step, so a command that runs at that moment prints either the old text or the new one.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
+from thunderfleet_localcluster.recorded import hardware, jaccl, network, rdma
+from thunderfleet_localcluster.recorded.commands import commands, damaged
+from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
+
+
+def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: Mapping[str, str] | None = None) -> None:
+    """Writes the commands of one Mac into ``folder`` and their texts beside it. Each file is replaced in one step, so that
+    a command that runs at that moment prints either the old or the new text. ``damage`` says which commands do not work, and
+    how (``live.DAMAGES``).
+    """
+    texts_folder = folder.parent / "recorded"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts_folder.mkdir(exist_ok=True)
+    if machine.machine.jaccl == "recorded":
+        jaccl.write(layout, machine, jaccl.python_folder(folder))
+    for name, text in texts(layout, machine).items():
+        _replace(texts_folder / name, text, 0o644)
+    for name, script in commands(layout, machine, texts_folder).items():
+        how = (damage or {}).get(name)
+        if how is None:
+            _replace(folder / name, script, 0o755)
+            continue
+        whole = texts_folder / f"whole-{name}"
+        _replace(whole, script, 0o755)
+        if how == "absent":
+            (folder / name).unlink(missing_ok=True)
+        else:
+            _replace(folder / name, damaged(name, whole, how), 0o755)
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == text:
+            return
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.chmod(mode)
+    fresh.replace(path)
+
+
+def as_json(report: Mapping[str, Any]) -> str:
+    """JSON in the layout of ``system_profiler``."""
+    return json.dumps(report, indent=2, separators=(",", " : "), sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def texts(layout: Layout, machine: MachineLayout) -> dict[str, str]:
+    """File name → content of everything that is printed from a file."""
+    found = rdma.devices(layout, machine)
+    files = {
+        "SPThunderboltDataType.json": as_json(thunderbolt(layout, machine)),
+        "SPHardwareDataType.json": as_json(hardware.hardware(machine.machine)),
+        "SPDisplaysDataType.json": as_json(hardware.displays(machine.machine)),
+        "hardwareports": network.hardware_ports(machine),
+        "serviceorder": network.service_order(machine),
+        "services": network.service_list(machine),
+        "netstat": network.netstat(machine),
+        "vm_stat": hardware.vm_stat(machine.machine),
+        "ibv_devices": rdma.ibv_devices(found),
+        "rdma_ctl": "enabled\n" if machine.machine.rdma else "disabled\n",
+    }
+    for device in found:
+        files[f"ibv_devinfo.{device.name}"] = rdma.ibv_devinfo(device, verbose=False)
+        files[f"ibv_devinfo-v.{device.name}"] = rdma.ibv_devinfo(device, verbose=True)
+    every = network.ifconfig(machine)
+    files["ifconfig"] = "".join(every.values())
+    files |= {f"ifconfig.{name}": text for name, text in every.items()}
+    return files

@@ -1,0 +1,131 @@
+"""A supervisor that is not rank 0: finds its leader, joins, and keeps nothing running without it.
+
+A rank without a leader is half a group, so the loss of the connection ends it; and it joins only when no process is left,
+which is what lets the leader take a join for "nothing runs there".
+"""
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase
+
+from thunderfleet_runner.group.member import Member
+from thunderfleet_runner.net import peers
+from thunderfleet_runner.net.control import Connection, JoinRefused, join_group
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = (0.1, 0.6)
+"""Bounds of the wait between two tries to join; the wait is drawn anew each time, so that ranks do not come in step. A group
+whose rank 0 is the last one up waits as long as the longest of them."""
+
+
+class Follower:
+    """``hello`` is asked anew whenever rank 0 has answered it: the model may be another by then."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        tls: ssl.SSLContext,
+        hello: Callable[[], peers.Hello],
+        on_change: Callable[[GroupState], None],
+    ) -> None:
+        self.plan = plan
+        self.member: Member | None = None
+        self.released = asyncio.Event()
+        """The leader's word that the group has stopped, or its loss while we wait to leave."""
+        self._tls = tls
+        self._hello = hello
+        self._on_change = on_change
+        self._connection: Connection | None = None
+        self._leaving = False
+        leader = plan.ranks[0]
+        self._state = GroupState(
+            uid=plan.uid,
+            index=plan.index,
+            epoch=plan.epoch,
+            phase=GroupPhase.WAITING,
+            message=f"connecting to rank 0 at {leader.address}:{leader.control_port}",
+        )
+
+    @property
+    def state(self) -> GroupState:
+        """The group's state as rank 0 told it last; Waiting, with the reason, while there is no connection."""
+        return self._state
+
+    def report(self, report: peers.Report) -> None:
+        if self._connection is not None:
+            self._connection.send(report)
+
+    def leave(self) -> None:
+        """Asks the leader to stop the group; ``released`` is set when it has, or at once without a leader."""
+        self._leaving = True
+        if self._connection is None:
+            self.released.set()
+        else:
+            self._connection.send(peers.Leaving())
+
+    async def run(self) -> None:
+        """Joins, again and again, until cancelled."""
+        wait, said = RETRY_SECONDS[0], ""
+        hello: peers.Hello | None = None
+        while True:
+            try:
+                if hello is None:
+                    hello = await asyncio.to_thread(self._hello)
+                why = await join_group(self.plan, self._tls, hello, self._serve)
+                wait, hello = RETRY_SECONDS[0], None
+            except ConnectionError as error:
+                why = str(error)
+            except JoinRefused as error:
+                why, hello = str(error), None
+            if why != said:
+                log.warning("not in the group: %s", why)
+                said = why
+            self._change(self._state.model_copy(update={"phase": GroupPhase.WAITING, "message": why}))
+            await asyncio.sleep(random.uniform(RETRY_SECONDS[0], wait))
+            wait = min(wait * 2, RETRY_SECONDS[1])
+
+    async def _serve(self, connection: Connection) -> str:
+        assert self.member is not None
+        log.info("joined %s", connection.peer)
+        self._connection = connection
+        ticks = 0
+
+        def pulse() -> None:
+            nonlocal ticks
+            ticks += 1
+            if ticks % 2 == 0 and self.member is not None:
+                connection.send(self.member.pulse())
+
+        try:
+            return await connection.serve(self._ordered, pulse)
+        finally:
+            self._connection = None
+            lost = {"phase": GroupPhase.WAITING, "message": f"the connection to {connection.peer} was lost"}
+            self._change(self._state.model_copy(update=lost))
+            await self.member.settle()
+            if self._leaving:
+                self.released.set()
+
+    def _ordered(self, text: str) -> None:
+        order = peers.ORDER.validate_json(text)
+        match order:
+            case peers.Beat(state=state):
+                if state is not None:
+                    self._change(state)
+            case peers.Release():
+                if self._leaving:
+                    self.released.set()
+            case _:
+                assert self.member is not None
+                self.member.order(order)
+
+    def _change(self, state: GroupState) -> None:
+        self._state = state
+        self._on_change(state)

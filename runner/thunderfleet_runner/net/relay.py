@@ -1,0 +1,381 @@
+"""A ring over anything but a Thunderbolt cable: its hops, carried by the supervisors over their mutual TLS.
+
+Whoever reaches a ring's port can run code in the rank, and MLX knows neither encryption nor passwords. So where no cable
+joins two ranks, both talk to loopback alone: the rank that dials, dials its own supervisor; that one passes the bytes on to the
+peer's supervisor, which connects to its own rank. Either of the two may have opened the connection between them, so one
+direction in which the Macs reach each other is enough.
+
+What happens on one side happens on the other: bytes in their order, as fast as the slower end takes them (nothing is kept but
+what the sockets hold), the end of one direction without that of the other, and a loss. An end that comes with the rank's own
+end is no news; a connection that is lost under a living rank is (``broken``).
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
+
+from thunderfleet_runner import faults
+from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.host import commands
+
+log = logging.getLogger(__name__)
+
+RELAY_PATH = "/v1/relay"
+CHUNK = 256 * 1024
+"""Bytes read at once; a message on the connection is at most so long."""
+OPEN_SECONDS = 15.0
+"""How long the connection between two supervisors is tried for, from the start of the ranks on."""
+DIAL_SECONDS = 5.0
+RETRY_SECONDS = (0.01, 0.2)
+TABLE_READS = 5
+LOST_SECONDS = 3
+"""A connection whose peer's system acknowledges nothing for so long is lost."""
+_END = "end"
+"""The text that tells of the end of one direction."""
+_DONE = "the rank has ended"
+_Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+class RelayLost(ConnectionError):
+    """The connection between the two supervisors ended under the ranks; the text says how."""
+
+
+class Relays:
+    """What one supervisor carries in one attempt: at most the hop out of its rank and the hop into it."""
+
+    def __init__(self, plan: Plan, rank: int, attempt: int, tls: ssl.SSLContext, broken: Callable[[Fault], None]) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._attempt = attempt
+        self._tls = tls
+        self._broken = broken
+        self._pid: Callable[[], int | None] = lambda: None
+        self._server: asyncio.Server | None = None
+        self._dialled: asyncio.Future[_Local] = asyncio.get_running_loop().create_future()
+        self._listens = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._taken: set[int] = set()
+        self._closed = False
+        self._lost = False
+        """Whether the hop out of our rank has ended: a rank that dials it now is to hear that."""
+
+    @property
+    def out(self) -> int | None:
+        """The rank that ours dials, when that hop is relayed."""
+        following = (self._rank + 1) % self._plan.world_size
+        return following if self._plan.ranks[following].relay is not None else None
+
+    async def start(self, take_port: Callable[[str], int], listens: int, pid: Callable[[], int | None]) -> str | None:
+        """Begins: listens for our rank, and opens what is ours to open. Gives the ``ip:port`` for our rank to dial, None when
+        it dials for itself. ``listens``: our rank's own port. ``pid``: our rank's process, once it runs.
+
+        Raises OSError when the port cannot be had, and what ``take_port`` raises.
+        """
+        self._listens, self._pid = listens, pid
+        target: str | None = None
+        if self.out is not None:
+            address = loopback_of(self._plan.ranks[self._rank].address)
+            port = take_port(address)
+            self._server = await asyncio.start_server(self._accept, address, port, limit=CHUNK, backlog=16)
+            target = f"{address}:{port}"
+        for hop in {self.out, self._rank} - {None}:
+            assert hop is not None
+            if self._plan.ranks[hop].relay is not None and self._plan.relay_ends(hop)[0] == self._rank:
+                self._begin(self._open(hop), f"relay-{hop}")
+        return target
+
+    async def close(self) -> None:
+        """Ends what is carried; when it returns, no socket and no task is left."""
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._dialled.done() and not self._dialled.cancelled():
+            # Taken, though the peer may never have come for it.
+            self._dialled.result().end(clean=False)
+        self._dialled.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- our rank's side ---
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection to our port on loopback: it is taken when it is our rank's, and then no other is."""
+        local = _Local(reader, writer)
+        peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+        pid = self._pid()
+        known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None else False
+        if self._lost:
+            local.end(clean=False)
+            return
+        if known is False or self._dialled.done() or self._closed:
+            log.warning("a connection from %s to the relay is not our rank's: closed", peer)
+            local.end(clean=False)
+            return
+        self._dialled.set_result(local)
+        if self._server is not None:
+            self._server.close()
+
+    async def _local(self, hop: int) -> "_Local":
+        """Our rank's end of the hop into rank ``hop``."""
+        if hop != self._rank:
+            return await asyncio.shield(self._dialled)
+        address, wait = self._plan.ranks[self._rank].ring_address, RETRY_SECONDS[0]
+        while True:
+            try:
+                return _Local(*await asyncio.open_connection(address, self._listens, limit=CHUNK))
+            except OSError:
+                # Our rank does not listen yet. The leader has the deadline.
+                await asyncio.sleep(wait)
+                wait = min(wait * 1.5, RETRY_SECONDS[1])
+
+    # --- the connection between the supervisors ---
+
+    async def _open(self, hop: int) -> None:
+        """Opens the connection for the hop into rank ``hop`` and carries it to its end."""
+        dialled = self._plan.relay_ends(hop)[1]
+        relay, peer = self._plan.ranks[hop].relay, self._plan.ranks[dialled]
+        assert relay is not None
+        where = f"rank {dialled} ({peer.node}) at {relay.address}:{peer.control_port}"
+        url = f"https://{relay.address}:{peer.control_port}{RELAY_PATH}"
+        told = {
+            "uid": self._plan.uid,
+            "index": self._plan.index,
+            "epoch": self._plan.epoch,
+            "attempt": self._attempt,
+            "hop": hop,
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=DIAL_SECONDS)
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls, limit=1, force_close=True)
+        ) as session:
+            wait, why = RETRY_SECONDS[0], ""
+            try:
+                async with asyncio.timeout(OPEN_SECONDS):
+                    while True:
+                        try:
+                            channel = await session.ws_connect(
+                                url,
+                                params={key: str(value) for key, value in told.items()},
+                                server_hostname=GROUP_TLS_NAME,
+                                max_msg_size=2 * CHUNK,
+                                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                            )
+                            break
+                        except aiohttp.WSServerHandshakeError as error:
+                            why = f"it answered {error.status}"
+                            if error.status != NOT_YET:
+                                raise RelayLost(f"{where} does not take the relay: {why}") from error
+                        except (aiohttp.ClientError, OSError) as error:
+                            why = " ".join(str(error).split())[:300]
+                        await asyncio.sleep(wait)
+                        wait = min(wait * 1.5, RETRY_SECONDS[1])
+            except TimeoutError:
+                text = f"the relay to {where} cannot be opened within {OPEN_SECONDS:g} s: {why or 'no answer'}"
+                self._say(faults.relay_refused(text))
+                return
+            except RelayLost as error:
+                self._say(faults.relay_refused(str(error)))
+                return
+            await self._carry(hop, channel, where)
+
+    def refusal(self, query: Mapping[str, str]) -> tuple[int, str] | None:
+        """Why a supervisor that asks for a relay does not get it, with HTTP's status; None when it does."""
+        plan = self._plan
+        mine = {"uid": plan.uid, "index": str(plan.index), "epoch": str(plan.epoch)}
+        if any(query.get(key) != value for key, value in mine.items()):
+            return 403, f"this is epoch {plan.epoch} of group {plan.uid}/{plan.index}"
+        hops = [entry.rank for entry in plan.ranks if entry.relay and plan.relay_ends(entry.rank)[1] == self._rank]
+        if query.get("hop", "") not in map(str, hops):
+            return 403, f"rank {self._rank} is not dialled for that hop"
+        if query.get("attempt") != str(self._attempt) or self._closed:
+            return NOT_YET, f"this is attempt {self._attempt}"
+        if int(query["hop"]) in self._taken:
+            return 409, "that hop is carried already"
+        return None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """A peer's supervisor opens a hop: carries it to its end."""
+        if (refused := self.refusal(request.query)) is not None:
+            return not_taken(*refused)
+        hop = int(request.query["hop"])
+        self._taken.add(hop)
+        channel = web.WebSocketResponse(max_msg_size=2 * CHUNK, timeout=1.0, compress=False)
+        await channel.prepare(request)
+        opener = self._plan.relay_ends(hop)[0]
+        where = f"rank {opener} ({self._plan.ranks[opener].node}, {request.remote})"
+        carried = self._begin(self._carry(hop, channel, where), f"relay-{hop}")
+        try:
+            await asyncio.wait({carried})
+        finally:
+            carried.cancel()
+        return channel
+
+    async def _carry(self, hop: int, channel: _Socket, where: str) -> None:
+        """Both directions of one hop, until both have ended or one is lost."""
+        _watch(channel.get_extra_info("socket"))
+        found = asyncio.ensure_future(self._local(hop))
+        ended = asyncio.Event()
+        # The peer is heard from the begin on: it may go before our rank is there.
+        inward = asyncio.create_task(_inward(channel, found, ended))
+        outward = asyncio.create_task(_outward(channel, found))
+        both: asyncio.Future[Any] = asyncio.gather(outward, ended.wait())
+        clean = False
+        try:
+            await asyncio.wait((inward, both), return_when=asyncio.FIRST_COMPLETED)
+            for end in (inward, both):
+                if end.done():
+                    end.result()
+            clean = True
+        except RelayLost as error:
+            self._say(faults.relay_lost(f"the relay to {where} was lost: {error}"))
+        except OSError as error:
+            # Our rank's own socket, or the peer's rank: whose rank has gone says so itself.
+            log.debug("the relay to %s has ended: %s", where, error)
+        finally:
+            self._lost = self._lost or hop == self.out
+            for task in (inward, outward, both, found):
+                task.cancel()
+            await asyncio.gather(inward, outward, both, return_exceptions=True)
+            if found.done() and not found.cancelled() and not found.exception():
+                found.result().end(clean)
+            with contextlib.suppress(ConnectionError, TimeoutError, RuntimeError):
+                await channel.close(message=_DONE.encode())
+
+    def _say(self, fault: Fault) -> None:
+        if not self._closed:
+            self._broken(fault)
+
+
+NOT_YET = 425
+"""HTTP's Too Early: the peer is not in that attempt yet, or not any more."""
+
+
+def not_taken(status: int, why: str) -> web.Response:
+    """The answer to a peer whose relay is not taken."""
+    return web.json_response({"message": why}, status=status)
+
+
+class _Local:
+    """A connection to our rank, on loopback."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def end(self, clean: bool) -> None:
+        """After what was written, or at once, so that the rank hears of a loss now."""
+        if clean:
+            self.writer.close()
+        else:
+            self.writer.transport.abort()
+
+
+async def _outward(channel: _Socket, found: "asyncio.Future[_Local]") -> None:
+    """Our rank's bytes to the peer, then the end of them. Raises RelayLost, OSError when our rank's socket breaks."""
+    local = await asyncio.shield(found)
+    while data := await local.reader.read(CHUNK):
+        try:
+            await channel.send_bytes(data)
+        except (ConnectionError, RuntimeError, aiohttp.ClientError) as error:
+            raise RelayLost(str(error) or type(error).__name__) from error
+    with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
+        await channel.send_str(_END)
+
+
+async def _inward(channel: _Socket, found: "asyncio.Future[_Local]", ended: asyncio.Event) -> None:
+    """The peer's bytes to our rank; ``ended`` is set at their end. Returns never but by RelayLost, or OSError when a rank has
+    gone.
+    """
+    while True:
+        message = await channel.receive()
+        if message.type is aiohttp.WSMsgType.BINARY:
+            local = found.result() if found.done() else await asyncio.shield(found)
+            local.writer.write(message.data)
+            await local.writer.drain()
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            local = await asyncio.shield(found)
+            local.writer.write_eof()
+            ended.set()
+        elif message.type is aiohttp.WSMsgType.CLOSE and message.extra == _DONE:
+            raise ConnectionResetError("the peer has closed it")
+        else:
+            raise RelayLost(f"the connection ended ({message.type.name})")
+
+
+def _watch(end: socket.socket | None) -> None:
+    """Lets the system notice a peer that is gone without a word. Not with messages of our own: a rank that computes takes none,
+    for as long as it computes, and a message would wait behind its bytes.
+    """
+    if end is None:
+        return
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+    if sys.platform == "darwin":
+        keep_idle, connection_drop_time = 0x10, 0x80  # TCP_KEEPALIVE, TCP_RXT_CONNDROPTIME
+        options += [(socket.IPPROTO_TCP, keep_idle, 1), (socket.IPPROTO_TCP, connection_drop_time, LOST_SECONDS)]
+    else:
+        options += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_SECONDS * 1000),
+        ]
+    options += [(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LOST_SECONDS - 1)]
+    for level, name, value in options:
+        with contextlib.suppress(OSError):
+            end.setsockopt(level, name, value)
+
+
+def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
+    """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here and connected to ``other``; None when the
+    system does not tell.
+    """
+    address, port = end[:2]
+    if sys.platform == "linux":
+        try:
+            # The table is not read in one piece: while others come and go, a row may be passed over.
+            tables = (Path("/proc/net/tcp").read_text() for _ in range(TABLE_READS))
+            inode = next((found for table in tables if (found := inode_of(table, end, other)) is not None), None)
+            links = list(Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:
+            return None
+        return inode is not None and any(_leads_to(link, f"socket:[{inode}]") for link in links)
+    try:
+        said = commands.run("lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-t")
+    except commands.CommandFailed:
+        return False
+    except commands.CommandError:
+        return None
+    return str(pid) in said.split()
+
+
+def _leads_to(link: Path, target: str) -> bool:
+    try:
+        return link.readlink().name == target
+    except OSError:
+        # Closed meanwhile.
+        return False
+
+
+def inode_of(table: str, end: tuple[str, int], other: tuple[str, int]) -> str | None:
+    """The inode of the socket between two IPv4 ends, in Linux's /proc/net/tcp. One end does not name a socket: the port of a
+    connection that is over (inode 0) is given again for one to elsewhere.
+    """
+    wanted = [f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}" for address, port in (end[:2], other[:2])]
+    rows = (line.split() for line in table.splitlines()[1:])
+    return next((row[9] for row in rows if len(row) > 9 and row[1:3] == wanted), None)

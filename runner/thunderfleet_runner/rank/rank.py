@@ -1,0 +1,247 @@
+"""One rank of a group: the process that has MLX in it. Started by its supervisor, one for each attempt, and ended with it.
+
+What it does before, until its ring has formed, is in ``rankstart``.
+
+MLX's init, collectives and evaluations hold their thread, some the interpreter, without a time limit; so nothing here decides
+when to give up. The supervisor does, from outside. Three threads: main (all of MLX), a reader (the supervisor's messages; ends
+the process when the supervisor is gone), and the heartbeat.
+"""
+
+import base64
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from thunderfleet_crds.vocabulary import Backend, Split
+
+from thunderfleet_runner import framing, protocol
+from thunderfleet_runner.rank.channel import Channel
+from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
+from thunderfleet_runner.rank.step_clock import Pulse
+
+if TYPE_CHECKING:
+    from thunderfleet_runner.rank.generation import Engine
+
+log = logging.getLogger("thunderfleet.rank")
+
+
+class Rank:
+    """The process's state: where it stands, and how its threads reach each other."""
+
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._channel = Channel(started.end)
+        self._pulse = Pulse()
+        self._engine: Engine | None = None
+        self._early: list[protocol.ToRank] = []
+        self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.stage: Literal["init", "load", "check", "serve", "stop"] = "init"
+
+    def send(self, *messages: Any) -> None:
+        """To the supervisor; a supervisor that is gone ends the process."""
+        if any(isinstance(message, protocol.Ready) for message in messages):
+            self.stage = "serve"
+        try:
+            self._channel.send(*messages)
+        except OSError as error:
+            log.error("the supervisor is gone: %s", error)
+            os._exit(1)
+
+    # --- threads ---
+
+    def read(self) -> None:
+        """The reader thread. Never returns while the supervisor lives."""
+        try:
+            while True:
+                self._route(self._channel.receive())
+        except (EOFError, OSError, framing.BrokenStream) as error:
+            log.error("the supervisor's channel ended: %s", error)
+        except Exception:
+            log.exception("the reader thread failed")
+        # The main thread may be stuck in MLX: there is no gentler way out.
+        os._exit(1)
+
+    def _route(self, message: protocol.ToRank) -> None:
+        if isinstance(message, protocol.Gathered):
+            self._gathered.put(message)
+            return
+        with self._lock:
+            engine = self._engine
+            if engine is None:
+                self._early.append(message)
+                return
+        self._dispatch(engine, message)
+
+    def _dispatch(self, engine: "Engine", message: protocol.ToRank) -> None:
+        match message:
+            case protocol.Turn() | protocol.Check() | protocol.Measure() | protocol.Stop():
+                engine.command(message)
+            case protocol.Prepare(request=request):
+                self.send(engine.prepare(request))
+            case protocol.Generate(request=request):
+                engine.generate(request)
+            case protocol.Cancel(id=name):
+                engine.cancel(name)
+            case protocol.Start() | protocol.Gathered():
+                log.error("a message of type %s came too late and was ignored", message.type)
+
+    def exchange(self, rank: int, size: int) -> Callable[[bytes, int], bytes]:
+        """What MLX asks for as ``all_gather_factory``: gathers through the supervisors, who know the peers and the deadline."""
+        number = 0
+
+        def gather(part: bytes, length: int) -> bytes:
+            nonlocal number
+            number += 1
+            self.send(protocol.Gather(number=number, data=base64.b64encode(part).decode()))
+            # Without a limit: the supervisor has it, and ends this process.
+            answer = self._gathered.get()
+            whole = base64.b64decode(answer.data)
+            if answer.number != number or len(whole) != size * length:
+                raise NotFormed(
+                    f"gather {number} of rank {rank} should give {size * length} bytes, "
+                    f"gather {answer.number} gave {len(whole)}"
+                )
+            return whole
+
+        return gather
+
+    def beat(self) -> None:
+        """The heartbeat thread."""
+        import mlx.core as mx
+
+        pause = threading.Event()
+        while not pause.wait(protocol.HEARTBEAT_SECONDS):
+            reading = self._pulse.read()
+            self.send(
+                protocol.Heartbeat(
+                    steps=reading.steps,
+                    in_step=reading.in_step,
+                    step_seconds=reading.step_seconds,
+                    longest_step_seconds=reading.longest_step_seconds,
+                    peak_memory_bytes=mx.get_peak_memory(),
+                )
+            )
+
+    # --- the main thread ---
+
+    def run(self) -> None:
+        """The whole life, as the protocol tells it. Raises what went wrong; ``stage`` says where."""
+        start = protocol.Start.model_validate_json(json.dumps(self._started.start))
+        group = self._started.group
+        if start.backend is not Backend.RING:
+            group = form(start, self.exchange)
+            self.send(formed(group))
+        threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
+        self.stage = "load"
+        with self._pulse.work("loading"):
+            engine = self._load(start, group)
+        with self._lock:
+            self._engine = engine
+            for message in self._early:
+                self._dispatch(engine, message)
+        self.stage = "check"
+        engine.run()
+        self.stage = "stop"
+        if group is not None:
+            from thunderfleet_runner.rank.loading import barrier
+
+            barrier(group)
+
+    def _load(self, start: protocol.Start, group: Any) -> "Engine":
+        import mlx.core as mx
+
+        from thunderfleet_runner.rank import loading, mlxlm
+        from thunderfleet_runner.rank.generation import Engine
+
+        mlxlm.forget_wired_limit()
+        if mx.metal.is_available():
+            mx.set_wired_limit(start.memory_bytes)
+
+        def report(loaded: int, total: int, layers: int) -> None:
+            self._pulse.step("loading")
+            self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
+
+        loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
+        trimmable = mlxlm.always_trimmable(loaded.model)
+        if group is not None:
+            count = mx.distributed.all_sum(mx.array(int(trimmable)), group=group, stream=mx.cpu).item()
+            trimmable = count == group.size()
+        if not trimmable:
+            mlxlm.forbid_trimming()
+        memory = start.memory
+        engine = Engine(
+            mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),
+            self._pulse,
+            self.send,
+            group=group,
+            vocabulary=vocabulary(loaded.config),
+            memory_tokens=memory.cached_tokens,
+            context=memory.context_tokens,
+            share_tokens=start.split is Split.PIPELINE,
+            trimmable=trimmable,
+        )
+        self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=mx.get_peak_memory()))
+        return engine
+
+
+Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
+
+
+def form(start: protocol.Start, exchange: Gathers) -> Any:
+    """MLX's group for the plan's rank and size, where it is no ring; None for one Mac alone. Waits as long as MLX does.
+
+    ``exchange`` is JACCL's: given (rank, size), it gives an all-gather of bytes.
+
+    Raises NotFormed for another group than the plan's, RuntimeError with MLX's text when it cannot be made.
+    """
+    import mlx.core as mx
+
+    if start.backend is Backend.NONE:
+        size = mx.distributed.init().size()
+        if size != 1:
+            raise NotFormed(f"one rank alone was planned, MLX made a group of {size}: are MLX_* variables set?")
+        return None
+    if not start.jaccl_environment:
+        group = mx.distributed.init(strict=True, backend="jaccl", all_gather_factory=exchange)
+    else:
+        group = mx.distributed.init(strict=True, backend="jaccl")
+    return checked(group, start.rank, start.size)
+
+
+def formed(group: Any) -> protocol.Formed:
+    """What the group says of itself, an all-sum of every rank's number (from 1) included."""
+    if group is None:
+        return protocol.Formed(rank=0, size=1, all_sum=1)
+    return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=all_sum(group))
+
+
+def vocabulary(config: dict[str, Any]) -> int:
+    """How many token ids a model's configuration speaks of; 0 when it does not say."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return 0
+
+
+def run(started: Started) -> NoReturn:
+    """Runs the rank until its end, and exits the process."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    rank = Rank(started)
+    threading.Thread(target=rank.read, name="reader", daemon=True).start()
+    code = 0
+    try:
+        rank.run()
+    except BaseException as error:
+        log.exception("rank failed in %s", rank.stage)
+        rank.send(protocol.Failed(stage=rank.stage, text=f"{type(error).__name__}: {error}"))
+        code = 1
+    sys.stderr.flush()
+    # Not sys.exit: MLX's destructors wait for peers that may be gone, and turn success into signals.
+    os._exit(code)

@@ -1,0 +1,57 @@
+"""The ``size`` command: a model folder in, ``NodeProfile.status.models[]`` out."""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thunderfleet_crds.nodeprofile import Model
+
+from thunderfleet_runner.host import weightfiles
+from thunderfleet_runner.host.weightfiles import IncompleteModel
+from thunderfleet_runner.sizing import arithmetic, bounded
+from thunderfleet_runner.sizing.bounded import Limits
+
+log = logging.getLogger(__name__)
+
+
+def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None) -> Model:
+    """The model in ``folder``, sized for tensor parallelism over each of ``world_sizes``, for pipelines, and its caches.
+
+    Takes at most ``limits``' seconds and bytes of memory. Raises IncompleteModel when its files are not whole, ValueError when
+    its configuration cannot be read, OSError.
+    """
+    tensors = weightfiles.read(folder)
+    config = _config(folder)
+    facts = bounded.run(folder, world_sizes, limits or Limits())
+    if facts.total_bytes is None:
+        log.warning("%s: %s; it is sized by its files", folder, facts.ended)
+        return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm said nothing")
+    if facts.ended:
+        log.warning("%s: %s", folder, facts.ended)
+    return arithmetic.by_mlx(str(folder.absolute()), config, facts, world_sizes)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return config
+
+
+def main(path: Path, world_sizes: Sequence[int]) -> int:
+    """Prints the sizes as JSON. Returns the exit code: 2 when the folder holds no whole model."""
+    try:
+        found = size(path, world_sizes)
+    except (IncompleteModel, ValueError, OSError) as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return 2
+    json.dump(found.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout)
+    print()
+    return 0

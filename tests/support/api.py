@@ -1,0 +1,55 @@
+"""Reads from the API server without a kubectl process for each: tests that wait read several times a second."""
+
+import base64
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.errors import LocalClusterError
+
+from tests.support.https import client_context, get
+
+Json = dict[str, Any]
+
+REQUEST_SECONDS = 3.0
+OURS = "/apis/thunderfleet.io/v1alpha1"
+
+
+class Unreachable(LocalClusterError):
+    """No answer in time, or an error instead of one."""
+
+
+class Api:
+    """GETs from the API server as its administrator, each with a limit. Raises Unreachable."""
+
+    def __init__(self, cluster: Cluster, seconds: float = REQUEST_SECONDS) -> None:
+        self._seconds = seconds
+        config = yaml.safe_load(cluster.kubeconfig.read_text())
+        user, server = config["users"][0]["user"], config["clusters"][0]["cluster"]
+        self._server = urlsplit(server["server"])
+        entries = (server["certificate-authority-data"], user["client-certificate-data"], user["client-key-data"])
+        self._context = client_context(*(base64.b64decode(entry).decode() for entry in entries))
+
+    def get(self, path: str, seconds: float | None = None) -> Json | None:
+        """The object or list at ``path``; None when there is none."""
+        connection = http.client.HTTPSConnection(
+            self._server.hostname or "", self._server.port, timeout=seconds or self._seconds, context=self._context
+        )
+        try:
+            status, body = get(connection, path)
+        except OSError as error:
+            raise Unreachable(f"the API server: {error!r}") from error
+        if status == 404:
+            return None
+        if status >= 400:
+            raise Unreachable(f"the API server returns {status} for {path}")
+        found: Json = json.loads(body)
+        return found
+
+    def items(self, path: str) -> list[Json]:
+        """The items of the list at ``path``; none when there is no such list."""
+        found = self.get(path)
+        return found["items"] if found else []

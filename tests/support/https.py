@@ -1,0 +1,32 @@
+"""A TLS client with a certificate of its own."""
+
+import http.client
+import os
+import ssl
+import tempfile
+
+
+def client_context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
+    """Trusts ``authority`` and presents ``certificate``; all three are PEM."""
+    context = ssl.create_default_context(cadata=authority)
+    # ``ssl`` reads a client certificate only from a file.
+    descriptor, name = tempfile.mkstemp()
+    try:
+        os.write(descriptor, f"{certificate}\n{key}".encode())
+        context.load_cert_chain(name)
+    finally:
+        os.close(descriptor)
+        os.unlink(name)
+    return context
+
+
+def get(connection: http.client.HTTPSConnection, path: str) -> tuple[int, bytes]:
+    """Status and body of one GET; closes the connection. Raises OSError when no whole response arrives."""
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except http.client.HTTPException as error:
+        raise OSError(repr(error)) from error
+    finally:
+        connection.close()

@@ -1,0 +1,196 @@
+"""Commands that hang, flood, fail, do not exist, or cannot be killed; in asyncio and in a thread alike."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_lib import hostcmd
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
+
+from tests.support.processes import alive
+from tests.support.waiting import until_async
+from tests.unit.lib.conftest import Commands
+
+Run = Callable[..., Awaitable[Output | Failure]]
+
+
+async def in_asyncio(*argv: str, seconds: float = 30.0, path: tuple[Path, ...] = ()) -> Output | Failure:
+    return await Host(path).run(argv, seconds)
+
+
+async def in_a_thread(*argv: str, seconds: float = 30.0, path: tuple[Path, ...] = ()) -> Output | Failure:
+    return await asyncio.to_thread(BlockingHost(path).run, argv, seconds)
+
+
+@pytest.fixture(params=[in_asyncio, in_a_thread], ids=["asyncio", "thread"])
+def run(request: pytest.FixtureRequest) -> Run:
+    found: Run = request.param
+    return found
+
+
+def failed(outcome: Output | Failure, kind: FailureKind) -> Failure:
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is kind
+    return outcome
+
+
+async def test_output_in_the_locale_c(run: Run, commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    commands.script("say", 'echo "$1 $LC_ALL $LANG"; printf "\\377"')
+    assert await run("say", "hello") == Output("say hello", "hello C C\n\ufffd")
+
+
+async def test_no_input(run: Run, commands: Commands) -> None:
+    assert await run("cat") == Output("cat", "")
+
+
+async def test_given_folders_come_before_path(run: Run, commands: Commands, tmp_path: Path) -> None:
+    commands.script("which_one", "echo from PATH; inner")
+    commands.script("inner", "echo inner from PATH")
+    first = Commands(tmp_path / "first")
+    first.folder.mkdir()
+    first.script("inner", "echo inner from the folder")
+    assert await run("which_one", path=(first.folder,)) == Output("which_one", "from PATH\ninner from the folder\n")
+    assert Host((first.folder,)).find("inner") == str(first.folder / "inner")
+    assert Host().find("inner") == str(commands.folder / "inner")
+    assert Host().find("no_such_command") is None
+
+
+async def test_absent(run: Run, commands: Commands) -> None:
+    failure = failed(await run("no_such_command", "status"), FailureKind.ABSENT)
+    assert str(failure) == "`no_such_command status` does not exist (no such command in PATH)"
+    assert "does not exist" in failed(await run("/no/such/command"), FailureKind.ABSENT).message
+
+
+async def test_not_executable(run: Run, commands: Commands) -> None:
+    (commands.folder / "broken").write_text("not a program")
+    failure = failed(await run(str(commands.folder / "broken")), FailureKind.ABSENT)
+    assert failure.message == "cannot be started: Permission denied"
+
+
+async def test_failed_with_code_and_words(run: Run, commands: Commands) -> None:
+    commands.script("fails", "echo before; echo 'no device' >&2; exit 3")
+    failure = failed(await run("fails"), FailureKind.FAILED)
+    assert (failure.code, failure.text, failure.error) == (3, "before\n", "no device\n")
+    assert str(failure) == "`fails` exited with code 3: no device"
+
+
+async def test_failed_with_words_on_standard_output(run: Run, commands: Commands) -> None:
+    commands.script("fails", "echo one; echo two; exit 1")
+    assert str(await run("fails")) == "`fails` exited with code 1: one two"
+
+
+async def test_killed_by_a_signal(run: Run, commands: Commands) -> None:
+    commands.script("dies", "kill -9 $$")
+    failure = failed(await run("dies"), FailureKind.FAILED)
+    assert (failure.code, failure.message) == (-9, "was killed by signal 9")
+
+
+async def test_a_hanging_command_and_its_children_end_at_the_limit(run: Run, commands: Commands, tmp_path: Path) -> None:
+    commands.script("hangs", f"sleep 600 & echo $! > {tmp_path}/child; echo so far; echo waiting >&2; wait")
+    failure = failed(await run("hangs", seconds=0.5), FailureKind.TIMED_OUT)
+    assert str(failure) == "`hangs` did not answer within 0.5 s: waiting"
+    assert (failure.text, failure.error, failure.code) == ("so far\n", "waiting\n", None)
+    child = int((tmp_path / "child").read_text())
+    await until_async(lambda: not alive(child))
+
+
+async def test_a_child_that_holds_the_output_of_a_command_that_has_exited_ends_too(
+    run: Run, commands: Commands, tmp_path: Path
+) -> None:
+    commands.script("leaves", f"sleep 600 & echo $! > {tmp_path}/child; echo done")
+    failed(await run("leaves", seconds=0.5), FailureKind.TIMED_OUT)
+    child = int((tmp_path / "child").read_text())
+    await until_async(lambda: not alive(child))
+
+
+async def test_a_command_that_closes_its_output_and_hangs(run: Run, commands: Commands, tmp_path: Path) -> None:
+    commands.script("closes", f"echo $$ > {tmp_path}/pid; exec >&- 2>&-; exec sleep 600")
+    failed(await run("closes", seconds=0.5), FailureKind.TIMED_OUT)
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+async def test_too_much_output_is_killed(
+    run: Run, commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    monkeypatch.setattr(hostcmd, "OUTPUT_LIMIT_BYTES", 2**20)
+    commands.script("floods", f"echo $$ > {tmp_path}/pid; exec yes 0123456789 >&{stream}")
+    failure = failed(await run("floods"), FailureKind.TOO_MUCH_OUTPUT)
+    assert str(failure) == "`floods` printed more than 1 MiB and was killed"
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_output_up_to_the_bound_is_kept(run: Run, commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostcmd, "OUTPUT_LIMIT_BYTES", 2**18)
+    commands.script("fills", f"head -c {2**18} /dev/zero | tr '\\0' x")
+    assert await run("fills") == Output("fills", "x" * 2**18)
+    commands.script("spills", f"head -c {2**18 + 1} /dev/zero | tr '\\0' x")
+    failed(await run("spills"), FailureKind.TOO_MUCH_OUTPUT)
+
+
+async def test_cancelling_kills_the_command(commands: Commands, tmp_path: Path) -> None:
+    commands.script("hangs", f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 600")
+    running = asyncio.create_task(Host().run(("hangs",), 600))
+    await until_async((tmp_path / "pid").exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    pid = int((tmp_path / "pid").read_text())
+    await until_async(lambda: not alive(pid))
+
+
+# A process in uninterruptible sleep cannot be made to order; a kill that does nothing looks the same to its parent.
+
+
+async def test_a_command_that_cannot_be_killed_is_left_behind_and_not_started_again(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.script("stuck", f"echo started >> {tmp_path}/starts; exec sleep 600")
+    host, kill = Host(), os.killpg
+    transport: Any = vars(asyncio)["base_subprocess"].BaseSubprocessTransport
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", lambda pid, number: None)
+        patched.setattr(asyncio.subprocess.Process, "kill", lambda self: None)
+        patched.setattr(transport, "close", lambda self: [p.pipe.close() for p in self._pipes.values() if p is not None])
+        failed(await host.run(("stuck",), 0.5), FailureKind.TIMED_OUT)
+        second = failed(await host.run(("stuck",), 0.5), FailureKind.TIMED_OUT)
+    (process,) = host._stuck.values()
+    assert f"still hangs (process {process.pid} cannot be killed, so no second one is started)" in second.message
+    assert (tmp_path / "starts").read_text() == "started\n"
+    kill(process.pid, 9)
+    await process.wait()
+    commands.script("stuck", "echo well again")
+    assert await host.run(("stuck",), 30) == Output("stuck", "well again\n")
+
+
+def test_a_thread_leaves_behind_what_cannot_be_killed(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.script("stuck", f"echo started >> {tmp_path}/starts; exec sleep 600")
+    host = BlockingHost()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", lambda pid, number: None)
+        failed(host.run(("stuck",), 0.5), FailureKind.TIMED_OUT)
+        second = failed(host.run(("stuck",), 0.5), FailureKind.TIMED_OUT)
+    (process,) = host._stuck.values()
+    assert isinstance(process, subprocess.Popen)
+    assert f"still hangs (process {process.pid} cannot be killed" in second.message
+    assert (tmp_path / "starts").read_text() == "started\n"
+    os.killpg(process.pid, 9)
+    process.wait(30)
+    commands.script("stuck", "echo well again")
+    assert host.run(("stuck",), 30) == Output("stuck", "well again\n")
+
+
+def test_quotes_are_one_line_of_limited_length() -> None:
+    assert hostcmd.quote("a\n  b\t c ") == "a b c"
+    assert hostcmd.quote("x" * 300) == "x" * 300
+    assert hostcmd.quote("x" * 301) == "x" * 299 + "…"

@@ -1,0 +1,99 @@
+"""The bounded listener: silent connections are closed, busy ones are kept, and there is a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+
+import aiohttp
+import pytest
+from aiohttp import web
+from thunderfleet_lib import listener
+from thunderfleet_lib.listener import Listener
+
+from tests.support.connections import HeldConnections
+
+
+class Server:
+    """Behind a Listener: /now answers, /later waits for the event."""
+
+    def __init__(self, limit: int) -> None:
+        self.listener = Listener(limit)
+        self.later = asyncio.Event()
+        self.started: asyncio.Queue[None] = asyncio.Queue()
+        """An entry for each request that waits for the event."""
+
+    async def __aenter__(self) -> Server:
+        app = web.Application(middlewares=[self.listener.track])
+        app.add_routes([web.get("/now", self._now), web.get("/later", self._wait)])
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await self._runner.setup()
+        self.port = _free_port()
+        await self.listener.listen(self._runner, "127.0.0.1", self.port)
+        self.client = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", timeout=aiohttp.ClientTimeout(total=60))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+        await self._runner.cleanup()
+        assert self.listener.open == 0
+
+    async def _now(self, _: web.Request) -> web.Response:
+        return web.Response(text="now")
+
+    async def _wait(self, _: web.Request) -> web.Response:
+        self.started.put_nowait(None)
+        await self.later.wait()
+        return web.Response(text="later")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_connection_without_a_request_is_closed_and_a_busy_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(listener, "NEXT_REQUEST_SECONDS", 0.3)
+    async with Server(4) as server:
+        working = asyncio.create_task(server.client.get("/later"))
+        await asyncio.wait_for(server.started.get(), 60)
+        held = HeldConnections("127.0.0.1", server.port)
+        await held.open(12)
+        assert server.listener.open <= 4
+        # Bytes of a header do not extend the limit, and a connection that was answered once has a limit again.
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        held.ends.append((reader, writer))
+        writer.write(b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n")
+        await held.until_all_closed()
+        held.drop()
+        assert not working.done()
+        server.later.set()
+        async with await working as answer:
+            assert await answer.text() == "later"
+
+
+async def test_when_all_connections_are_busy_a_new_one_is_refused_at_once() -> None:
+    async with Server(2) as server:
+        working = [asyncio.create_task(server.client.get("/later")) for _ in range(2)]
+        for _ in working:
+            await asyncio.wait_for(server.started.get(), 60)
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await server.client.get("/now")
+        server.later.set()
+        for task in working:
+            (await task).release()
+        async with server.client.get("/now") as answer:
+            assert answer.status == 200
+
+
+def test_a_listening_process_raises_its_limit_of_descriptors() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        listener.allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(listener.DESCRIPTORS, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
