@@ -7,13 +7,13 @@ import logging
 import signal
 
 from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_lib.hostcmd import Host
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import Collector
-from thunderfleet_lib.hostcmd import Host
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_rounds import DialRounds
 from thunderfleet_agent.peers.identity import Identity

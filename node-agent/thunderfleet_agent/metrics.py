@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from thunderfleet_lib.hostcmd import Failure
 
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.observe.facts import Source
-from thunderfleet_lib.hostcmd import Failure
 from thunderfleet_agent.peers.reachability import DialOutcome
 
 SECONDS_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 20, 60)

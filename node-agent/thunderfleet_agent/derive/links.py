@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from thunderfleet_crds.vocabulary import AddressClass
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus, ThunderboltPeer, ThunderboltPort
-from thunderfleet_crds.thunderboltlink import MAX_NODE_NAME_LENGTH, Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
+from thunderfleet_crds.thunderboltlink import (
+    MAX_NODE_NAME_LENGTH,
+    Endpoint,
+    LinkEnd,
+    ThunderboltLink,
+    ThunderboltLinkSpec,
+    link_name,
+    ordered,
+)
+from thunderfleet_crds.vocabulary import AddressClass
 
 _PREFERRED = (AddressClass.PRIVATE, AddressClass.LINK_LOCAL, AddressClass.SHARED, AddressClass.PUBLIC)
 

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
 from thunderfleet_crds.nodeprofile import Interface, InterfaceAddress
+from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
 
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers import network as parser

@@ -6,9 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_crds.common import Condition, set_condition
-from thunderfleet_crds.nodeprofile import RDMA, Agent, Benchmarks, Network, NodeProfileStatus, OperatingSystem, Reachability, Thunderbolt, domain_labels
+from thunderfleet_crds.nodeprofile import (
+    RDMA,
+    Agent,
+    Benchmarks,
+    Network,
+    NodeProfileStatus,
+    OperatingSystem,
+    Reachability,
+    Thunderbolt,
+    domain_labels,
+)
+from thunderfleet_crds.vocabulary import ConditionType
 
 from thunderfleet_agent.derive.bridges import bridge_free
 from thunderfleet_agent.derive.condition import ConditionValue
@@ -20,7 +30,12 @@ from thunderfleet_agent.derive.thunderbolt import ports, rdma_devices
 from thunderfleet_agent.observe.facts import Facts
 
 # The conditions that the agent writes; the operator writes Quarantined.
-OWN_CONDITIONS = (ConditionType.INVENTORY_COMPLETE, ConditionType.RDMA_READY, ConditionType.BRIDGE_FREE, ConditionType.BENCHMARKS_FRESH)
+OWN_CONDITIONS = (
+    ConditionType.INVENTORY_COMPLETE,
+    ConditionType.RDMA_READY,
+    ConditionType.BRIDGE_FREE,
+    ConditionType.BENCHMARKS_FRESH,
+)
 MAX_MODELS = 64
 
 NEVER_MEASURED = ConditionValue(False, "NotMeasured", "no probe has run on this Mac yet")

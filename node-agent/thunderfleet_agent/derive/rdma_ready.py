@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_crds.nodeprofile import RDMADevice
+from thunderfleet_crds.vocabulary import RDMADeviceState
+from thunderfleet_lib.hostcmd import FailureKind
 
 from thunderfleet_agent.derive.bridges import leave_bridge
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.derive.hardware import virtual_model
 from thunderfleet_agent.derive.thunderbolt import address_without_gid
 from thunderfleet_agent.observe.facts import RDMA_SOURCES, Facts, Source
-from thunderfleet_lib.hostcmd import FailureKind
 
 
 def rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> ConditionValue:

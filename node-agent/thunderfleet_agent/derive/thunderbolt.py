@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_crds.nodeprofile import RDMADevice, ThunderboltPeer, ThunderboltPort
+from thunderfleet_crds.vocabulary import RDMADeviceState
 
 from thunderfleet_agent.derive.network import port_interfaces
 from thunderfleet_agent.observe.facts import Facts

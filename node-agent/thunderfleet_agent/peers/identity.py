@@ -99,7 +99,6 @@ def _keep(made: Path, state: Path) -> None:
 
 def write(folder: Path) -> str:
     """Writes the certificate, its key (mode 0600) and the authority's certificate, and gives the certificate's SHA-256."""
-
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from thunderfleet_lib import tls
 

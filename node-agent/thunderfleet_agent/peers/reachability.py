@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from thunderfleet_crds.vocabulary import ReachabilityState
 from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, Reachability
+from thunderfleet_crds.vocabulary import ReachabilityState
 
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 

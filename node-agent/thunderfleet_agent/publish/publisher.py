@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from thunderfleet_crds.common import API_VERSION, GROUP, LABEL_DOMAIN_PREFIX, NODEPROFILE_KIND, NODEPROFILE_PLURAL, THUNDERBOLTLINK_KIND, THUNDERBOLTLINK_PLURAL, ApiModel, Condition, ObjectMeta, OwnerReference
+from thunderfleet_crds.common import (
+    API_VERSION,
+    GROUP,
+    LABEL_DOMAIN_PREFIX,
+    NODEPROFILE_KIND,
+    NODEPROFILE_PLURAL,
+    THUNDERBOLTLINK_KIND,
+    THUNDERBOLTLINK_PLURAL,
+    ApiModel,
+    Condition,
+    ObjectMeta,
+    OwnerReference,
+)
 from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_lib.kube import ApiError, Json, Kube

@@ -18,9 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from thunderfleet_agent import agent as agent_module
 from thunderfleet_agent import cli
-from thunderfleet_agent.agent import Loop, Settings
+from thunderfleet_agent import rounds as rounds_module
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import PATIENCE, QUESTIONS, Collector
@@ -28,6 +27,7 @@ from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
+from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile
@@ -150,15 +150,15 @@ async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: An
 
 
 @contextlib.asynccontextmanager
-async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Loop]:
+async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Rounds]:
     """An agent in a hurry."""
     for name in ("SETTLE_SECONDS", "RETRY_SECONDS", "RETRY_LIMIT_SECONDS", "FIRST_LOOK_SECONDS"):
-        monkeypatch.setattr(agent_module, name, 0.01)
-    monkeypatch.setattr(agent_module, "LOOK_SECONDS", 0.2)
-    chosen = Settings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
+        monkeypatch.setattr(rounds_module, name, 0.01)
+    monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 0.2)
+    chosen = AgentSettings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
     metrics = Metrics()
     collector = Collector(Host(), chosen.model_folders, metrics.observed)
-    loop = Loop(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
+    loop = Rounds(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
     task = asyncio.create_task(loop.run())
     try:
         yield loop

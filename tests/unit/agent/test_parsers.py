@@ -59,7 +59,7 @@ def test_a_truncated_or_mixed_up_output_is_a_parse_error_at_most(name: str, data
     never_raises_but_parse_error(PARSERS[name], text[:end] + data.draw(st.text(max_size=5)) + text[begin:])
 
 
-json_values = st.deferred(
+json_values: st.SearchStrategy[Any] = st.deferred(
     lambda: (
         st.none()
         | st.booleans()

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-
 from thunderfleet_crds.vocabulary import MeasurementTransport
+
 from thunderfleet_agent.measure.schedule.probes import Key, ProbeKind, Target
 
 # Published at once when a figure has moved by this share, a round trip by the other.

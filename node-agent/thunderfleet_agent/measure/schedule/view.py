@@ -6,9 +6,9 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 from thunderfleet_crds.nodeprofile import Agent, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkSpec, link_name
+from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 
 from thunderfleet_agent.measure.schedule import probes
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Probe, Target

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-
 from thunderfleet_crds.vocabulary import MeasurementTransport
+
 from thunderfleet_agent.measure.schedule.probes import ProbeKind
 
 # A gather of JACCL is a few hundred bytes; one message carries at most two parts of this size, in base64.

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from pydantic import ValidationError
-
 from thunderfleet_crds.vocabulary import MeasurementTransport
+
 from thunderfleet_agent.measure.schedule.figures import Figures
 from thunderfleet_agent.measure.schedule.probes import FORM_SECONDS, CableEnd, ProbeKind, Target
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-
 from thunderfleet_crds.vocabulary import MeasurementTransport
+
 from thunderfleet_agent.measure.schedule.figures import Figures
 from thunderfleet_agent.measure.schedule.probes import ECHO_SECONDS, SETUP_SECONDS, ProbeKind, Target
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Sockets
