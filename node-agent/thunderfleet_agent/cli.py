@@ -120,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         "measure",
         parents=[common],
         help="measure the GPU, its memory or a link now",
-        description="Runs probes once and prints the results. `link PEER` measures every cable and address to that Mac; it needs "
-        "the certificate of the running agent, so run it in the agent's pod.",
+        description="Runs probes once and prints the results. `link PEER` measures every cable and address to that Mac; it "
+        "needs the certificate of the running agent, so run it in the agent's pod.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     measure.add_argument(
@@ -163,7 +163,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 to 86400, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be 1 to 86400 seconds, not {text!r}")
     return value
 
 
@@ -190,9 +190,9 @@ async def _inspect(arguments: argparse.Namespace) -> int:
         return 0
     whole = NodeProfile(metadata=ObjectMeta(name=node, labels=found.labels), status=found.status).dump()
     if arguments.why:
-        from thunderfleet_agent.inspection.page import why
+        from thunderfleet_agent.inspection.problems import as_values
 
-        whole["why"] = why(found.status, collector.facts)
+        whole["why"] = as_values(found.status, collector.facts)
     if arguments.output == "json":
         print(json.dumps(whole, indent=2))
     else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
+from thunderfleet_operator.plan_cli.arguments import add_arguments
 
 log = logging.getLogger(__name__)
 
@@ -71,61 +72,18 @@ def parser() -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         help="least level that is logged",
     )
-    plan = commands.add_parser(
-        "plan",
-        help="plan a ModelDeployment on a fleet that is described in a file",
-        description="Plans a ModelDeployment on the fleet of a file, by the rules of the operator, without a cluster.",
-        epilog="exit status: 0 every group has a place, 3 one has none, 2 bad input",
-        formatter_class=formatter,
-    )
-    plan.add_argument(
-        "--fleet",
-        type=Path,
-        metavar="FILE",
-        help="what `kubectl get nodes,np,tbl,md,pods -A -o yaml` prints (configmaps may be added), edited or not",
-    )
-    plan.add_argument("--deployment", type=Path, metavar="FILE", help="a manifest with one ModelDeployment")
-    plan.add_argument(
-        "-o",
-        "--output",
-        default="table",
-        choices=("table", "json", "yaml"),
-        help="format; the schema of json and yaml is printed by --schema",
-    )
-    plan.add_argument("--runners-up", type=int, default=3, metavar="N", help="places that lost to tell of")
-    plan.add_argument("--ports", type=_range, default="20000-20999", help="gateway and control ports, as for run")
-    plan.add_argument("--ring-ports", type=_range, default="21000-29999", help="ring ports, as for run")
-    plan.add_argument("--schema", action="store_true", help="print the JSON Schema of the output and exit")
+    plan = commands.add_parser("plan", help="plan a ModelDeployment on a fleet that a file describes")
+    add_arguments(plan, _range)
     return top
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from thunderfleet_operator.plan_cli import command
-
-    if arguments.schema:
-        print(command.schema())
-        return 0
-    missing = [name for name in ("fleet", "deployment") if getattr(arguments, name) is None]
-    if missing:
-        print(f"thunderfleet-operator plan: --{missing[0]} FILE is needed", file=sys.stderr)
-        return 2
-    if not 0 <= arguments.runners_up <= 100:
-        print(f"thunderfleet-operator plan: --runners-up is from 0 to 100, not {arguments.runners_up}", file=sys.stderr)
-        return 2
-    settings = PortSettings(arguments.ports, arguments.ring_ports)
-    try:
-        status, text = command.run(arguments.fleet, arguments.deployment, arguments.output, settings, arguments.runners_up)
-    except command.BadInput as error:
-        print(f"thunderfleet-operator plan: {error}", file=sys.stderr)
-        return 2
-    print(text)
-    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.command == "plan":
-        return _plan(arguments)
+        # Imported here so that --help stays fast, as for run.
+        from thunderfleet_operator.plan_cli import command
+
+        return command.run(arguments)
     logging.basicConfig(
         level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.observe.fleet import Fleets
 from thunderfleet_operator.observe.snapshot import Parsed, Usage, taken
 from thunderfleet_operator.placement import (
@@ -28,7 +29,6 @@ from thunderfleet_operator.placement import (
     Placement,
     Request,
     TensorFacts,
-    WantedTransport,
     plan,
 )
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, Cache
@@ -70,7 +70,7 @@ def racks(count: int, model: ModelFacts, backends: frozenset[str] = frozenset({"
                     End(name, f"169.254.{j % 250}.{i % 250}", f"rdma_en{j - rack + 2}"),
                     End(names[j], f"169.254.{i % 250}.{j % 250}", f"rdma_en{i - rack + 2}"),
                     80_000,
-                    rdma_lack=None,
+                    rdma_problem=None,
                 )
             )
     return Fleet(macs, cables)
@@ -96,7 +96,7 @@ def meshed(count: int, model: ModelFacts, free: int) -> Fleet:
     names = [f"mac-{i:02d}" for i in range(count)]
     macs = [Mac(n, address(i), free, models=(model,), backends=frozenset({"ring", "jaccl"})) for i, n in enumerate(names)]
     cables = (
-        Cable(f"{a}--{b}", End(a, "1", f"to-{b}"), End(b, "2", f"to-{a}"), 80_000, rdma_lack=None)
+        Cable(f"{a}--{b}", End(a, "1", f"to-{b}"), End(b, "2", f"to-{a}"), 80_000, rdma_problem=None)
         for a, b in itertools.combinations(names, 2)
     )
     return Fleet(macs, cables)
@@ -189,7 +189,7 @@ def _with_rates(fleet: Fleet) -> Fleet:
         assert mac.dials is not None
         pairs = list(zip(mac.dials.nodes, mac.dials.addresses, strict=True))
         rates = {pair: 700 + (i * 37 + j * 61) % 250 for j, pair in enumerate(pairs)}
-        macs.append(replace(mac, dials=Dials.of(pairs, rates), memory_megabytes=(400_000, 546_000, 800_000)[i % 3]))
+        macs.append(replace(mac, dials=Dials.of(pairs, rates), memory_bandwidth=(400_000, 546_000, 800_000)[i % 3]))
     return Fleet(macs)
 
 
@@ -199,7 +199,7 @@ def growing(repeats: int, say: Say) -> list[Figure]:
     bounds = {1_000: Bound("<=", 100), 10_000: Bound("<=", 1000)}
     requests = {
         "mesh": (900, Request(path=PATH, memory=NO_KV)),
-        "ring+LAN": (900, Request(path=PATH, memory=NO_KV, transport=WantedTransport.RING, ring_without_relay=True)),
+        "ring+LAN": (900, Request(path=PATH, memory=NO_KV, transport=Transport.RING, ring_without_relay=True)),
         "no place": (90_000, Request(path=PATH, memory=NO_KV)),
     }
     for size in SIZES:
@@ -307,7 +307,7 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
     tracemalloc.start()
     fleets = Fleets()
     fleet = fleets.fleet(cache, parsed, used)
-    assert fleet.islands and fleet.top_mbps and fleet.dialled_by("mac-00000")
+    assert fleet.components and fleet.top_mbps and fleet.reached_by("mac-00000")
     gc.collect()
     per_mac = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()

@@ -168,7 +168,7 @@ def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(health
     assert said(profiles["book-1"], "RDMAReady")[1] == "RDMADisabled"
     assert said(profiles["studio-4"], "BridgeFree")[:2] == ("False", "BridgeMember")
     virtual = said(profiles["virtual-1"], "RDMAReady")
-    assert virtual[:2] == ("False", "Unsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
+    assert virtual[:2] == ("False", "RDMAUnsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
     hardware = {name: profiles[name]["status"]["hardware"] for name in ("studio-1", "book-1")}
     assert {name: one["gpuCores"] for name, one in hardware.items()} == {"studio-1": 60, "book-1": 40}
     columns = healthy.cluster.kubectl("get", "tbl").stdout

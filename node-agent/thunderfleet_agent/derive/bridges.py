@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from thunderfleet_crds.reasons import Reason
+
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.derive.network import bridge_names, expected_interfaces, port_interfaces
 from thunderfleet_agent.observe.facts import Facts, Source
@@ -14,17 +16,17 @@ def bridge_free(facts: Facts, bridged: Mapping[str, str]) -> ConditionValue:
     """Whether no Thunderbolt port is a member of a bridge. ``bridged`` maps an interface to its bridge."""
     for source in (Source.INTERFACES, Source.HARDWARE_PORTS):
         if failure := facts.failures.get(source):
-            return ConditionValue(None, "CommandFailed", f"{failure}; run it on this Mac to see why")
+            return ConditionValue(None, Reason.COMMAND_FAILED, f"{failure}; run it on this Mac to see why")
     if facts.interfaces is None or facts.hardware_ports is None:
-        return ConditionValue(None, "NotObserved", "the agent has not read the interfaces yet")
+        return ConditionValue(None, Reason.NOT_OBSERVED, "the agent has not read the interfaces yet")
     thunderbolt = set(port_interfaces(facts).values())
     members = {name: bridge for name, bridge in bridged.items() if name in thunderbolt}
     if members:
-        return ConditionValue(False, "BridgeMember", leave_bridge(members, facts))
+        return ConditionValue(False, Reason.BRIDGE_MEMBER, leave_bridge(members, facts))
     incomplete = _incomplete_bridge(facts)
     if incomplete is not None:
-        return ConditionValue(None, "CommandFailed", f"`ifconfig -a` does not show {incomplete}: run it on this Mac")
-    return ConditionValue(True, "NoMembers", "no Thunderbolt port is a member of a bridge")
+        return ConditionValue(None, Reason.COMMAND_FAILED, f"`ifconfig -a` does not show {incomplete}: run it on this Mac")
+    return ConditionValue(True, Reason.NO_MEMBERS, "no Thunderbolt port is a member of a bridge")
 
 
 def _incomplete_bridge(facts: Facts) -> str | None:

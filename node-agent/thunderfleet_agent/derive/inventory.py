@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, DEVINFO_COMMAND
+from thunderfleet_lib.rdma.rules import interface_of
+
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.derive.network import expected_interfaces, port_interfaces
 from thunderfleet_agent.derive.thunderbolt import address_without_gid
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers.network import IFCONFIG_COMMAND
-from thunderfleet_agent.observe.parsers.rdma import DEVICES_COMMAND, DEVINFO_COMMAND
 from thunderfleet_agent.observe.parsers.thunderbolt import NAME as THUNDERBOLT
 
 _IFCONFIG, _DEVICES, _DEVINFO = (" ".join(command) for command in (IFCONFIG_COMMAND, DEVICES_COMMAND, DEVINFO_COMMAND))
@@ -23,8 +26,8 @@ def inventory_complete(facts: Facts) -> ConditionValue:
     problems += _missing_interfaces(facts)
     problems += _rdma_contradictions(facts)
     if not problems:
-        return ConditionValue(True, "Complete", "every command answered")
-    return ConditionValue(False, "CommandFailed", "; ".join(problems))
+        return ConditionValue(True, Reason.COMPLETE, "every command answered")
+    return ConditionValue(False, Reason.COMMAND_FAILED, "; ".join(problems))
 
 
 def _missing_interfaces(facts: Facts) -> Iterator[str]:
@@ -51,7 +54,6 @@ def _rdma_contradictions(facts: Facts) -> Iterator[str]:
         elif described[name].state is None:
             yield f"`{_DEVINFO}` does not show the state of {name}"
         elif (address := address_without_gid(described[name], facts)) is not None:
-            interface = name.removeprefix("rdma_")
-            yield f"`{_DEVINFO}` lists no GID for {address} on {name}, but `{_IFCONFIG}` shows this address on {interface}"
+            yield f"`{_DEVINFO}` lists no GID for {address} on {name}, but `{_IFCONFIG}` shows it on {interface_of(name)}"
     for name in sorted(set(described) - listed):
         yield f"`{_DEVICES}` does not list {name}, which `{_DEVINFO}` describes"

@@ -18,6 +18,7 @@ from thunderfleet_crds.nodeprofile import (
     Thunderbolt,
     domain_labels,
 )
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
 from thunderfleet_agent.derive.bridges import bridge_free
@@ -38,7 +39,7 @@ OWN_CONDITIONS = (
 )
 MAX_MODELS = 64
 
-NEVER_MEASURED = ConditionValue(False, "NotMeasured", "no probe has run on this Mac yet")
+NEVER_MEASURED = ConditionValue(False, Reason.NOT_MEASURED, "no probe has run on this Mac yet")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Condition RDMAReady: whether this Mac's side of RDMA works. The other end and the cable are the link's affair."""
+"""Condition RDMAReady: whether RDMA works on a port of this Mac, by the rules that operator and runner share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from thunderfleet_crds.nodeprofile import RDMADevice
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_lib.hostcmd import FailureKind
+from thunderfleet_lib.rdma import rules
 
 from thunderfleet_agent.derive.bridges import leave_bridge
 from thunderfleet_agent.derive.condition import ConditionValue
@@ -14,66 +16,57 @@ from thunderfleet_agent.derive.hardware import virtual_model
 from thunderfleet_agent.derive.thunderbolt import address_without_gid
 from thunderfleet_agent.observe.facts import RDMA_SOURCES, Facts, Source
 
+THIS_MAC = "this Mac"
+
 
 def rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> ConditionValue:
     """The stack first, then the ports. ``bridged`` maps an interface to its bridge."""
-    return _stack(facts) or _ports(facts, devices, bridged)
-
-
-def _stack(facts: Facts) -> ConditionValue | None:
-    """What keeps RDMA off on the whole Mac; None if nothing does."""
     if model := virtual_model(facts):
-        return ConditionValue(
-            False, "Unsupported", f"this is a virtual machine ({model}), which has no Thunderbolt port: use a physical Mac"
-        )
+        text = f"this is a virtual machine ({model}), which has no Thunderbolt port: use a physical Mac"
+        return ConditionValue(False, Reason.RDMA_UNSUPPORTED, text)
     failures = [facts.failures[source] for source in RDMA_SOURCES if source in facts.failures]
-    for failure in failures:
-        if failure.kind is FailureKind.TIMED_OUT:
-            return ConditionValue(False, "StackHung", f"{failure}; the RDMA stack hangs: restart this Mac")
+    observed = not failures and facts.rdma_switch is not None and facts.rdma_devices is not None
+    hung = next((str(failure) for failure in failures if failure.kind is FailureKind.TIMED_OUT), "")
     switch = facts.failures.get(Source.RDMA_SWITCH)
-    if switch and switch.kind is FailureKind.ABSENT:
-        return ConditionValue(
-            False, "Unsupported", f"{switch}; RDMA over Thunderbolt needs macOS 26.2 or newer: update this Mac"
-        )
-    if facts.rdma_switch is False:
-        return ConditionValue(
-            False, "RDMADisabled", "RDMA is disabled: start this Mac in Recovery, run `rdma_ctl enable` there, and restart"
-        )
+    absent = str(switch) if switch and switch.kind is FailureKind.ABSENT else ""
+    stack = rules.Stack(
+        supported=not absent, hung=bool(hung), enabled=facts.rdma_switch, has_devices=bool(devices) if observed else None
+    )
+    if reason := rules.stack_fault(stack):
+        evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: absent}.get(reason, "")
+        return ConditionValue(False, reason, rules.explain(reason, THIS_MAC, evidence=evidence))
     if failures:
-        return ConditionValue(None, "CommandFailed", f"{failures[0]}; run it on this Mac to see why")
-    if facts.rdma_switch is None or facts.rdma_devices is None:
-        return ConditionValue(None, "NotObserved", "the agent has not read the state of RDMA yet")
-    return None
+        return ConditionValue(None, Reason.COMMAND_FAILED, f"{failures[0]}; run it on this Mac to see why")
+    if not observed:
+        return ConditionValue(None, Reason.NOT_OBSERVED, "the agent has not read the state of RDMA yet")
+    return _ports(facts, stack, devices, bridged)
 
 
-def _ports(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> ConditionValue:
-    if not devices:
-        return ConditionValue(
-            False, "NoDevices", "RDMA is enabled, but `ibv_devices` lists no device: RDMA needs a Mac with Thunderbolt 5"
+def _ports(facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> ConditionValue:
+    """One working port is enough. If none works, the first fault of the Active ports counts, if there are any."""
+    described = {device.name: device for device in facts.rdma_info or ()}
+    ports = [
+        rules.Port(
+            device=device.name,
+            interface=device.interface or device.name,
+            state=device.state,
+            bridge=bridged.get(device.interface or ""),
+            mapped=device.gid is not None,
+            address=address_without_gid(described[device.name], facts) if device.name in described else None,
         )
-    active = [device for device in devices if device.state is RDMADeviceState.ACTIVE]
-    if not active:
+        for device in devices
+    ]
+    if ready := [port.device for port in ports if port.device and rules.port_fault(port) is None]:
+        return ConditionValue(True, Reason.READY, f"Active: {', '.join(ready)}")
+    candidates = [port for port in ports if port.state is RDMADeviceState.ACTIVE] or ports
+    found = rules.first_fault((stack, port) for port in candidates)
+    assert found is not None
+    reason, index = found
+    if reason is Reason.BRIDGE_MEMBER:
+        members = {port.interface: port.bridge for port in candidates if port.interface and port.bridge}
+        return ConditionValue(False, reason, leave_bridge(members, facts))
+    if reason is Reason.PORT_DOWN:
         names = ", ".join(device.name for device in devices)
-        return ConditionValue(
-            False, "PortDown", f"no port of {names} is Active: connect a Mac that has RDMA enabled with a Thunderbolt 5 cable"
-        )
-    ready = [device for device in active if device.gid and device.interface not in bridged]
-    if ready:
-        return ConditionValue(True, "Ready", f"Active: {', '.join(device.name for device in ready)}")
-    members = {name: bridged[name] for device in active if (name := device.interface) and name in bridged}
-    if members:
-        return ConditionValue(False, "BridgeMember", leave_bridge(members, facts))
-    return _no_address(facts, active)
-
-
-def _no_address(facts: Facts, active: Sequence[RDMADevice]) -> ConditionValue:
-    """Active ports, none with an IPv4-mapped GID."""
-    interface = active[0].interface or active[0].name
-    text = f"{', '.join(device.name for device in active)}: Active, but without an IPv4-mapped GID"
-    info = {device.name: device for device in facts.rdma_info or ()}
-    address = address_without_gid(info[active[0].name], facts) if active[0].name in info else None
-    if address is None:
-        fix = f"assign an IPv4 address to the port, for example `sudo ifconfig {interface} inet 10.0.0.1/30`"
-        return ConditionValue(False, "NoIPv4Address", f"{text}: {fix}")
-    fix = f"run `ibv_devinfo -v`; if it shows none, assign the address again: `sudo ifconfig {interface} inet {address}`"
-    return ConditionValue(False, "NoIPv4Address", f"{text}, although {interface} has {address}: {fix}")
+        text = f"no port of {names} is Active: connect a Mac that has RDMA enabled with a Thunderbolt 5 cable"
+        return ConditionValue(False, reason, text)
+    return ConditionValue(False, reason, rules.explain(reason, THIS_MAC, candidates[index]))

@@ -6,21 +6,14 @@ from collections.abc import Mapping
 
 from thunderfleet_crds.nodeprofile import RDMADevice, ThunderboltPeer, ThunderboltPort
 from thunderfleet_crds.vocabulary import RDMADeviceState
+from thunderfleet_lib.rdma.parse import DeviceInfo, port_state
+from thunderfleet_lib.rdma.rules import interface_of
 
 from thunderfleet_agent.derive.network import port_interfaces
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers.rdma import DeviceInfo
 
 MAX_PORTS = 16
 MAX_DEVICES = 16
-
-_STATES = {
-    "PORT_ACTIVE": RDMADeviceState.ACTIVE,
-    "PORT_ACTIVE_DEFER": RDMADeviceState.ACTIVE_DEFER,
-    "PORT_ARMED": RDMADeviceState.ARMED,
-    "PORT_INIT": RDMADeviceState.INIT,
-    "PORT_DOWN": RDMADeviceState.DOWN,
-}
 
 
 def ports(facts: Facts, devices: Mapping[str, str]) -> tuple[ThunderboltPort, ...]:
@@ -54,15 +47,9 @@ def rdma_devices(facts: Facts) -> tuple[RDMADevice, ...]:
     devices = []
     for name in sorted(set(facts.rdma_devices or ()))[:MAX_DEVICES]:
         described = info.get(name)
-        interface = name.removeprefix("rdma_") if name.startswith("rdma_") and name != "rdma_" else None
-        gid = described.gid if described else None
-        devices.append(RDMADevice(name=name, interface=interface, state=device_state(described), gid=gid))
+        state, gid = (described.state, described.gid) if described else (None, None)
+        devices.append(RDMADevice(name=name, interface=interface_of(name), state=port_state(state), gid=gid))
     return tuple(devices)
-
-
-def device_state(device: DeviceInfo | None) -> RDMADeviceState:
-    """The port's state; Unknown if `ibv_devinfo` does not say one that is known."""
-    return _STATES.get((device.state if device else None) or "", RDMADeviceState.UNKNOWN)
 
 
 def address_without_gid(device: DeviceInfo, facts: Facts) -> str | None:
@@ -71,8 +58,8 @@ def address_without_gid(device: DeviceInfo, facts: Facts) -> str | None:
     `ibv_devinfo` and `ifconfig` contradict each other then: the list of GIDs broke off, or the stack has not noticed the
     address.
     """
-    if device.gid is not None or device_state(device) is not RDMADeviceState.ACTIVE:
+    if device.gid is not None or port_state(device.state) is not RDMADeviceState.ACTIVE:
         return None
-    name = device.name.removeprefix("rdma_")
+    name = interface_of(device.name)
     addresses = (a.address for i in facts.interfaces or () if i.name == name and i.up for a in i.addresses)
     return next((address for address in addresses if ":" not in address), None)

@@ -208,7 +208,8 @@ async def _view(kube: Kube, own: LocalAgent, peer: str, settings: MeasureSetting
     mine, theirs = publisher.earlier, await publisher.profile_of(peer)
     if mine is None or theirs is None or theirs.status.agent is None:
         raise CannotMeasure(
-            f"{peer if mine else own.node} has no NodeProfile with an agent: check the name in `kubectl get np`, and that its agent runs"
+            f"{peer if mine else own.node} has no NodeProfile with an agent: check the name in `kubectl get np`, and that the "
+            "agent of that Mac runs"
         )
     facts = [fact for fact in mine.status.reachability if fact.node == peer]
     ends = [link.spec for link in publisher.links]

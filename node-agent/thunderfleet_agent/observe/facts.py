@@ -1,6 +1,6 @@
-"""Everything that was observed of this Mac at one moment, as one immutable value: what ``derive`` decides from.
+"""All observations of this Mac at one moment, as one immutable value.
 
-A part is None when its command has not answered (yet); why stands in ``failures``, by source.
+A field is None if its command has not succeeded (yet); ``failures`` has the reason, by source.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from types import MappingProxyType
 
 from thunderfleet_crds.nodeprofile import Model, Runtime
 from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.rdma.parse import DeviceInfo
 
 from thunderfleet_agent.observe.parsers.hardware import Hardware, System
 from thunderfleet_agent.observe.parsers.network import Interface, Service
-from thunderfleet_agent.observe.parsers.rdma import DeviceInfo
 from thunderfleet_agent.observe.parsers.thunderbolt import Thunderbolt
 
 
 class Source(StrEnum):
-    """What is asked; each is one command with its own time limit and interval."""
+    """The sources of facts; each is one command with its own time limit and interval."""
 
     THUNDERBOLT = "thunderbolt"
     HARDWARE = "hardware"
@@ -46,7 +46,7 @@ def _nothing() -> Mapping[Source, Failure]:
 
 @dataclass(frozen=True)
 class Facts:
-    """See the module. ``hardware_ports`` maps an interface to its port's name, ``sysctl`` a variable to its text."""
+    """``hardware_ports`` maps an interface to the name of its port, ``sysctl`` a variable to its text."""
 
     thunderbolt: Thunderbolt | None = None
     hardware: Hardware | None = None

@@ -17,7 +17,7 @@ from thunderfleet_crds.vocabulary import ReachabilityState
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 
 STRIKES = 3
-# The published round trip is the median of this many rounds. It is replaced when it moves by half, but not more often than this.
+# The published round trip is the median of ROUNDS rounds, replaced when it moves by half, but at most every RTT_SECONDS.
 ROUNDS = 5
 RTT_SECONDS = 600.0
 

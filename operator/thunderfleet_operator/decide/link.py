@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.common import Condition, find_condition, quantity, set_condition
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile
+from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
-from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport, RDMADeviceState
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport
 from thunderfleet_lib.kube import Json
+from thunderfleet_lib.rdma import rules
 
 LINGER_SECONDS = 60.0
 """A cable that neither end has is a link for so long: whoever looks sees that it was pulled, and a plug that is put back is no
@@ -106,36 +107,36 @@ def _connected(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready
             where = f"nothing is plugged into port {_port(link, blind)} of {blind}"
             return False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now"
         if (lack := _degraded(link, speed)) is not None:
-            return True, "Degraded", lack
-        return True, "Connected", "the cable is there"
+            return True, Reason.CABLE_DEGRADED, lack
+        return True, Reason.CONNECTED, "the cable is there"
     silent = [node for node in _ends(link) if node not in ready]
     if len(silent) == 2:
         return (
             False,
-            "NodesNotReady",
+            Reason.NODES_NOT_READY,
             f"neither {silent[0]} nor {silent[1]} is Ready: switch them on, or look at their kubelets",
         )
     if silent:
-        return False, "NodeNotReady", f"{silent[0]} is not Ready: switch it on, or look at its kubelet"
+        return False, Reason.NODE_NOT_READY, f"{silent[0]} is not Ready: switch it on, or look at its kubelet"
     a, b = _ends(link)
     where = f"port {link.spec.a.port} of {a} and port {link.spec.b.port} of {b}"
-    return False, "Unplugged", f"neither {a} nor {b} sees the other: plug the cable into {where}"
+    return False, Reason.UNPLUGGED, f"neither {a} nor {b} sees the other: plug the cable into {where}"
 
 
 def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     ends = _speaking(link, ready)
     blind = [node for node in _ends(link) if node not in ends or not ends[node].sees_peer]
     if not blind:
-        return True, "BothEnds", "both ends see each other"
+        return True, Reason.BOTH_ENDS, "both ends see each other"
     if len(blind) == 2:
-        return False, "NoEnd", f"neither {blind[0]} nor {blind[1]} sees the other"
+        return False, Reason.NO_END, f"neither {blind[0]} nor {blind[1]} sees the other"
     (node,) = blind
     if node not in ends:
         text = f"{node} has not reported its end: is its agent running? {_agent(node)}"
-        return False, "OneEnd", text
+        return False, Reason.ONE_END, text
     return (
         False,
-        "OneEnd",
+        Reason.ONE_END,
         f"{node} does not see the other end through port {_port(link, node)}, as with a display or hub in between; the link "
         "works all the same, and a cable straight between the Macs shows it at both ends",
     )
@@ -147,48 +148,54 @@ def _rdma(link: ThunderboltLink, profiles: Mapping[str, NodeProfile], ready: fro
     for node in _ends(link):
         if node not in ends:
             text = f"{node} does not report its end: is the cable in its port {_port(link, node)}, and its agent running?"
-            return False, "EndMissing", f"{text} {_agent(node)}"
+            return False, Reason.END_MISSING, f"{text} {_agent(node)}"
     statuses = {node: profiles[node].status if node in profiles else None for node in ends}
     if not speed:
         mend = "run `system_profiler SPThunderboltDataType` on both and see what it says of these ports"
-        return False, "SpeedUnknown", f"neither {' nor '.join(_ends(link))} says a speed of the cable that can be read: {mend}"
+        return (
+            False,
+            Reason.SPEED_UNKNOWN,
+            f"neither {' nor '.join(_ends(link))} says a speed of the cable that can be read: {mend}",
+        )
     if speed <= THUNDERBOLT4_MBPS:
         hubs = sorted({hub for end in ends.values() for hub in end.through})
         cause = f"take {', '.join(hubs)} out of the way, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
         only = "; RDMA needs Thunderbolt 5 (above 40 Gb/s) at both Macs"
-        return False, "BelowThunderbolt5", f"the cable runs at {speed / 1000:g} Gb/s{only}: {cause}"
-    for node, status in statuses.items():
-        if status and status.rdma and status.rdma.enabled is False:
-            mend = f"start {node} in Recovery, run `rdma_ctl enable` in its Terminal, and restart"
-            return False, "RDMADisabled", f"RDMA is switched off on {node}: {mend}"
-    for node, status in statuses.items():
-        if status and status.rdma and status.rdma.state == "StackHung":
-            return False, "StackHung", f"the RDMA stack of {node} does not answer: reboot it (`sudo shutdown -r now`)"
-    for node, status in statuses.items():
-        interfaces = status.network.interfaces if status and status.network else ()
-        bridge = next((i.bridge for i in interfaces if i.name == ends[node].interface and i.bridge), None)
-        if bridge:
-            mend = f"on {node} run `sudo ifconfig {bridge} deletem {ends[node].interface}`"
-            text = f"{ends[node].interface} of {node} is a member of {bridge}: {mend}"
-            service = "switch the Thunderbolt Bridge service off in System Settings so that it stays so"
-            return False, "BridgeMember", f"{text}, and {service}"
-    for node, end in ends.items():
-        if end.rdma_state is not RDMADeviceState.ACTIVE:
-            device, state = end.rdma_device or "the RDMA device", end.rdma_state.value if end.rdma_state else "not listed"
-            mend = f"look with `ibv_devinfo -v` on {node}; replugging the cable makes the port anew"
-            return False, "PortDown", f"{device} of {node} is {state}, not Active: {mend}"
-    for node, end in ends.items():
-        status = statuses[node]
-        device_ = next((d for d in (status.rdma.devices if status and status.rdma else ()) if d.name == end.rdma_device), None)
-        if device_ is None or not device_.gid:
-            mend = f"on {node} give {end.interface} an address, such as `sudo ifconfig {end.interface} inet 10.0.0.1/30`"
-            if end.address and ":" not in end.address:
-                again = (
-                    f"`sudo ifconfig {end.interface} inet {end.address}` sets it anew, if `ibv_devinfo -v` says so there too"
-                )
-                mend = f"{end.interface} has {end.address}: {again}"
-            return False, "NoIPv4Address", f"{end.rdma_device} of {node} has no IPv4-mapped GID: {mend}"
-    return True, "Usable", "both ends are ready for RDMA"
+        return False, Reason.BELOW_THUNDERBOLT5, f"the cable runs at {speed / 1000:g} Gb/s{only}: {cause}"
+    sides = {node: (_stack(status), _rdma_port(ends[node], status)) for node, status in statuses.items()}
+    found = rules.first_fault(sides.values())
+    if found is None:
+        return True, Reason.USABLE, "both ends are ready for RDMA"
+    reason, index = found
+    node = list(sides)[index]
+    return False, reason, rules.explain(reason, node, sides[node][1])
+
+
+def _stack(status: NodeProfileStatus | None) -> rules.Stack:
+    """The RDMA stack of a Mac as its agent reports it."""
+    rdma = status.rdma if status else None
+    if rdma is None:
+        return rules.Stack()
+    return rules.Stack(
+        supported=rdma.state != Reason.RDMA_UNSUPPORTED,
+        hung=rdma.state == Reason.STACK_HUNG,
+        enabled=rdma.enabled,
+        has_devices=False if rdma.state == Reason.NO_DEVICES else None,
+    )
+
+
+def _rdma_port(end: Endpoint, status: NodeProfileStatus | None) -> rules.Port:
+    """The port of one end of a cable as its agent reports it."""
+    interfaces = status.network.interfaces if status and status.network else ()
+    devices = status.rdma.devices if status and status.rdma else ()
+    return rules.Port(
+        device=end.rdma_device,
+        interface=end.interface,
+        state=end.rdma_state,
+        bridge=next((i.bridge for i in interfaces if i.name == end.interface and i.bridge), None),
+        mapped=any(device.gid for device in devices if device.name == end.rdma_device),
+        address=end.address if end.address and ":" not in end.address else None,
+    )
 
 
 def summary(
@@ -202,7 +209,7 @@ def summary(
     speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
     connected = _connected(link, profiles, alive, speed)
-    usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, "PortDown", connected[2])
+    usable = _rdma(link, profiles, alive, speed) if connected[0] else (False, Reason.PORT_DOWN, connected[2])
     for kind, verdict in (
         (ConditionType.CONNECTED, connected),
         (ConditionType.SYMMETRIC, _symmetric(link, alive)),

@@ -39,10 +39,10 @@ from thunderfleet_crds.plan import (
     RelayPlan,
     loopback_of,
 )
-from thunderfleet_crds.vocabulary import Backend
+from thunderfleet_crds.vocabulary import Backend, Transport
 
 from thunderfleet_operator.observe.snapshot import RankPorts
-from thunderfleet_operator.placement import Placement, Transport
+from thunderfleet_operator.placement import Placement
 
 Manifest = dict[str, Any]
 

@@ -21,7 +21,16 @@ from thunderfleet_crds.modeldeployment import (
 )
 from thunderfleet_crds.modeldeployment import Unplaceable as NearMissStatus
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import Backend, ConditionType, FaultClass, GroupPhase, RankPhase, Split, Transport
+from thunderfleet_crds.vocabulary import (
+    Backend,
+    ConditionType,
+    FaultClass,
+    GroupPhase,
+    PlacedTransport,
+    RankPhase,
+    Split,
+    Transport,
+)
 
 from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Decision, Heard, Verdict
 from thunderfleet_operator.decide.manifests import served_name, serving_selector
@@ -35,7 +44,7 @@ LISTED = 64
 """Entries of ``status.unplaceable``."""
 
 FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
-TRANSPORTS = {
+TRANSPORTS: dict[Backend, PlacedTransport] = {
     Backend.NONE: Transport.NONE,
     Backend.RING: Transport.RING,
     Backend.JACCL: Transport.JACCL,
@@ -82,7 +91,7 @@ def endpoint(plan: Plan) -> str:
     return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
 
 
-def transport(plan: Plan) -> Transport:
+def transport(plan: Plan) -> PlacedTransport:
     return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
@@ -317,8 +326,8 @@ def _unplaceable(index: int, found: Unplaceable) -> list[NearMissStatus]:
         for miss in found.near_misses
     ]
     who: dict[str, list[str]] = {}
-    for lack in found.lacks:
-        who.setdefault(lack.message, []).append(lack.node)
+    for entry in found.macs:
+        who.setdefault(entry.message, []).append(entry.node)
     for message, nodes in who.items():
         for first in range(0, len(nodes), MAX_RANKS):
             entries.append(NearMissStatus(group=index, nodes=tuple(nodes[first : first + MAX_RANKS]), message=message))

@@ -25,6 +25,7 @@ from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.snapshot import Parsed, Taken, internal_ip, is_ready
 from thunderfleet_operator.placement import (
+    QUEUE_PAIRS,
     AddressKind,
     AddressKinds,
     Cable,
@@ -38,7 +39,6 @@ from thunderfleet_operator.placement import (
     Taint,
     TensorFacts,
 )
-from thunderfleet_operator.placement.fleet import QUEUE_PAIRS
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, Cache
 
 KINDS = {
@@ -298,7 +298,7 @@ class Fleets:
             in_use=name in used.groups,
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
             dials=_dials(status) if status else None,
-            memory_megabytes=_memory_rate(status) if status else 0,
+            memory_bandwidth=_memory_rate(status) if status else 0,
             kinds=AddressKinds.of(_kinds(status)) if status else AddressKinds(),
         )
 
@@ -325,7 +325,7 @@ class Fleets:
             b=b,
             speed_mbps=speed,
             connected=any(endpoint.sees_peer for endpoint in told) and not unsteady,
-            rdma_lack=None if can else why,
+            rdma_problem=None if can else why,
             ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
             rdma_mbps=_measured(link, MeasurementTransport.RDMA),
             in_use=any(

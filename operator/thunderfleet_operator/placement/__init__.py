@@ -1,10 +1,28 @@
-"""Placement: a pure function from a fleet and a request to a decision with its reasons.
+"""Placement: from a fleet and a request to a placement with its reasons, or to why there is none.
 
-Nothing in this package knows Kubernetes, a clock, a file or a socket: its inputs are values, so every decision can be
-replayed from a snapshot and checked against brute force.
+A pure function of values: nothing here knows Kubernetes, a clock, a file or a socket, so every decision can be replayed from a
+snapshot and checked against brute force.
+
+- ``planner``      the entry: ``plan`` a group, or ask whether another placement would be ``better``
+- ``assembly``     a placement made from the chosen candidate: ranks, addresses, devices, reason
+- ``explain``      why there is no placement: near misses and a reason for every Mac
+- ``search``       the search for the best sets of Macs
+- ``graph``        which Mac reaches which, and which can be rank 0
+- ``cohorts``      which Macs can work together
+- ``eligibility``  which Macs may take a rank at all
+- ``memory``       how much memory each rank reserves, and how a model is divided
+- ``result``       the answer
+- ``score``        how good a placement is
+- ``preferences``  the order of transports and splits
+- ``request``      the question
+- ``fleet``        Macs, cables and what they have reached
+- ``model``        what a model needs
+- ``buckets``      buckets of measured rates
+- ``units``        quantities as text
 """
 
 from thunderfleet_operator.placement.fleet import (
+    QUEUE_PAIRS,
     AddressKind,
     AddressKinds,
     Cable,
@@ -12,28 +30,25 @@ from thunderfleet_operator.placement.fleet import (
     End,
     Fleet,
     Kind,
-    KVLayer,
     Mac,
-    ModelFacts,
     Taint,
-    TensorFacts,
 )
+from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
 from thunderfleet_operator.placement.planner import better, plan
-from thunderfleet_operator.placement.request import (
-    Lack,
-    MemoryRequest,
+from thunderfleet_operator.placement.request import MemoryRequest, Request, Toleration
+from thunderfleet_operator.placement.result import (
+    MacReason,
     NearMiss,
     Placement,
     RankPlacement,
-    Request,
+    Relay,
     RunnerUp,
-    Toleration,
     Unplaceable,
 )
 from thunderfleet_operator.placement.score import Score
-from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
 
 __all__ = [
+    "QUEUE_PAIRS",
     "AddressKind",
     "AddressKinds",
     "Cable",
@@ -42,24 +57,21 @@ __all__ = [
     "Fleet",
     "KVLayer",
     "Kind",
-    "Lack",
     "Mac",
+    "MacReason",
     "MemoryRequest",
     "ModelFacts",
     "NearMiss",
     "Placement",
     "RankPlacement",
+    "Relay",
     "Request",
     "RunnerUp",
     "Score",
-    "Split",
     "Taint",
     "TensorFacts",
     "Toleration",
-    "Transport",
     "Unplaceable",
-    "WantedSplit",
-    "WantedTransport",
     "better",
     "plan",
 ]

@@ -1,14 +1,17 @@
-"""Hard rule 4: which Macs may take a rank at all, whatever else is true, and why the others may not."""
+"""Which Macs may take a rank at all, regardless of links and memory, and why the others may not.
+
+A Mac must be Ready, schedulable and profiled, match the selector, have only tolerated taints, and hold the complete model.
+"""
 
 from collections.abc import Iterable
 
-from thunderfleet_operator.placement.fleet import Mac, ModelFacts, Taint
+from thunderfleet_operator.placement.fleet import Mac, Taint
+from thunderfleet_operator.placement.model import ModelFacts
 from thunderfleet_operator.placement.request import Request, Toleration
-from thunderfleet_operator.placement.words import WantedTransport
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """As Kubernetes matches them."""
+    """Whether a toleration matches a taint, by the rules of Kubernetes."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key is None:
@@ -17,6 +20,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def untolerated(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> Taint | None:
+    """The first taint that keeps a pod with these tolerations away."""
     allowed = tuple(tolerations)
     for taint in taints:
         if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(entry, taint) for entry in allowed):
@@ -25,7 +29,7 @@ def untolerated(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> T
 
 
 def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
-    """The request's model on this Mac's disk: at most one folder by path, maybe several by repository."""
+    """The requested model on this Mac's disk: at most one folder by path, possibly several by repository."""
     if request.path is not None:
         return tuple([model for model in mac.models if model.path == request.path])
     return tuple(
@@ -36,21 +40,19 @@ def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
     )
 
 
-def _model_lack(mac: Mac, request: Request) -> str | None:
+def _model_reason(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
     if not found:
-        return f"does not have {request.model} on its disk: put it into a model folder there, as on the other Macs"
-    for model in found:
-        if model.complete and model.sized:
-            return None
+        return f"does not have {request.model} on disk; copy it into one of its model folders"
+    if any(model.complete and model.sized for model in found):
+        return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
-        return f"has {broken.path} incomplete: {broken.problem or 'files are missing'}"
-    return f"does not know yet what {found[0].path} needs: {found[0].problem or 'it has not been sized'}"
+        return f"has an incomplete copy of the model at {broken.path}: {broken.problem or 'files are missing'}"
+    return f"has not determined how much memory {found[0].path} needs: {found[0].problem or 'it has not been sized'}"
 
 
-def lack(mac: Mac, request: Request) -> str | None:
-    """Why this Mac may not take a rank, as the end of a sentence that begins with its name; None when it may."""
+def _node_reason(mac: Mac, request: Request) -> str | None:
     if mac.name in request.avoid:
         return request.avoid[mac.name]
     if not mac.ready:
@@ -58,19 +60,24 @@ def lack(mac: Mac, request: Request) -> str | None:
     if not mac.schedulable:
         return f"is cordoned (kubectl uncordon {mac.name})"
     if mac.quarantine:
-        return f"is quarantined until it is rebooted: {mac.quarantine}"
+        return f"is quarantined until it reboots: {mac.quarantine}"
     missing = [f"{key}={value}" for key, value in request.selector.items() if mac.labels.get(key) != value]
     if missing:
-        return f"does not have the label {min(missing)} that nodes.selector asks for"
+        return f"does not have the label {min(missing)} required by spec.nodes.selector"
     taint = untolerated(mac.taints, request.tolerations) if mac.taints else None
     if taint is not None:
         value = f"={taint.value}" if taint.value else ""
-        return f"has the taint {taint.key}{value}:{taint.effect}, which nodes.tolerations does not tolerate"
+        return f"has the taint {taint.key}{value}:{taint.effect}, which spec.nodes.tolerations does not tolerate"
+    return None
+
+
+def ineligible_reason(mac: Mac, request: Request) -> str | None:
+    """Why this Mac may not take a rank, as the end of a sentence that begins with its name; None when it may."""
+    reason = _node_reason(mac, request)
+    if reason is not None:
+        return reason
     if not mac.address:
         return "has no InternalIP address"
     if not mac.profiled:
-        return "has no NodeProfile yet: is its agent running?"
-    if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING) and "jaccl" not in mac.backends:
-        has = ", ".join(sorted(mac.backends)) or "no backend"
-        return f"cannot run {request.transport}: its MLX {mac.mlx_version or '(unknown version)'} has {has} only"
-    return _model_lack(mac, request)
+        return "has no NodeProfile yet; check that the agent runs there"
+    return _model_reason(mac, request)

@@ -1,4 +1,8 @@
-"""Hard rule 1: what a rank reserves. The figures are the model's own; here they are only added up."""
+"""How much memory each rank reserves, and whether a model can be divided among Macs with so much free memory.
+
+A rank reserves the weights of its share, the KV cache of everything that the gateway admits and caches, the workspace of one
+prefill step, and headroom. The agents publish these figures for each model; this module adds them up.
+"""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -6,28 +10,30 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add
 
-from thunderfleet_operator.placement.fleet import KVLayer, ModelFacts
+from thunderfleet_crds.vocabulary import PlacedSplit, Split
+
+from thunderfleet_operator.placement.model import KVLayer, ModelFacts
 from thunderfleet_operator.placement.request import MemoryRequest
-from thunderfleet_operator.placement.words import Split
 
 Layers = tuple[tuple[int, int], ...]
-"""By rank: first (included) and last (excluded)."""
+"""By rank: first (included) and last (excluded) layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A model, divided: by rank the bytes that it reserves, and in a pipeline its layers."""
+    """A model divided among ranks: the bytes that each reserves, and in a pipeline its layers."""
 
     needs: tuple[int, ...]
     layers: Layers = ()
     by_free_memory: bool = True
+    """Whether the layers are proportional to free memory; otherwise they were moved so that every rank fits."""
 
 
 def kv_bytes(layer: KVLayer, memory: MemoryRequest, world_size: int = 1) -> int:
     """Bytes of one layer's cache on one rank, for everything that the gateway admits at once.
 
-    Each running request holds the layer's fixed part and as many tokens as its window keeps; cached prompts are counted in
-    full, since how many sequences they make up is not known beforehand.
+    Each running request holds the layer's fixed part and the tokens that its window keeps. Cached prompts count in full,
+    since the number of sequences that they form is not known in advance.
     """
     kept = min(memory.context_tokens, layer.window_tokens) if layer.window_tokens else memory.context_tokens
     cached_sequences = -(-memory.cached_tokens // memory.context_tokens)
@@ -37,7 +43,7 @@ def kv_bytes(layer: KVLayer, memory: MemoryRequest, world_size: int = 1) -> int:
 
 
 def prefill_bytes(model: ModelFacts, memory: MemoryRequest) -> int:
-    """Bytes of workspace of one prefill step at the end of the longest sequence that is admitted, where it needs the most."""
+    """Bytes of workspace of one prefill step at the end of the longest admitted sequence, where it is largest."""
     return model.prefill_bytes + model.prefill_bytes_per_token * memory.context_tokens
 
 
@@ -47,35 +53,36 @@ def _with_headroom(reserved: int, memory: MemoryRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What any division of a model over so many ranks needs, before anybody knows who they are: ``least`` bytes on every Mac,
-    ``together`` on all of them.
+    """What any division of a model over a number of ranks needs, whatever their Macs.
 
-    ``even``: the order of ranks makes no difference to whether they fit. Then they fit exactly when no Mac has less than
-    ``least`` and their ``room``, added up, is ``wanted`` or more; otherwise that much is necessary, and not enough.
+    Every Mac needs ``least`` bytes, all of them ``together`` bytes. If ``even``, the order of ranks does not affect whether
+    they fit: they fit exactly when every Mac has ``least`` bytes and their ``room`` adds up to ``wanted``. Otherwise both
+    conditions are necessary but not sufficient.
     """
 
     least: int
     together: int
     even: bool
     wanted: int = 0
-    """Of what ``room`` counts: layers where all cost the same, else bytes."""
+    """In units of ``room``: layers if all cost the same, else bytes."""
     fixed: int = 0
-    """Bytes of a rank without any layer, headroom apart."""
+    """Bytes of a rank without any layer, without headroom."""
     unit: int = 1
-    """Bytes of one of what ``room`` counts, headroom apart."""
+    """Bytes of one unit of ``room``, without headroom."""
     most: int = 0
-    """What one rank takes at most: the others need a layer each."""
+    """The most units that one rank can take, since every other needs a layer."""
     percent: int = 100
+    """100 plus the headroom."""
 
     def room(self, free: int) -> int:
-        """How much of ``wanted`` a Mac with so many bytes free can take."""
+        """How much of ``wanted`` a Mac with ``free`` bytes can take."""
         return max(0, min(self.most, (free * 100 // self.percent - self.fixed) // self.unit))
 
 
 def largest_remainder(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """``total`` shared out in proportion to ``weights``, whole numbers, at least one each.
+    """Whole shares of ``total`` in proportion to ``weights``, at least one each.
 
-    61 layers over 512, 256, 256 are 31, 15, 15. Raises ``ValueError`` when there are more shares than units.
+    61 layers over 512, 256, 256 give 31, 15, 15. Raises ``ValueError`` if there are more shares than units.
     """
     if total < len(weights):
         raise ValueError(f"{total} layers cannot be shared by {len(weights)} ranks")
@@ -94,7 +101,7 @@ def largest_remainder(total: int, weights: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Layer ranges by rank: the last layers are rank 0's, as mlx-lm's pipelines have it."""
+    """Layer ranges by rank. Rank 0 holds the last layers, as in mlx-lm's pipelines."""
     ranges: list[tuple[int, int]] = []
     end = sum(shares)
     for share in shares:
@@ -104,7 +111,7 @@ def _ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 class Needs:
-    """What one model needs, whoever holds it. Adds up once what every stage of a search asks for again."""
+    """Memory needs of one model, independent of the Macs. Caches the sums that every stage of a search uses."""
 
     def __init__(self, model: ModelFacts, memory: MemoryRequest) -> None:
         self.model = model
@@ -115,14 +122,14 @@ class Needs:
         self._sums = [0, *accumulate(self._costs)]
         self._smallest, self._largest = min(self._costs, default=0), max(self._costs, default=0)
         self._fixed = model.shared_bytes + prefill_bytes(model, memory)
-        """Of a rank of a pipeline, beside its layers."""
+        """Bytes of a pipeline's rank beside its layers."""
         self._percent = 100 + memory.headroom_percent
         self._sizes = {entry.world_size: entry for entry in reversed(model.tensor)}
         self._tensor: dict[int, tuple[int, ...]] = {}
-        self._bounds: dict[tuple[Split, int], Bounds | str] = {}
+        self._bounds: dict[tuple[PlacedSplit, int], Bounds | str] = {}
 
     def tensor(self, size: int) -> tuple[int, ...]:
-        """Bytes by rank, of one Mac or of tensor parallelism; empty when mlx-lm cannot split the model so."""
+        """Bytes by rank of tensor parallelism, or of a single Mac; empty if mlx-lm cannot split the model this way."""
         if size not in self._tensor:
             entry = self._sizes.get(size)
             weights = entry.bytes_per_rank if entry is not None and not entry.refusal else ()
@@ -133,11 +140,11 @@ class Needs:
         return self._tensor[size]
 
     def span(self, first: int, last: int) -> int:
-        """What a rank with layers ``first`` (included) to ``last`` (excluded) reserves."""
+        """Bytes that a rank with layers ``first`` (included) to ``last`` (excluded) reserves."""
         return _with_headroom(self._fixed + self._sums[last] - self._sums[first], self.memory)
 
-    def bounds(self, split: Split, size: int) -> Bounds | str:
-        """Or why the model cannot be divided so, whatever the Macs."""
+    def bounds(self, split: PlacedSplit, size: int) -> Bounds | str:
+        """What any such division needs, or why the model cannot be divided this way on any Macs."""
         key = (split, size)
         if key not in self._bounds:
             self._bounds[key] = self._pipeline_bounds(size) if split is Split.PIPELINE else self._tensor_bounds(size)
@@ -146,13 +153,13 @@ class Needs:
     def _pipeline_bounds(self, size: int) -> Bounds | str:
         model, costs = self.model, self._costs
         if model.pipeline_refusal or not costs:
-            return f"mlx-lm cannot make a pipeline of it: {model.pipeline_refusal or 'its layers are not known'}"
+            return f"mlx-lm cannot divide it by layers: {model.pipeline_refusal or 'its layers are not known'}"
         if len(costs) < size:
             return f"the model has {len(costs)} layers, fewer than {size} ranks"
         total, small = self._sums[-1], self._smallest
         even = 0 < small == self._largest
         unit = small if even else 1
-        # Headroom is rounded up rank by rank, so the sum of any division is no less than this.
+        # Headroom is rounded up rank by rank, so no division needs less than this in sum.
         together = (total + size * self._fixed) * self._percent // 100
         most = (total - (size - 1) * small) // unit
         least = _with_headroom(self._fixed + small, self.memory)
@@ -162,15 +169,15 @@ class Needs:
         needs = self.tensor(size)
         if not needs:
             entry = self._sizes.get(size)
-            why = entry.refusal if entry is not None and entry.refusal else "its dry run did not try that size"
+            why = entry.refusal if entry is not None and entry.refusal else "this size was not tried"
             return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is not known: {why}"
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
 
-    def advance(self, split: Split, held: int, rank: int, size: int, free: int) -> int:
-        """One rank more, from the last one to rank 0; 0 when it has no room.
+    def advance(self, split: PlacedSplit, held: int, rank: int, size: int, free: int) -> int:
+        """The state after one more rank, from the last rank to rank 0; 0 if the rank has no room.
 
-        ``held`` has bit i when the ranks so far may hold exactly the first i layers, with one each at least: the last rank
-        holds the first layers. Where nothing is divided by layers it is 1 while all have had room.
+        In a pipeline, bit i of ``held`` says that the ranks so far can hold exactly the first i layers, at least one each (the
+        last rank holds the first layers). For other splits ``held`` is 1 while every rank has room.
         """
         if split is not Split.PIPELINE:
             return held if self.tensor(size)[rank] <= free else 0
@@ -185,12 +192,12 @@ class Needs:
                 past = last
         return following
 
-    def complete(self, split: Split, held: int) -> bool:
-        """Whether everything is held once rank 0 was added."""
+    def complete(self, split: PlacedSplit, held: int) -> bool:
+        """Whether the ranks hold the whole model after rank 0 was added."""
         return bool(held >> len(self._costs) & 1) if split is Split.PIPELINE else held > 0
 
-    def divide(self, split: Split, free: Sequence[int]) -> Division | None:
-        """Among ranks with so many bytes free, in this order; None when one has no room."""
+    def divide(self, split: PlacedSplit, free: Sequence[int]) -> Division | None:
+        """The division among ranks with ``free`` bytes, in this order; None if one has no room."""
         if split is not Split.PIPELINE:
             needs = self.tensor(len(free))
             return Division(needs) if all(need <= room for need, room in zip(needs, free, strict=True)) else None
@@ -200,10 +207,10 @@ class Needs:
         return Division(tuple(self.span(*span) for span in shared[0]), *shared)
 
     def share_layers(self, free: Sequence[int]) -> tuple[Layers, bool] | None:
-        """Layer range of each rank (in the order of ranks), and whether it follows free memory as it should.
+        """Layer range of each rank, and whether it is proportional to free memory.
 
-        By largest remainder over free memory where that fits; else the division nearest to it in which every rank fits and
-        has a layer; None when there is none.
+        Proportional by largest remainder where that fits. Otherwise the nearest division in which every rank fits and has a
+        layer, or None if there is none.
         """
         layers, sums = len(self._costs), self._sums
         if layers < len(free):
@@ -211,7 +218,7 @@ class Needs:
         ranges = _ranges(largest_remainder(layers, free))
         if all(self.span(*span) <= room for span, room in zip(ranges, free, strict=True)):
             return ranges, True
-        # From the last rank, which holds the first layers: where its layers can end, how far from the ideal, by which cuts.
+        # From the last rank, which holds the first layers: by end of its layers, the distance from the ideal, and the cuts.
         cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
         for position in reversed(range(len(free))):
             ideal, room = ranges[position][1], free[position] * 100 // self._percent - self._fixed

@@ -1,15 +1,17 @@
-"""What is asked of the planner, and what it answers."""
+"""The planner's question: one group of one ModelDeployment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_operator.placement.score import Score
-from thunderfleet_operator.placement.words import Split, Transport, WantedSplit, WantedTransport
+from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
 
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """As in a pod; ``key`` None with ``exists`` tolerates everything, ``effect`` None every effect."""
+    """A toleration as in a pod.
+
+    ``key`` None with ``exists`` tolerates every taint; ``effect`` None matches every effect.
+    """
 
     key: str | None = None
     exists: bool = False
@@ -19,6 +21,8 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequest:
+    """What the KV cache of a rank must hold, and the headroom added to everything that the rank reserves."""
+
     context_tokens: int = 32768
     concurrent_requests: int = 4
     cached_tokens: int = 65536
@@ -27,12 +31,7 @@ class MemoryRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One group of one ModelDeployment. Exactly one of ``path`` and ``repository`` is set.
-
-    ``current`` is where the group is now, rank by rank: kept if it still fits. ``avoid`` maps a Mac to the sentence why
-    this group is not to go there, ``no_ring_ports`` one that has no ports for a ring: it is in no TCP ring, and not rank 0 over
-    JACCL.
-    """
+    """One group of one ModelDeployment. Exactly one of ``path`` and ``repository`` is set."""
 
     path: str | None = None
     repository: str | None = None
@@ -41,109 +40,19 @@ class Request:
     max_nodes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
-    split: WantedSplit = WantedSplit.AUTO
-    transport: WantedTransport = WantedTransport.AUTO
+    split: RequestedSplit = Split.AUTO
+    transport: RequestedTransport = Transport.AUTO
     memory: MemoryRequest = MemoryRequest()
     current: tuple[str, ...] = ()
+    """The Macs that hold the group now, by rank. They are kept if the group still fits."""
     avoid: Mapping[str, str] = field(default_factory=dict)
+    """By Mac that must not take a rank of this group: why, as the end of a sentence that begins with its name."""
     no_ring_ports: Mapping[str, str] = field(default_factory=dict)
+    """By Mac without free ring ports: why. It joins no TCP ring, and is not rank 0 over JACCL."""
     ring_without_relay: bool = False
-    """Whether ring traffic may cross a LAN as it is, rather than between supervisors."""
+    """Whether ring traffic may cross a LAN directly instead of through the supervisors' encrypted relay."""
 
     @property
     def model(self) -> str:
+        """The model's name in messages."""
         return self.path or self.repository or ""
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """The hop into a rank, carried by supervisors. ``address`` is where the one of the rank before dials the other, or, when it
-    goes ``backwards``, is dialled by it.
-    """
-
-    address: str
-    backwards: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlacement:
-    """One rank. ``layers`` (first included, last excluded) in a pipeline; ``ring_address`` in a ring: where the rank before
-    this one dials it, or ``relay`` where the supervisors carry that hop; ``devices`` over JACCL: the RDMA device that faces
-    each rank, None for itself and for ranks that it has no cable to in a JACCL ring; ``coordinator``: where this rank reaches
-    rank 0, None for rank 0.
-    """
-
-    rank: int
-    node: str
-    address: str
-    memory_bytes: int
-    layers: tuple[int, int] | None = None
-    ring_address: str | None = None
-    relay: Relay | None = None
-    devices: tuple[str | None, ...] = ()
-    coordinator: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerUp:
-    """A place that was possible and lost."""
-
-    nodes: tuple[str, ...]
-    transport: Transport
-    split: Split
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a group goes and why. ``cables`` join ranks: of a ring, hop i → i+1 runs over ``cables[i]`` (empty for a hop over
-    a LAN); of a mesh, one a pair, in the order (0, 1), (0, 2), …, (1, 2), …
-    """
-
-    model_path: str
-    transport: Transport
-    split: Split
-    ranks: tuple[RankPlacement, ...]
-    cables: tuple[str, ...] = ()
-    speeds: tuple[tuple[int, bool], ...] = ()
-    """Of ``cables``: Mbit/s, and whether that was measured; else it is what was negotiated."""
-    reason: str = ""
-    score: Score | None = None
-    runners_up: tuple[RunnerUp, ...] = ()
-    kept: bool = False
-    proven: bool = True
-    """Whether the search ended before its limit: nothing better was left out."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(rank.node for rank in self.ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """A Mac that cannot take a rank, and what it lacks."""
-
-    node: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class NearMiss:
-    """A way that nearly worked, and what it lacks: the best of its transport stands first."""
-
-    nodes: tuple[str, ...]
-    transport: Transport
-    split: Split
-    message: str
-    missing_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Unplaceable:
-    """Why there is no placement. ``reason`` is one CamelCase word, ``message`` a text short enough to read."""
-
-    reason: str
-    message: str
-    lacks: tuple[Lack, ...] = ()
-    near_misses: tuple[NearMiss, ...] = ()
-    proven: bool = True

@@ -1,81 +1,69 @@
-"""How good a place is: one score, whose parts are compared in order, each the less the better.
+"""How good a placement is: a score whose parts are compared in order; less is better.
 
-Keeping a healthy place comes before any score. Then:
+Keeping a healthy group where it is comes before any score. Then:
 
-1. ``transport``: nothing to carry on one Mac, then JACCL mesh, JACCL ring, TCP ring on cables, TCP ring with hops over a LAN;
-2. ``macs``: the fewest that fit;
-3. ``split``: what fits the transport best (Tensor over JACCL, Pipeline over TCP), else the other;
+1. ``transport``: a single Mac, then JACCL mesh, JACCL ring, TCP ring on cables, TCP ring with hops over a LAN;
+2. ``macs``: the number of Macs;
+3. ``split``: the split that suits the transport (Tensor over JACCL, Pipeline over TCP), then the other;
 4. ``shared``: Macs and cables that another group uses too;
-5. ``speed``: the slowest hop, as measured the worse way, else as negotiated; the higher the better, in steps of an eighth;
-6. ``bandwidth``: the slowest memory among its Macs, as measured, which decoding waits for; the higher the better, in steps of
-   a quarter; a Mac that has not been measured comes after all that have;
-7. ``spread``: most less least free memory among its Macs: like Macs are used evenly;
-8. ``room``: free memory of its Macs together: big Macs stay free for big models.
+5. ``speed``: the slowest hop, measured in the slower direction or else negotiated, in steps of an eighth; faster is better;
+6. ``bandwidth``: the slowest measured memory among its Macs, which bounds decoding, in steps of a quarter; faster is better,
+   and a group with an unmeasured Mac comes last;
+7. ``spread``: the difference between the most and the least free memory of its Macs, so that similar Macs work together;
+8. ``room``: the free memory of its Macs in sum, so that big Macs stay free for big models.
 
-Steps, since two measurements of one thing never agree: else noise would decide, and memory never. Equal scores are decided
-by free memory and names, so that equal inputs give equal outputs. Only Macs that hold the weights on their disks are
-considered (nothing here downloads them), so weights to fetch are no part of it.
+Rates are compared in steps because two measurements never agree (see ``buckets``). Free memory and names decide between
+equal scores, so equal inputs give equal outputs. Only Macs with the weights on disk are considered: nothing downloads them.
 """
 
 from dataclasses import dataclass, field
 
+from thunderfleet_operator.placement.preferences import LABELS, LAN_RING, RANKING
 from thunderfleet_operator.placement.units import gbits, gib, gigabytes
-from thunderfleet_operator.placement.words import Transport
-
-RANKING = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
-LAN_RING = len(RANKING)
-"""After all of them: a TCP ring, some hops of which cross a LAN."""
-LABELS = {
-    Transport.NONE: "one Mac",
-    Transport.JACCL: "JACCL mesh",
-    Transport.JACCL_RING: "JACCL ring",
-    Transport.RING: "TCP ring",
-}
-
 
 PARTS = {
     "transport": "transport",
     "macs": "macs",
     "split": "split",
     "shared": "shared",
-    "speed": "slowness",
-    "bandwidth": "drag",
+    "speed": "neg_speed",
+    "bandwidth": "neg_bandwidth",
     "spread": "spread_bytes",
     "room": "room_bytes",
 }
-"""The name of each part for people, and of its field, in the order of comparison."""
+"""Display name and field of each part, in the order of comparison."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Score:
-    """Less is better, part by part."""
+    """The parts of a score; less is better in each."""
 
     transport: int
     macs: int
     split: int
     shared: int
-    slowness: int
-    """The slowest hop in Mbit/s, negative, on its step."""
-    drag: int
-    """The slowest memory in MB/s, negative, on its step; 0 where one has not been measured."""
+    neg_speed: int
+    """Bucket of the slowest hop in Mbit/s, negated."""
+    neg_bandwidth: int
+    """Bucket of the slowest memory in MB/s, negated; 0 if one is not measured."""
     spread_bytes: int
     room_bytes: int
     speed_mbps: int = field(default=0, compare=False)
-    """The slowest hop as it is."""
+    """Exact speed of the slowest hop."""
     unmeasured: int = field(default=0, compare=False)
-    """Hops whose speed is that which was negotiated, for want of a measurement."""
-    memory_megabytes: int = field(default=0, compare=False)
-    """The slowest memory as it is, in MB/s."""
+    """Number of hops whose speed is negotiated rather than measured."""
+    memory_bandwidth: int = field(default=0, compare=False)
+    """Exact bandwidth of the slowest memory in MB/s."""
 
     @property
     def speed(self) -> str:
-        """The slowest hop for people, and what is known of it."""
+        """The speed of the slowest hop for people, and how it is known."""
         if self.transport == 0:
             return "none needed"
-        told = gbits(self.speed_mbps) if self.speed_mbps else "unknown"
+        speed = gbits(self.speed_mbps) if self.speed_mbps else "unknown"
         if not self.unmeasured:
-            return f"{told}, measured"
-        return f"{told} ({self.unmeasured} of its hops not measured: as negotiated)"
+            return f"{speed}, measured"
+        return f"{speed} ({self.unmeasured} of its hops not measured: negotiated speed)"
 
     def texts(self) -> dict[str, str]:
         """Each part for people, in the order of comparison."""
@@ -86,28 +74,25 @@ class Score:
             "split": "whole" if alone else "preferred" if self.split == 0 else "fallback",
             "shared": f"{self.shared} in use by others",
             "speed": self.speed,
-            "bandwidth": gigabytes(self.memory_megabytes) if self.drag else "not measured",
+            "bandwidth": gigabytes(self.memory_bandwidth) if self.neg_bandwidth else "not measured",
             "spread": gib(self.spread_bytes),
             "room": gib(self.room_bytes),
         }
 
     def why_worse(self, winner: "Score") -> str:
-        """The first part in which this one loses."""
+        """The first part in which this score loses."""
+        sentences = {
+            "transport": "{mine} instead of {theirs}",
+            "macs": "needs {mine} Macs instead of {theirs}",
+            "split": "must use the split that suits this transport less",
+            "shared": "shares {self.shared} Macs and cables with other groups instead of {winner.shared}",
+            "speed": "slowest hop {mine} instead of {theirs}",
+            "bandwidth": "slowest memory {mine} instead of {theirs}",
+            "spread": "free memory of its Macs differs by {mine} instead of {theirs}",
+            "room": "uses Macs with {mine} free instead of {theirs}",
+        }
         mine, theirs = self.texts(), winner.texts()
-        if self.transport != winner.transport:
-            return f"{mine['transport']}, the winner: {theirs['transport']}"
-        if self.macs != winner.macs:
-            return f"takes {self.macs} Macs, the winner {winner.macs}"
-        if self.split != winner.split:
-            return "can be split only in the way that suits this transport less"
-        if self.shared != winner.shared:
-            return f"shares {self.shared} Macs and cables with other groups, the winner {winner.shared}"
-        if self.slowness != winner.slowness:
-            return f"its slowest hop has {mine['speed']}, the winner's {theirs['speed']}"
-        if self.drag != winner.drag:
-            return f"its slowest memory: {mine['bandwidth']}, the winner's: {theirs['bandwidth']}"
-        if self.spread_bytes != winner.spread_bytes:
-            return f"its Macs differ by {mine['spread']} of free memory, the winner's by {theirs['spread']}"
-        if self.room_bytes != winner.room_bytes:
-            return f"takes Macs with {mine['room']} free, the winner's have {theirs['room']}"
+        for part, field_name in PARTS.items():
+            if getattr(self, field_name) != getattr(winner, field_name):
+                return sentences[part].format(mine=mine[part], theirs=theirs[part], self=self, winner=winner)
         return "equal in every part; the winner comes first by free memory and name"

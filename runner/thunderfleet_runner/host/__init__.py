@@ -7,6 +7,6 @@ wired_memory  memory that a killed process left wired
 rankprocess   a rank's process: start, messages, end, exit code
 parentdeath   ends a rank's process when its supervisor dies
 weightfiles   a model's weight files: tensors, shapes, types
-commands      runs a command with limits
+commands      the commands of this Mac
 ============  ================================================================
 """

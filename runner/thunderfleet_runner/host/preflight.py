@@ -17,6 +17,7 @@ from thunderfleet_crds.vocabulary import Backend, FaultClass
 
 from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.host import rdma, weightfiles
+from thunderfleet_runner.host.commands import HOST
 from thunderfleet_runner.net import jaccl, ports
 
 _TOKENIZER_FILES = (
@@ -82,7 +83,7 @@ def check_rdma(plan: Plan, entry: RankPlan) -> None:
         row = jaccl.device_matrix(plan)[entry.rank]
     except ValueError as error:
         raise PreflightFailed(Fault(FaultClass.REPLAN, "DeviceMatrix", str(error))) from error
-    fault = rdma.check(entry.node, tuple(dict.fromkeys(device for device in row if device is not None)))
+    fault = rdma.check(HOST, entry.node, tuple(dict.fromkeys(device for device in row if device is not None)))
     if fault is not None:
         raise PreflightFailed(fault)
 

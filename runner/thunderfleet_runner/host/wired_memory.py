@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_lib.hostcmd import Output
 
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host import commands
+from thunderfleet_runner.host.commands import HOST
 
 BACK_SECONDS = 30.0
 """How long after a kill its memory may take to come back."""
@@ -94,10 +95,8 @@ def reader() -> Reader | None:
 
 def wired_bytes() -> int | None:
     """Wired memory as ``vm_stat`` says it."""
-    try:
-        return parse_wired(commands.run("vm_stat", seconds=5))
-    except commands.CommandError:
-        return None
+    outcome = HOST.run(("vm_stat",), 5.0)
+    return parse_wired(outcome.text) if isinstance(outcome, Output) else None
 
 
 def parse_wired(text: str) -> int | None:

@@ -23,10 +23,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
+from thunderfleet_lib.hostcmd import FailureKind, Output
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host import commands
+from thunderfleet_runner.host.commands import HOST
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ OPEN_SECONDS = 15.0
 DIAL_SECONDS = 5.0
 RETRY_SECONDS = (0.01, 0.2)
 TABLE_READS = 5
+LSOF_SECONDS = 15.0
 LOST_SECONDS = 3
 """A connection whose peer's system acknowledges nothing for so long is lost."""
 _END = "end"
@@ -355,13 +357,11 @@ def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
         except OSError:
             return None
         return inode is not None and any(_leads_to(link, f"socket:[{inode}]") for link in links)
-    try:
-        said = commands.run("lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-t")
-    except commands.CommandFailed:
-        return False
-    except commands.CommandError:
-        return None
-    return str(pid) in said.split()
+    outcome = HOST.run(("lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-t"), LSOF_SECONDS)
+    if isinstance(outcome, Output):
+        return str(pid) in outcome.text.split()
+    # lsof exits with an error when it finds no such socket.
+    return False if outcome.kind is FailureKind.FAILED else None
 
 
 def _leads_to(link: Path, target: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from thunderfleet_agent.peers import known_peers
@@ -19,6 +20,8 @@ from thunderfleet_agent.peers.token_bucket import TokenBucket
 from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile, NodeProfileStatus
 from thunderfleet_lib.kube import ApiError
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 OLD, NEW, OTHER = "a" * 64, "b" * 64, "c" * 64
 
@@ -137,15 +140,14 @@ async def test_lookups_of_known_names_are_limited_too(fleet: Fleet) -> None:
     assert len(fleet.lookups) == KNOWN_BURST
 
 
-async def test_slow_lookups_of_strangers_leave_room_for_known_peers(fleet: Fleet) -> None:
+async def test_slow_lookups_of_strangers_leave_room_for_known_peers(fleet: Fleet, until: Until) -> None:
     fleet.gate = asyncio.Event()
     strangers = [asyncio.create_task(fleet.peers.accepts(f"stranger-{number}", OTHER)) for number in range(10)]
     done, waiting = await asyncio.wait(strangers, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     assert len(waiting) == MAX_STRANGER_LOOKUPS == len(fleet.lookups) and not any(task.result() for task in done)
     fleet.read["neighbour"], fleet.shown["neighbour"] = OLD, NEW
     known = asyncio.create_task(fleet.peers.accepts("neighbour", NEW))
-    while "neighbour" not in fleet.lookups and not known.done():
-        await asyncio.sleep(0)
+    await until(lambda: "neighbour" in fleet.lookups or known.done())
     fleet.gate.set()
     assert await known
     assert not any(await asyncio.gather(*strangers))

@@ -348,7 +348,10 @@ def said(history: dict[Key, History], ledger: Ledger, closed: dict[Key, str], no
 def test_the_condition_says_why_and_when_next() -> None:
     ledger = Ledger("a")
     fresh = {probe.key: History(measured=9_900.0) for probe in ALL}
-    assert said(fresh, ledger, {}, ("no JACCL",)) == ("Fresh", "4 probes have fresh results; RDMA is not measured: no JACCL")
+    assert said(fresh, ledger, {}, ("no JACCL",)) == (
+        "Fresh",
+        "all 4 probes have recent results; RDMA is not measured: no JACCL",
+    )
     assert said({}, ledger, {})[0] == "NotMeasured"
     missing = {key: value for key, value in fresh.items() if key != GPU.key}
     reason, message = said(missing, ledger, {GPU.key: "the group x has this Mac"})
@@ -389,7 +392,7 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
     assert seen.source(CABLE.target, "10.0.0.2") == "10.0.0.1"
     wanted = view.wanted(seen, MeasureSettings())
     assert {probe.kind for probe in wanted} == {ProbeKind.GPU, ProbeKind.MEMORY, ProbeKind.SOCKET}
-    assert any("no JACCL" in note for note in view.notes(seen, MeasureSettings()))
+    assert any("has no backend JACCL" in note for note in view.notes(seen, MeasureSettings()))
     ring = parse('{"rdma": {"transport": "Ring"}}')
     assert ProbeKind.RDMA in {
         probe.kind for probe in view.wanted(view.view("a", "", status, [spec], [], facts, agents, ring), ring)
@@ -457,7 +460,7 @@ def test_a_rate_is_never_negative_nor_endless_nor_a_fault(streams: list[list[tup
 def test_round_trips() -> None:
     found = trips([10e-6, 14e-6, 10e-6, 12e-6])
     assert (found.rtt, found.jitter) == (11, 3)
-    with pytest.raises(ValueError, match="two are needed"):
+    with pytest.raises(ValueError, match="1 echoes came back, at least 2 are needed"):
         trips([1.0])
 
 

@@ -269,7 +269,7 @@ async def test_interactive_a_busy_agent_says_that_it_is(tmp_path: Path, until: U
         lease, prober = interactive(a)
         probing = asyncio.create_task(a.prober.run_once(a.probe(b)))
         await until(lambda: a.prober.running and b.prober.running)
-        with pytest.raises(ProbeRefused, match="studio-00 is in a probe with studio-01"):
+        with pytest.raises(ProbeRefused, match="studio-00 takes part in a probe with studio-01"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -974,7 +974,7 @@ async def test_nothing_runs_before_it_is_known_what_is_fresh(tmp_path: Path, unt
     async with macs(1, tmp_path, settings(gpu={"seconds": 600}, sockets={"enabled": False})) as (a,), running(a):
         # The groups are known and the loop has made its choice.
         await until(lambda: a.prober._published)
-        assert "not known yet what was measured before" in a.prober.benchmarks_fresh.message and not a.prober.running
+        assert "has not read earlier measurements yet" in a.prober.benchmarks_fresh.message and not a.prober.running
         a.prober.ledger.record(Key(ProbeKind.GPU), Figures(flops=10**12), datetime.now(UTC), time.monotonic())
         a.sees()
         await until(lambda: a.prober._published and a.prober._published.reason == "Fresh")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thunderfleet_crds.vocabulary import RequestedTransport, Split, Transport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -19,15 +20,12 @@ from thunderfleet_operator.placement import (
     MemoryRequest,
     ModelFacts,
     Placement,
+    Relay,
     Request,
-    Split,
     Taint,
     TensorFacts,
     Toleration,
-    Transport,
     Unplaceable,
-    WantedSplit,
-    WantedTransport,
     better,
     plan,
 )
@@ -36,7 +34,6 @@ from thunderfleet_operator.placement.memory import (
     kv_bytes,
     largest_remainder,
 )
-from thunderfleet_operator.placement.request import Relay
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -64,7 +61,7 @@ def mac(name: str, free: int, facts: ModelFacts, **more: object) -> Mac:
 def cable(one: str, other: str, speed: int = 80_000, rdma: str | None = None, **more: object) -> Cable:
     a = End(one, f"169.254.{ord(one[0])}.{ord(other[0])}", f"rdma_{one}_{other}")
     b = End(other, f"169.254.{ord(other[0])}.{ord(one[0])}", f"rdma_{other}_{one}")
-    values: dict[str, object] = {"name": f"{one}--{other}", "a": a, "b": b, "speed_mbps": speed, "rdma_lack": rdma, **more}
+    values: dict[str, object] = {"name": f"{one}--{other}", "a": a, "b": b, "speed_mbps": speed, "rdma_problem": rdma, **more}
     return Cable(**values)  # type: ignore[arg-type]
 
 
@@ -103,9 +100,7 @@ def test_two_macs_with_one_cable_seen_from_one_end_go_over_the_ring_when_not(why
     assert (found.transport, found.split) == (Transport.RING, Split.PIPELINE)
     assert [rank.ring_address for rank in found.ranks] == ["169.254.97.98", "169.254.98.97"]
     assert found.cables == ("a--b", "a--b"), "one cable, both ways"
-    told = refused(
-        plan(Fleet(macs, [cable("a", "b", rdma=why)]), Request(path=PATH, memory=NO_KV, transport=WantedTransport.JACCL))
-    )
+    told = refused(plan(Fleet(macs, [cable("a", "b", rdma=why)]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
     assert f"a ↔ b: {why}" in told.message and told.near_misses[0].transport is Transport.JACCL
 
 
@@ -115,19 +110,28 @@ def test_two_macs_with_one_cable_seen_from_one_end_go_over_the_ring_when_not(why
 def test_no_rank_uses_a_backend_that_its_mlx_lacks() -> None:
     macs = (mac("a", 6, SPLITS, backends=BOTH), mac("b", 6, SPLITS))
     found = placed(plan(Fleet(macs, [cable("a", "b")]), Request(path=PATH, memory=NO_KV)))
-    assert found.transport is Transport.RING and "the MLX of b lacks jaccl" in found.reason
+    assert found.transport is Transport.RING and "the MLX of b has no jaccl backend" in found.reason
     only = (mac("a", 6, SPLITS, backends=frozenset({"jaccl"})), mac("b", 6, SPLITS, backends=BOTH))
     slow = [cable("a", "b", rdma="it is Down")]
     assert "it is Down" in refused(plan(Fleet(only, slow), Request(path=PATH, memory=NO_KV))).message
 
 
-@pytest.mark.parametrize("wanted", [WantedTransport.JACCL, WantedTransport.JACCL_RING])
-def test_no_transport_that_mlx_lacks(wanted: WantedTransport) -> None:
+@pytest.mark.parametrize("wanted", [Transport.JACCL, Transport.JACCL_RING])
+def test_no_transport_that_mlx_lacks(wanted: RequestedTransport) -> None:
     facts = model((1, 1))
     macs = (mac("a", 10, facts, mlx_version="0.32.4"), mac("b", 10, facts, mlx_version="0.32.4"))
-    found = refused(plan(Fleet(macs, (cable("a", "b"),)), Request(path=PATH, memory=NO_KV, transport=wanted)))
+    fleet = Fleet(macs, (cable("a", "b"),))
+    found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted, min_nodes=2)))
     assert found.reason == "TransportUnavailable"
-    assert f"each of a, b cannot run {wanted}: its MLX 0.32.4 has ring only" in found.message
+    assert "RDMA: the MLX of a, b has no jaccl backend" in found.message
+    assert f"each of a, b cannot use {wanted}: its MLX 0.32.4 supports only ring" in found.message
+
+
+@pytest.mark.parametrize("wanted", [Transport.JACCL, Transport.JACCL_RING])
+def test_a_transport_that_mlx_lacks_does_not_matter_to_a_single_mac(wanted: RequestedTransport) -> None:
+    fleet = Fleet([mac("a", 10, model((1, 1)))])
+    found = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted)))
+    assert (found.nodes, found.transport) == (("a",), Transport.NONE)
 
 
 def test_four_macs_in_a_circle_are_a_jaccl_ring_and_all_joined_a_mesh() -> None:
@@ -139,7 +143,7 @@ def test_four_macs_in_a_circle_are_a_jaccl_ring_and_all_joined_a_mesh() -> None:
     assert [sum(device is not None for device in rank.devices) for rank in found.ranks] == [2, 2, 2, 2]
     found = placed(plan(Fleet(macs, mesh("abcd")), Request(path=PATH, memory=NO_KV)))
     assert found.transport is Transport.JACCL and len(set(found.cables)) == 6
-    found = placed(plan(Fleet(macs, mesh("abcd")), Request(path=PATH, memory=NO_KV, transport=WantedTransport.JACCL_RING)))
+    found = placed(plan(Fleet(macs, mesh("abcd")), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL_RING)))
     assert found.transport is Transport.JACCL_RING
 
 
@@ -155,8 +159,8 @@ def test_queue_pairs_of_a_device_are_a_budget() -> None:
     spent = replace(cable("a", "b"), b=End("b", "169.254.98.97", "rdma_b_a", queue_pairs=0))
     found = placed(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV)))
     assert found.transport is Transport.RING
-    told = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=WantedTransport.JACCL)))
-    assert "rdma_b_a of b has 0 queue pairs left" in told.message
+    told = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
+    assert "RDMA device rdma_b_a of b has no free queue pairs" in told.message
     # Behind a hub one device faces two Macs.
     facts = model((4, 4, 4), tensor={1: (12,), 2: None, 3: (4, 4, 4)})
     three = [mac(name, 5, facts, backends=BOTH) for name in "abc"]
@@ -204,7 +208,7 @@ def test_over_a_lan_the_supervisors_carry_a_ring_and_the_plan_names_the_cost() -
     assert "2 of 2 hops over the LAN relayed by the supervisors" in found.reason
     assert "36 → 302 µs, 6.0 → 4.1 Gbit/s" in found.reason
     nobody = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
-    assert "a ↔ b: no Thunderbolt cable, and neither has been seen to reach the other over the LAN" in nobody.message
+    assert "a ↔ b: no Thunderbolt cable, and neither has reached the other over the LAN" in nobody.message
     assert nobody.reason == "NotConnected"
 
 
@@ -246,7 +250,7 @@ def test_a_ring_runs_the_way_that_dials_work() -> None:
     assert all(rank.relay is None for rank in found.ranks)
     broken = (macs[0], macs[1], replace(macs[2], dials=Dials()))
     told = refused(plan(Fleet(broken), Request(path=PATH, memory=NO_KV, ring_without_relay=True)))
-    assert "neither has been seen to reach the other over the LAN" in told.message
+    assert "neither has reached the other over the LAN" in told.message
 
 
 def test_a_rank_0_that_nobody_can_dial_is_not_rank_0() -> None:
@@ -257,7 +261,7 @@ def test_a_rank_0_that_nobody_can_dial_is_not_rank_0() -> None:
     assert found.nodes == ("b", "a") and found.ranks[1].coordinator == "10.0.0.98"
     nobody = tuple(replace(entry, dials=Dials()) for entry in macs)
     told = refused(plan(Fleet(nobody, [bare]), Request(path=PATH, memory=NO_KV)))
-    assert told.reason == "NotYetObserved" and "no rank that all others have dialled yet" in told.message
+    assert told.reason == "NotYetObserved" and "no Mac that all others have reached yet" in told.message
 
 
 def test_rank_0_is_whom_most_others_have_dialled() -> None:
@@ -332,11 +336,11 @@ def test_workspace_grows_with_the_context() -> None:
 
 def test_split_follows_model_transport_and_wish() -> None:
     fleet = Fleet((mac("a", 6, SPLITS), mac("b", 6, SPLITS)), (cable("a", "b"),))
-    for wanted, split in ((WantedSplit.AUTO, Split.PIPELINE), (WantedSplit.TENSOR, Split.TENSOR)):
+    for wanted, split in ((Split.AUTO, Split.PIPELINE), (Split.TENSOR, Split.TENSOR)):
         assert placed(plan(fleet, Request(path=PATH, memory=NO_KV, split=wanted))).split is split
     whole = model((5, 5), tensor={1: (10,), 2: None})
     fleet = Fleet((mac("a", 6, whole), mac("b", 6, whole)), (cable("a", "b"),))
-    told = refused(plan(fleet, Request(path=PATH, memory=NO_KV, split=WantedSplit.TENSOR)))
+    told = refused(plan(fleet, Request(path=PATH, memory=NO_KV, split=Split.TENSOR)))
     assert "heads do not divide" in told.message or any("heads do not divide" in miss.message for miss in told.near_misses)
     jaccl = Fleet((mac("a", 6, whole, backends=BOTH), mac("b", 6, whole, backends=BOTH)), (cable("a", "b"),))
     found = placed(plan(jaccl, Request(path=PATH, memory=NO_KV)))
@@ -371,11 +375,11 @@ def test_a_repository_may_lie_elsewhere_on_every_mac() -> None:
     [
         ({"ready": False}, "is not Ready"),
         ({"schedulable": False}, "is cordoned"),
-        ({"quarantine": "StackHung"}, "quarantined"),
+        ({"quarantine": "StackHung"}, "is quarantined until it reboots: StackHung"),
         ({"taints": (Taint("own", "x"),)}, "taint own=x:NoSchedule"),
         ({"address": None}, "no InternalIP"),
         ({"profiled": False}, "no NodeProfile"),
-        ({"models": ()}, "does not have /models/a on its disk"),
+        ({"models": ()}, "does not have /models/a on disk; copy it into one of its model folders"),
         ({"models": (ModelFacts(PATH, complete=False, problem="model-2 is missing"),)}, "model-2 is missing"),
         ({"models": (ModelFacts(PATH, sized=False),)}, "has not been sized"),
     ],
@@ -410,7 +414,7 @@ def test_preferences() -> None:
     big, small, used = mac("a", 30, facts), mac("b", 5, facts), mac("c", 4, facts, in_use=True)
     found = placed(plan(Fleet((big, small, used)), Request(path=PATH, memory=NO_KV), runners_up=2))
     assert found.nodes == ("b",), "the smallest Mac that nobody uses"
-    assert [(entry.nodes, entry.why[:5]) for entry in found.runners_up] == [(("a",), "takes"), (("c",), "share")]
+    assert [(entry.nodes, entry.why[:5]) for entry in found.runners_up] == [(("a",), "uses "), (("c",), "share")]
     facts = model((3, 3))
     macs = tuple(mac(name, 5, facts) for name in "abc")
     fleet = Fleet(macs, (cable("a", "b", 40_000), cable("b", "c", 80_000)))
@@ -440,7 +444,7 @@ def test_a_group_stays_and_is_told_of_a_better_place() -> None:
     request = Request(path=PATH, memory=NO_KV, current=("a", "b"))
     found = placed(plan(fleet, request))
     assert found.kept and found.nodes == ("a", "b") and found.transport is Transport.RING
-    assert better(fleet, request) == "c, d: here TCP ring, the winner: JACCL mesh"
+    assert better(fleet, request) == "c, d: here TCP ring instead of JACCL mesh"
     assert better(fleet, replace(request, current=("c", "d"))) is None
     # A fleet that changes elsewhere makes no difference.
     other = fleet.changed(macs=[replace(macs[3], free_bytes=600)])
@@ -461,7 +465,7 @@ def test_memory_that_is_missing_is_told_in_bytes() -> None:
     found = refused(plan(Fleet(macs, mesh("abc", rdma="off")), Request(path=PATH, memory=NO_KV)))
     assert found.reason == "NoRoom"
     ring = next(miss for miss in found.near_misses if miss.transport is Transport.RING)
-    assert ring.message == "Pipeline over 3 Macs needs 400 GiB; the 3 with most have 384 GiB free: a, b, c"
+    assert ring.message == "Pipeline over 3 Macs needs 400 GiB; the 3 Macs with the most free memory have 384 GiB free: a, b, c"
     assert ring.missing_bytes == 16 * GIB
     alone = next(miss for miss in found.near_misses if miss.transport is Transport.NONE)
     assert alone.message == "a has 128 GiB free, the whole model needs 400 GiB"
@@ -494,7 +498,7 @@ def test_a_thousand_macs_are_not_all_listed() -> None:
     facts = model((5, 5))
     macs = [mac(f"m{i:04d}", 1, facts, schedulable=i % 2 == 0) for i in range(1000)]
     found = refused(plan(Fleet(macs), Request(path=PATH, memory=NO_KV)))
-    assert len(found.message) < 1500 and len(found.lacks) == 1000
+    assert len(found.message) < 1500 and len(found.macs) == 1000
 
 
 # --- bounds ---
@@ -504,7 +508,7 @@ def all_joined(count: int, facts: ModelFacts, free: int) -> Fleet:
     names = [f"m{i:02d}" for i in range(count)]
     macs = [Mac(name, f"10.0.0.{i}", free, models=(facts,), backends=BOTH) for i, name in enumerate(names)]
     cables = [
-        Cable(f"{one}--{other}", End(one, "1", f"d{other}"), End(other, "2", f"d{one}"), 80_000, rdma_lack=None)
+        Cable(f"{one}--{other}", End(one, "1", f"d{other}"), End(other, "2", f"d{one}"), 80_000, rdma_problem=None)
         for one, other in itertools.combinations(names, 2)
     ]
     return Fleet(macs, cables)
@@ -514,8 +518,8 @@ def test_a_hard_graph_ends_with_the_best_found_and_says_so() -> None:
     # Uneven layers, of which no order fits: every set of Macs looks as good as any other.
     facts = model((7, 7, 7, 7, 7, 6, 6, 6), tensor={1: (53,)})
     fleet = all_joined(64, facts, 8)
-    found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, max_nodes=7), work_limit=5_000))
-    assert not found.proven and "ended at its limit" in found.message
+    found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, max_nodes=7), max_steps=5_000))
+    assert not found.proven and "the search reached its step limit" in found.message
     easy = placed(plan(all_joined(64, model((4,) * 16), 9), Request(path=PATH, memory=NO_KV)))
     assert easy.proven and len(easy.ranks) == 8 and easy.nodes == tuple(f"m{i:02d}" for i in range(8))
 
@@ -524,8 +528,8 @@ def test_what_was_found_before_the_limit_stands() -> None:
     macs = list(all_joined(24, model((4,) * 16), 9).macs.values())
     unlike = [replace(entry, free_bytes=9 + (i * 7919) % 13) for i, entry in enumerate(macs)]
     fleet = Fleet(unlike, all_joined(24, model((4,) * 16), 9).cables.values())
-    found = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=WantedTransport.RING), work_limit=200))
-    whole = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=WantedTransport.RING)))
+    found = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=Transport.RING), max_steps=200))
+    whole = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=Transport.RING)))
     assert found.score is not None and whole.score is not None and whole.score <= found.score
 
 
@@ -541,10 +545,10 @@ def _misses(found: Placement | Unplaceable) -> dict[Transport, str]:
     ("what", "told"),
     [
         ({"schedulable": False}, "c is cordoned (kubectl uncordon c)"),
-        ({"models": ()}, "c does not have /models/a on its disk"),
+        ({"models": ()}, "c does not have /models/a on disk; copy it into one of its model folders"),
         ({"ready": False}, "c is not Ready"),
-        ({"mlx_version": "0.31.0"}, "c has MLX 0.31.0 with mlx-lm ?, the others MLX ? with mlx-lm ?"),
-        (None, "takes 3 Macs, there are 2: join 1 more to the cluster (thunderfleet-kubelet join)"),
+        ({"mlx_version": "0.31.0"}, "c runs MLX 0.31.0 with mlx-lm (unknown), the others MLX (unknown) with mlx-lm (unknown)"),
+        (None, "needs 3 Macs, 2 available: join 1 more to the cluster (thunderfleet-kubelet join)"),
     ],
 )
 def test_too_few_macs_are_told_with_what_would_make_them_enough(what: dict[str, object] | None, told: str) -> None:
@@ -582,5 +586,5 @@ def test_no_mac_that_may_take_a_rank_is_a_near_miss_of_every_transport() -> None
     macs = [mac(name, 6, SPLITS, backends=BOTH, schedulable=False) for name in "ab"]
     misses = _misses(plan(Fleet(macs, mesh("ab")), Request(path=PATH, memory=NO_KV, min_nodes=2)))
     assert all("a is cordoned" in misses[transport] and "b is cordoned" in misses[transport] for transport in WAYS)
-    many = Request(path=PATH, memory=NO_KV, min_nodes=9, transport=WantedTransport.JACCL)
-    assert "has 8 Macs at most, nodes.min asks for 9" in refused(plan(Fleet(macs), many)).message
+    many = Request(path=PATH, memory=NO_KV, min_nodes=9, transport=Transport.JACCL)
+    assert "supports at most 8 Macs, spec.nodes.min is 9" in refused(plan(Fleet(macs), many)).message

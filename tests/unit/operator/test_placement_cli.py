@@ -62,9 +62,9 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
     assert rows[6][:6] == ["RANK", "MAC", "LAYERS", "MEMORY", "OF", "FREE"] and "RDMA" not in text.split("ranks:")[1]
     assert rows[7] == ["0", "studio-1", "2-3", "4.4", "GiB", "6.0", "GiB", "10.0.0.1:20000", "169.254.1.1", "-"]
     assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
-    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  as negotiated, not measured\n" in text
+    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  negotiated, not measured\n" in text
     assert ["transport", "TCP", "ring"] in rows and ["bandwidth", "not", "measured"] in rows
-    assert "    speed      80 Gb/s (2 of its hops not measured: as negotiated)\n" in text
+    assert "    speed      80 Gb/s (2 of its hops not measured: negotiated speed)\n" in text
 
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
@@ -76,7 +76,7 @@ def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> No
     schema = json.loads(capsys.readouterr().out)
     assert set(told) == set(schema["properties"])
     group = told["groups"][0]
-    assert set(group) == set(schema["$defs"]["GroupTold"]["properties"])
+    assert set(group) == set(schema["$defs"]["GroupReport"]["properties"])
     assert [(rank["node"], rank["layers"]) for rank in group["ranks"]] == [
         ("studio-1", {"first": 2, "count": 2}),
         ("studio-2", {"first": 0, "count": 2}),
@@ -98,7 +98,7 @@ async def test_the_same_place_as_the_operator_chose_and_what_it_holds(files: Any
                 item["metadata"]["name"] = "other"
 
     assert run(files(change=another)) == 3
-    assert "no place (NoRoom)" in capsys.readouterr().out
+    assert "no placement (NoRoom)" in capsys.readouterr().out
 
 
 def test_several_groups_do_not_take_the_same_room(files: Any, world: Any, capsys: Any) -> None:
@@ -129,7 +129,7 @@ def test_runners_up_say_why_they_lost(files: Any, world: Any, capsys: Any) -> No
     assert [rank["node"] for rank in group["ranks"]] == ["studio-3", "studio-4"]
     assert group["runnersUp"][0]["nodes"] == ["studio-1", "studio-2"]
     assert group["runnersUp"][0]["why"] == (
-        "its slowest hop has 20 Gb/s, measured, the winner's 80 Gb/s (2 of its hops not measured: as negotiated)"
+        "slowest hop 20 Gb/s, measured instead of 80 Gb/s (2 of its hops not measured: negotiated speed)"
     )
     assert run(files({"model": {"path": "/models/org/tiny"}, "nodes": {"min": 2, "max": 2}}), "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["hops"][0] == {
@@ -246,9 +246,9 @@ async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, worl
             lambda items: items[1]["status"]["models"][0].update(bytes="many"),
             "NodeProfile studio-1: status.models[0].bytes: Input should be a valid integer",
         ),
-        (lambda items: items[0]["metadata"].pop("name"), "a Node: metadata.name: is missing"),
-        (lambda items: items.append(items[0]), "Node studio-1: metadata.name: stands there twice"),
-        (lambda items: items.clear(), "has no Node: print it with `kubectl get nodes"),
+        (lambda items: items[0]["metadata"].pop("name"), "Node: metadata.name: is required"),
+        (lambda items: items.append(items[0]), "Node studio-1: metadata.name: duplicate"),
+        (lambda items: items.clear(), "contains no Node; create the file with `kubectl get nodes"),
         (lambda items: items.append("x"), "items[7]: must be an object"),
         (lambda items: items[0].update(status=[]), "Node studio-1: status: must be an object"),
     ],
@@ -263,10 +263,10 @@ def test_bad_objects_are_named(files: Any, capsys: Any, edit: Any, text: str) ->
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ({"model": {}}, "spec.model: names exactly one of repository and path"),
-        ({"nodes": {"min": 3, "max": 2}}, "spec.nodes.max: is at least nodes.min (3)"),
+        ({"model": {}}, "spec.model: set exactly one of repository and path"),
+        ({"nodes": {"min": 3, "max": 2}}, "spec.nodes.max: must be at least spec.nodes.min (3)"),
         ({"nodes": {"min": 0}}, "spec.nodes.min: Input should be greater than or equal to 1"),
-        ({"transport": "Pigeon"}, "spec.transport: Input should be 'Auto'"),
+        ({"transport": "Pigeon"}, "spec.transport: must be one of Auto, JACCL, JACCLRing, Ring"),
     ],
 )
 def test_bad_deployments_are_named(files: Any, capsys: Any, spec: dict[str, Any], text: str) -> None:
@@ -280,10 +280,10 @@ def test_files_that_cannot_be_read(files: Any, capsys: Any, tmp_path: Path) -> N
     assert run((str(tmp_path / "none"), paths[1])) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert run(files(text="a: [")) == 2
-    assert "is neither YAML nor JSON" in capsys.readouterr().err
+    assert "is not valid YAML or JSON" in capsys.readouterr().err
     assert run((files()[0], paths[0])) == 2
-    assert "must hold exactly one ModelDeployment, holds 0" in capsys.readouterr().err
-    assert main(["plan"]) == 2 and "--fleet FILE is needed" in capsys.readouterr().err
+    assert "must contain exactly one ModelDeployment, found 0" in capsys.readouterr().err
+    assert main(["plan"]) == 2 and "--fleet FILE is required" in capsys.readouterr().err
 
 
 async def test_groups_that_run_are_counted_once(files: Any, world: Any, capsys: Any) -> None:

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport
+from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -25,12 +25,8 @@ from thunderfleet_operator.placement import (
     Placement,
     Request,
     Score,
-    Split,
     TensorFacts,
-    Transport,
     Unplaceable,
-    WantedSplit,
-    WantedTransport,
     plan,
 )
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS
@@ -51,7 +47,7 @@ def usable(cable: Cable, rdma: bool) -> bool:
     if not cable.connected:
         return False
     if rdma:
-        return cable.rdma_lack is None and all(e.device and e.queue_pairs >= 1 for e in (cable.a, cable.b))
+        return cable.rdma_problem is None and all(e.device and e.queue_pairs >= 1 for e in (cable.a, cable.b))
     return all(end.address for end in (cable.a, cable.b))
 
 
@@ -145,17 +141,17 @@ def on_step(value: int, steps: Sequence[float]) -> int:
 
 RANKS = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
 ALLOWED = {
-    WantedTransport.AUTO: RANKS,
-    WantedTransport.JACCL: (Transport.NONE, Transport.JACCL),
-    WantedTransport.JACCL_RING: (Transport.NONE, Transport.JACCL_RING),
-    WantedTransport.RING: (Transport.NONE, Transport.RING),
+    Transport.AUTO: RANKS,
+    Transport.JACCL: (Transport.NONE, Transport.JACCL),
+    Transport.JACCL_RING: (Transport.NONE, Transport.JACCL_RING),
+    Transport.RING: (Transport.NONE, Transport.RING),
 }
 
 
-def splits(transport: Transport, wanted: WantedSplit) -> tuple[Split, ...]:
+def splits(transport: Transport, wanted: Split) -> tuple[Split, ...]:
     if transport is Transport.NONE:
         return (Split.NONE,)
-    if wanted is not WantedSplit.AUTO:
+    if wanted is not Split.AUTO:
         return (wanted,)
     return (Split.TENSOR, Split.PIPELINE) if transport in JACCL else (Split.PIPELINE, Split.TENSOR)
 
@@ -191,7 +187,7 @@ def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
         for size in range(request.min_nodes, min(len(fleet.macs), request.max_nodes or 99) + 1):
             if (transport is Transport.NONE) != (size == 1):
                 continue
-            if transport is Transport.JACCL_RING and size == 2 and request.transport is WantedTransport.AUTO:
+            if transport is Transport.JACCL_RING and size == 2 and request.transport is Transport.AUTO:
                 continue
             backend = "jaccl" if transport in JACCL else "ring"
             for preference, split in enumerate(splits(transport, request.split)):
@@ -207,7 +203,7 @@ def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
                         if (best is None or cost < best) and fits([fleet.macs[n] for n in order], facts, split):
                             best = cost
                     if best is not None:
-                        drag = -on_step(min(mac.memory_megabytes for mac in macs), QUARTERS)
+                        drag = -on_step(min(mac.memory_bandwidth for mac in macs), QUARTERS)
                         spread = max(free) - min(free)
                         found.append(Score(rank, size, preference, *best, drag, spread, sum(free)))
                 if found:
@@ -269,7 +265,7 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
                 in_use=yes(0.2),
                 dials=Dials.of(speeds, speeds) if dialled else None,
                 kinds=AddressKinds.of({lan_address(name): AddressKind(Kind.ETHERNET, True, 10_000)}),
-                memory_megabytes=pick((0, 400_000, 410_000, 800_000)),
+                memory_bandwidth=pick((0, 400_000, 410_000, 800_000)),
             )
         )
     pairs = list(itertools.combinations(names, 2))
@@ -287,7 +283,7 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
                 End(other, None if yes(0.1) and not clean else f"169.254.{i}.2", f"rdma_b{i}"),
                 pick((40_000, 80_000, 80_000, 120_000)),
                 connected=clean or yes(0.9),
-                rdma_lack=None if good or yes(0.6) else "it is Down",
+                rdma_problem=None if good or yes(0.6) else "it is Down",
                 ring_mbps=pick((None, None, 30_000, 31_000, 60_000)),
                 rdma_mbps=pick((None, None, 30_000, 31_000, 60_000)),
                 in_use=yes(0.2),
@@ -298,12 +294,12 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
         path=PATH,
         min_nodes=low,
         max_nodes=max(size, low) if yes(0.3) else None,
-        split=pick((WantedSplit.AUTO, WantedSplit.AUTO, *get_args(RequestedSplit))),
-        transport=pick((WantedTransport.AUTO, *get_args(RequestedTransport))),
+        split=pick((Split.AUTO, Split.AUTO, *get_args(RequestedSplit))),
+        transport=pick((Transport.AUTO, *get_args(RequestedTransport))),
         memory=NO_KV,
         ring_without_relay=yes(0.5),
     )
-    if request.transport in (WantedTransport.JACCL, WantedTransport.JACCL_RING):
+    if request.transport in (Transport.JACCL, Transport.JACCL_RING):
         macs = [m if "jaccl" in m.backends else Mac(m.name, m.address, m.free_bytes, models=()) for m in macs]
     return _same_queue_pairs(Fleet(macs, cables)), facts, request
 
@@ -322,7 +318,7 @@ def _same_queue_pairs(fleet: Fleet) -> Fleet:
         return End(end.node, end.address, end.device, left[end.node, end.device])
 
     cables = (
-        Cable(c.name, same(c.a), same(c.b), c.speed_mbps, c.connected, c.rdma_lack, c.ring_mbps, c.rdma_mbps, c.in_use)
+        Cable(c.name, same(c.a), same(c.b), c.speed_mbps, c.connected, c.rdma_problem, c.ring_mbps, c.rdma_mbps, c.in_use)
         for c in fleet.cables.values()
     )
     return Fleet(fleet.macs.values(), cables)
@@ -389,7 +385,7 @@ def agrees(seed: int) -> str:
         assert found.score == best
     else:
         assert best is None
-        assert {entry.node for entry in found.lacks} == set(fleet.macs) and all(entry.message for entry in found.lacks)
+        assert {entry.node for entry in found.macs} == set(fleet.macs) and all(entry.message for entry in found.macs)
         assert found.message and found.reason
     macs, cables = list(fleet.macs.values()), list(fleet.cables.values())
     mixed = random.Random(seed)
@@ -467,15 +463,15 @@ def large_fleet(seed: int, count: int, model: ModelFacts) -> Fleet:
                     End(name, f"169.254.{number % 250}.1" if dice.random() < 0.9 else None, f"rdma_en{degree[name]}"),
                     End(other, f"169.254.{number % 250}.2", f"rdma_en{degree[other]}"),
                     dice.choice((40_000, 80_000)),
-                    rdma_lack=None if dice.random() < 0.7 else "it is Down",
+                    rdma_problem=None if dice.random() < 0.7 else "it is Down",
                 )
             )
     return Fleet(macs, cables)
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("wanted", [WantedTransport.AUTO, WantedTransport.RING])
-def test_invariants_on_large_fleets(seed: int, wanted: WantedTransport) -> None:
+@pytest.mark.parametrize("wanted", [Transport.AUTO, Transport.RING])
+def test_invariants_on_large_fleets(seed: int, wanted: Transport) -> None:
     layers = (8,) * 60
     tensor = tuple(TensorFacts(size, (-(-480 // size),) * size) for size in (1, 2, 4, 8))
     facts = ModelFacts(PATH, "org/a", bytes=480, tensor=tensor, layer_bytes=layers, shared_bytes=2)
@@ -496,7 +492,7 @@ def test_invariants_on_large_fleets(seed: int, wanted: WantedTransport) -> None:
 def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> None:
     one, other, dice = problem(seed), problem(another), random.Random(seed)
     before, request = one[0], one[2]
-    assert before.islands is not None and before.top_mbps >= 0 and before.reached("a") is not None
+    assert before.components is not None and before.top_mbps >= 0 and before.reached_addresses("a") is not None
     macs = [mac for mac in other[0].macs.values() if dice.random() < 0.5]
     cables = [c for c in other[0].cables.values() if dice.random() < 0.5]
     gone = {name for name in before.macs if dice.random() < 0.2} | {name for name in before.cables if dice.random() < 0.2}
@@ -504,7 +500,7 @@ def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> Non
     after = before.changed(macs, cables, gone)
     fresh = Fleet(after.macs.values(), after.cables.values())
     assert after.macs.keys() == (before.macs.keys() | {mac.name for mac in macs}) - gone
-    assert {frozenset(i) for i in after.islands} == {frozenset(i) for i in fresh.islands}
-    assert all(after.reached(n) == fresh.reached(n) for n in "abcdefg") and after.top_mbps == fresh.top_mbps
+    assert {frozenset(i) for i in after.components} == {frozenset(i) for i in fresh.components}
+    assert all(after.reached_addresses(n) == fresh.reached_addresses(n) for n in "abcdefg") and after.top_mbps == fresh.top_mbps
     assert all({c.name for c in after.links(n)} == {c.name for c in fresh.links(n)} for n in "abcdefg")
     assert plan(after, request) == plan(fresh, request)

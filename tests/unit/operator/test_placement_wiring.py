@@ -79,9 +79,9 @@ def test_macs_have_the_measured_rates_of_memory_and_dials(world: Any) -> None:
 
     world.change(NODEPROFILES, "studio-1", tell)
     mac = fleet_of(world).macs["studio-1"]
-    assert mac.memory_megabytes == 700_000 and fleet_of(world).macs["mini"].memory_megabytes == 0
+    assert mac.memory_bandwidth == 700_000 and fleet_of(world).macs["mini"].memory_bandwidth == 0
     assert mac.dials is not None
-    assert list(mac.dials.ways) == [("mini", "10.0.0.3", 400), ("studio-2", "10.0.0.2", 0)]
+    assert list(mac.dials.rows) == [("mini", "10.0.0.3", 400), ("studio-2", "10.0.0.2", 0)]
 
 
 def test_an_end_that_says_nothing_is_taken_from_its_profile(world: Any) -> None:
@@ -128,7 +128,7 @@ def test_the_fleet_is_the_same_value_until_something_changes(world: Any) -> None
     second = now()
     assert second is not first and not second.macs["mini"].schedulable and second.macs["studio-1"] is first.macs["studio-1"]
     world.remove(LINKS, "studio-1.tb1--studio-2.tb1")
-    assert not now().cables and now().islands != second.islands
+    assert not now().cables and now().components != second.components
     world.remove(NODES, "mini")
     assert "mini" not in now().macs
 
@@ -164,7 +164,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: Any) -> No
     assert all(rank.ring_address is None and rank.layers is None for rank in plan.ranks)
     group = world.md.status.groups[0]
     assert (group.transport, group.parallelism, [rank.shard for rank in group.ranks]) == ("JACCL", "Tensor", ["1/2", "2/2"])
-    assert "slowest hop 80 Gb/s (1 of its hops not measured: as negotiated)" in group.reason
+    assert "slowest hop 80 Gb/s (1 of its hops not measured: negotiated speed)" in group.reason
     assert world.condition("Placed")[1] == "Placed" and "not measured" in world.condition("Placed")[2]
     used = snapshot.taken(world.cache)
     assert used.queue_pairs == {("studio-1", "rdma_en2"): 1, ("studio-2", "rdma_en3"): 1}
@@ -179,7 +179,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     await world.round()
     message = world.condition("Placed")[2]
     assert "group 0 would be placed better today, and stays: on studio-1, studio-2" in message
-    assert "here TCP ring, the winner: JACCL mesh" in message
+    assert "here TCP ring instead of JACCL mesh" in message
     assert world.md.status.groups[0].epoch == 1
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(conditions=[]))
     world.later(60)
@@ -223,7 +223,7 @@ async def test_what_every_mac_lacks_is_in_status(world: Any, make_model: Any) ->
     entries = world.md.status.unplaceable
     lacks = {node: entry.message for entry in entries if entry.transport is None for node in entry.nodes}
     assert set(lacks) == set(fleet_of(world).macs)
-    assert "is cordoned" in lacks["mini"] and "put it into a model folder" in lacks["small-3"]
+    assert "is cordoned" in lacks["mini"] and "copy it into one of its model folders" in lacks["small-3"]
     assert any(entry.transport is not None for entry in entries), "and the near misses"
     assert len([entry for entry in entries if entry.transport is None]) < len(lacks), "what several lack stands there once"
 

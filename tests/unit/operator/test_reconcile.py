@@ -404,12 +404,12 @@ async def test_a_failure_is_one_event_that_says_what_comes_next(world: Any) -> N
         return body
 
     world.create = record
-    failure = {"fault": "Replan", "reason": "DeviceDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
+    failure = {"fault": "Replan", "reason": "PortDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
     world.say("GaveUp", 1, failure=failure)
     await world.round()
     ((reason, message),) = told
-    assert reason == "DeviceDown"
-    assert "restart 1 of 10) is made at 00:00:10 UTC; last failure on studio-2: DeviceDown: rdma_en2 is Down" in message
+    assert reason == "PortDown"
+    assert "restart 1 of 10) is made at 00:00:10 UTC; last failure on studio-2: PortDown: rdma_en2 is Down" in message
 
 
 async def test_events_tell_what_changed_once(world: Any) -> None:

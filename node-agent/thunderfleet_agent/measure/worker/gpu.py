@@ -71,7 +71,7 @@ def buffer_bytes(free: int | None, memory: int | None, cache: int | None) -> int
     least = max(SMALLEST_BUFFER, 2 * (cache or 0))
     if size < least:
         raise NotMeasured(
-            f"{(free or 0) // MIB} MiB of memory are free, at least {2 * least // MIB} MiB are needed for a buffer larger than the cache"
+            f"{(free or 0) // MIB} MiB of memory are free; a buffer larger than the cache needs at least {2 * least // MIB} MiB"
         )
     return size // MIB * MIB
 

@@ -1,4 +1,13 @@
-"""Why a request has no placement, and the smallest change that would give it one.
+"""Why a request has no placement, in words that tell an owner what to buy, plug in or switch on.
 
-- ``near_misses``  the closest alternatives, by transport, and the message made of them
+For each transport the search runs once more with relaxed rules: every two Macs count as joined, at a cost for each hop that is
+missing or unusable. The cheapest set is the near miss, and its message names what it lacks, or how much memory is missing.
+
+- ``explanation``  the whole answer: near misses, a reason for every Mac, the message
+- ``transports``   near misses of one transport
+- ``recruiting``   near misses with Macs that cannot take part but could
+- ``shortage``     near misses that lack memory
+- ``relaxed``      the search with relaxed rules
+- ``obstacles``    what hops and Macs lack, and the cost of changing it
+- ``miss``         near misses with their costs, and lists of names and texts
 """

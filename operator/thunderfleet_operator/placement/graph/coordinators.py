@@ -1,25 +1,26 @@
-"""Who is rank 0, and at which address each other rank reaches it.
+"""Which Macs can be rank 0, and at which address each other rank reaches it.
 
-Rank 0 is the rank that most others can dial; then the one with the better addresses, the most free memory, the first name.
-An address that nobody has reached is not used. Where the agents of none of a group's Macs publish what they have dialled,
-there are no such facts to go by, and a Mac is taken to be reachable at its Node's address.
+Best is the Mac that most others can dial; then the one with the better addresses, the most free memory, the first name.
+Addresses that no Mac has reached are not used. If no Mac of the group publishes what it has reached, a Mac is assumed to be
+reachable at its Node's address.
 """
 
 from collections.abc import Mapping, Sequence
 
+from thunderfleet_crds.vocabulary import PlacedTransport, Transport
+
 from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
 from thunderfleet_operator.placement.graph.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank
-from thunderfleet_operator.placement.words import Transport
 
 CABLE = AddressKind(Kind.THUNDERBOLT)
-Options = Mapping[str, tuple[int, bool]]
-"""What addresses are, the less the better."""
-Way = tuple[tuple[int, bool], str, bool]
-"""How one Mac is to dial another: what the address is, the address, and whether that Mac has reached it there itself."""
+Addresses = Mapping[str, tuple[int, bool]]
+"""Addresses with their ranks; less is better."""
+Route = tuple[tuple[int, bool], str, bool]
+"""How one Mac dials another: rank of the address, the address, and whether that Mac itself has reached it there."""
 
 
-def _options(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind, ...]) -> Mapping[str, Options]:
-    """Addresses at which ``one`` reaches each of the others: those at the other end of a cable, and those dialled."""
+def _addresses(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind, ...]) -> Mapping[str, Addresses]:
+    """Where ``one`` reaches each of the others: at the far ends of its cables, and where it has reached them."""
     found: dict[str, dict[str, tuple[int, bool]]] = {name: {} for name in others}
     name, by_cable = one.name, address_rank(CABLE, order)
     for cable in fleet.links(name):
@@ -33,38 +34,39 @@ def _options(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kin
     return found
 
 
-def _reach(fleet: Fleet, other: Mac, options: Options, facts: bool, order: tuple[Kind, ...]) -> Way | None:
-    """How ``other`` is to be dialled by a Mac that reaches it at ``options``; None when nobody has reached it. ``facts``:
-    whether any agent concerned publishes what it has dialled.
+def _route(fleet: Fleet, other: Mac, addresses: Addresses, published: bool, order: tuple[Kind, ...]) -> Route | None:
+    """How a Mac that reaches ``other`` at ``addresses`` dials it; None if no Mac has reached it.
+
+    ``published``: whether any Mac of the group publishes what it has reached.
     """
-    if facts and len(options) == 1:
-        ((only, rank),) = options.items()
+    if published and len(addresses) == 1:
+        ((only, rank),) = addresses.items()
         return rank, only, True
-    itself = bool(options)
-    if not facts and other.address:
-        # No facts at all: the Node's address, which the kubelet was reached at.
+    itself = bool(addresses)
+    if not published and other.address:
         return address_rank(other.kinds.get(other.address, UNKNOWN), order), other.address, itself
-    if not itself and facts:
-        options = {at: address_rank(other.kinds.get(at, UNKNOWN), order) for at in fleet.reached(other.name)}
-    best = min([(rank, address) for address, rank in options.items()], default=None)
+    if not itself and published:
+        addresses = {at: address_rank(other.kinds.get(at, UNKNOWN), order) for at in fleet.reached_addresses(other.name)}
+    best = min([(rank, address) for address, rank in addresses.items()], default=None)
     return (*best, itself) if best is not None else None
 
 
-def leaders(fleet: Fleet, macs: Sequence[Mac], transport: Transport) -> dict[str, dict[str, str]]:
-    """Those of these Macs that can be rank 0, the best first: by name, at which address each other one is to dial it. Empty
-    when nobody can be reached by all others yet.
+def coordinators(fleet: Fleet, macs: Sequence[Mac], transport: PlacedTransport) -> dict[str, dict[str, str]]:
+    """Names of the Macs that can be rank 0, the best first, each with the address at which every other one dials it.
+
+    Empty while no Mac can be reached by all others.
     """
-    facts = any([mac.dials is not None for mac in macs])
+    published = any([mac.dials is not None for mac in macs])
     order = RING_ORDER if transport is Transport.RING else SIDE_ORDER
-    known_as = {mac.name: mac for mac in macs}
-    options = [(mac.name, _options(fleet, mac, known_as, order)) for mac in macs]
+    by_name = {mac.name: mac for mac in macs}
+    known = [(mac.name, _addresses(fleet, mac, by_name, order)) for mac in macs]
     ranked = []
     for zero in macs:
-        ways = [(name, _reach(fleet, zero, known[zero.name], facts, order)) for name, known in options if name != zero.name]
-        known_ways = {name: way for name, way in ways if way is not None}
-        if len(known_ways) == len(ways):
-            dialled = sum([itself for _, _, itself in known_ways.values()])
-            worth = sorted([rank for rank, _, _ in known_ways.values()])
-            ranked.append(((-dialled, worth, -zero.free_bytes, zero.name), known_ways))
+        found = [(name, _route(fleet, zero, to[zero.name], published, order)) for name, to in known if name != zero.name]
+        routes = {name: route for name, route in found if route is not None}
+        if len(routes) == len(found):
+            direct = sum([itself for _, _, itself in routes.values()])
+            ranks = sorted([rank for rank, _, _ in routes.values()])
+            ranked.append(((-direct, ranks, -zero.free_bytes, zero.name), routes))
     ranked.sort(key=lambda entry: entry[0])
-    return {key[-1]: {name: address for name, (_, address, _) in ways.items()} for key, ways in ranked}
+    return {key[-1]: {name: address for name, (_, address, _) in routes.items()} for key, routes in ranked}

@@ -1,26 +1,24 @@
-"""Whether a set of Macs takes the group, and how its ranks are numbered: memory, rank 0 and queue pairs put together."""
+"""Whether a set of Macs takes the group, and in which order: memory, reachability of rank 0 and queue pairs combined."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.graph.coordinators import leaders
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
+
+from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.graph.coordinators import coordinators
 from thunderfleet_operator.placement.graph.hops import Hop, queue_pairs_suffice
 from thunderfleet_operator.placement.memory import Bounds, Needs
-from thunderfleet_operator.placement.search.stage import Area, Found, Shortlist, Work
-from thunderfleet_operator.placement.units import steady
-from thunderfleet_operator.placement.words import Split, Transport
-
-RDMA = (Transport.JACCL, Transport.JACCL_RING)
-
-
-def members_of(area: Area, order: Sequence[int]) -> list[Mac]:
-    return [area.macs[i] for i in order]
+from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS
+from thunderfleet_operator.placement.search.budget import StepBudget
+from thunderfleet_operator.placement.search.hop_graph import HopGraph
+from thunderfleet_operator.placement.search.rank_order import RankOrderSearch
+from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
 
 
-def pairs_of(transport: Transport, order: Sequence[int]) -> list[tuple[int, int]]:
-    """Who is joined to whom: in a mesh everybody, in a ring the neighbours, one way."""
+def joined_pairs(transport: PlacedTransport, order: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs that need a hop: in a mesh every two, in a ring each rank and the next."""
     if len(order) == 1:
         return []
     if transport is Transport.JACCL:
@@ -28,14 +26,14 @@ def pairs_of(transport: Transport, order: Sequence[int]) -> list[tuple[int, int]
     return [(order[i - 1], order[i]) for i in (*range(1, len(order)), 0)]
 
 
-def hops_over(area: Area, transport: Transport, order: Sequence[int]) -> tuple[Hop, ...]:
-    """In the order of ``pairs_of``."""
-    return tuple(area.hops(one)[other] for one, other in pairs_of(transport, order))
+def hops_over(graph: HopGraph, transport: PlacedTransport, order: Sequence[int]) -> tuple[Hop, ...]:
+    """The hops of ``joined_pairs``."""
+    return tuple(graph.hops(one)[other] for one, other in joined_pairs(transport, order))
 
 
-def several_behind_one_device(area: Area, members: Sequence[int]) -> bool:
-    """Whether a device faces more than one of these Macs, as behind a hub: its queue pairs may not do for all."""
-    hops = (area.hops(one).get(other) for one, other in combinations(members, 2))
+def has_shared_device(graph: HopGraph, members: Sequence[int]) -> bool:
+    """Whether a device faces several of these Macs, as behind a hub: its queue pairs may not suffice for all of them."""
+    hops = (graph.hops(one).get(other) for one, other in combinations(members, 2))
     cables = [hop.cable for hop in hops if hop is not None and hop.cable is not None]
     ends = [(end.node, end.device) for cable in cables for end in (cable.a, cable.b)]
     return len(set(ends)) < len(ends)
@@ -43,153 +41,110 @@ def several_behind_one_device(area: Area, members: Sequence[int]) -> bool:
 
 @dataclass(slots=True)
 class Fitting:
-    """One transport, size and split of one model."""
+    """Arranges one model on sets of Macs, with one transport, split and size."""
 
     fleet: Fleet
     needs: Needs
-    transport: Transport
-    split: Split
+    transport: PlacedTransport
+    split: PlacedSplit
     size: int
     bounds: Bounds
     shortlist: Shortlist
-    work: Work
-    no_heads: Collection[str] = ()
-    """Macs that cannot be rank 0, whoever can dial them."""
+    budget: StepBudget
+    never_rank_0: Collection[str] = ()
+    """Macs that cannot be rank 0 for want of ports."""
     unreached: list[tuple[str, ...]] = field(default_factory=list)
-    """Sets that had room, but no rank 0 that everybody can dial."""
-    _heads: dict[tuple[str, ...], dict[str, dict[str, str]]] = field(default_factory=dict)
-    """By Macs, in the order of positions: who can be rank 0, and where the others dial it."""
-    _tried: set[tuple[str, ...]] = field(default_factory=set)
-    """Sets of which every order has been looked at."""
+    """Sets with room in which no Mac can be reached by all others."""
+    _coordinators: dict[tuple[str, ...], dict[str, dict[str, str]]] = field(default_factory=dict)
+    """By Macs in the order of positions: who can be rank 0, and where the others dial it."""
+    _ordered: set[tuple[str, ...]] = field(default_factory=set)
+    """Sets of which every order was looked at."""
 
-    def heads(self, area: Area, members: Sequence[int]) -> list[int]:
-        """Who can be rank 0, by preference: the same for every order of these Macs."""
+    def coordinators(self, graph: HopGraph, members: Sequence[int]) -> list[int]:
+        """Macs that can be rank 0, the best first: the same for every order of ``members``."""
         if len(members) == 1:
             return list(members)
-        at = {area.macs[i].name: i for i in sorted(members)}
-        return [at[name] for name in self._leaders(area, tuple(at.values())) if name not in self.no_heads]
+        at = {graph.macs[i].name: i for i in sorted(members)}
+        return [at[name] for name in self._coordinators_of(graph, tuple(at.values())) if name not in self.never_rank_0]
 
-    def _leaders(self, area: Area, places: tuple[int, ...]) -> dict[str, dict[str, str]]:
-        macs = members_of(area, places)
+    def _coordinators_of(self, graph: HopGraph, places: tuple[int, ...]) -> dict[str, dict[str, str]]:
+        macs = graph.members(places)
         key = tuple([mac.name for mac in macs])
-        found = self._heads.get(key)
+        found = self._coordinators.get(key)
         if found is None:
-            self._heads[key] = found = leaders(self.fleet, macs, self.transport)
+            self._coordinators[key] = found = coordinators(self.fleet, macs, self.transport)
             if not found:
                 self.unreached.append(tuple(sorted(key)))
         return found
 
-    def stands(self, area: Area, order: tuple[int, ...]) -> Found | None:
-        """These Macs in this very order, if they take the group so."""
-        if any(other not in area.hops(one) for one, other in pairs_of(self.transport, order)):
+    def in_order(self, graph: HopGraph, order: tuple[int, ...]) -> Arrangement | None:
+        """The Macs in exactly this order; None if they cannot take the group so."""
+        if any(other not in graph.hops(one) for one, other in joined_pairs(self.transport, order)):
             return None
-        if not self._enough(area, order) or order[0] not in self.heads(area, order):
+        if not self._has_queue_pairs(graph, order) or order[0] not in self.coordinators(graph, order):
             return None
-        if self.needs.divide(self.split, [area.free[i] for i in order]) is None:
+        if self.needs.divide(self.split, [graph.free[i] for i in order]) is None:
             return None
-        hops = hops_over(area, self.transport, order)
+        hops = hops_over(graph, self.transport, order)
         cables = {hop.cable.name: hop.shared for hop in hops if hop.cable is not None}
-        return self._found(area, order, sum(area.used[i] for i in order) + sum(cables.values()))
+        return self._arrangement(graph, order, sum(graph.used[i] for i in order) + sum(cables.values()))
 
-    def evaluate(self, area: Area, cycle: tuple[int, ...], shared: int) -> None:
-        """Puts these Macs on the shortlist if they take the group. ``cycle``: the best of their rings, memory apart."""
-        enough = self._enough(area, cycle)
+    def consider(self, graph: HopGraph, cycle: tuple[int, ...], shared: int) -> None:
+        """Puts these Macs on the shortlist if they take the group.
+
+        ``cycle``: the best of their rings, memory aside. ``shared``: how many Macs and cables they share with other groups.
+        """
+        enough = self._has_queue_pairs(graph, cycle)
         if self.transport is Transport.JACCL and not enough:
             return
         if self.bounds.even and enough:
-            heads = self.heads(area, cycle)
-            if heads:
-                self.shortlist.add(self._found(area, self._from(area, cycle, heads[0]), shared))
+            able = self.coordinators(graph, cycle)
+            if able:
+                self.shortlist.add(self._arrangement(graph, self._starting_at(graph, cycle, able[0]), shared))
             return
         members = tuple(sorted(cycle))
-        names = tuple(area.macs[i].name for i in members)
-        if names not in self._tried:
-            self._tried.add(names)
-            best = self._best_order(area, members, shared)
+        names = tuple(graph.macs[i].name for i in members)
+        if names not in self._ordered:
+            self._ordered.add(names)
+            best = self._best_order(graph, members, shared)
             if best is not None:
-                self.shortlist.add(self._found(area, best[1], best[0]))
+                self.shortlist.add(self._arrangement(graph, best[1], best[0]))
 
-    def _enough(self, area: Area, order: Sequence[int]) -> bool:
-        """Whether the RDMA devices have queue pairs for this."""
-        if self.transport not in RDMA:
+    def _has_queue_pairs(self, graph: HopGraph, order: Sequence[int]) -> bool:
+        if self.transport not in RDMA_TRANSPORTS:
             return True
-        cables = [hop.cable for hop in hops_over(area, self.transport, order) if hop.cable is not None]
-        return queue_pairs_suffice(tuple(area.macs[i].name for i in order), cables, 1)
+        cables = [hop.cable for hop in hops_over(graph, self.transport, order) if hop.cable is not None]
+        return queue_pairs_suffice(tuple(graph.macs[i].name for i in order), cables)
 
-    def _from(self, area: Area, cycle: tuple[int, ...], head: int) -> tuple[int, ...]:
-        """The same with this one as rank 0; in a mesh, where every order will do, the biggest next."""
-        start = cycle.index(head)
+    def _starting_at(self, graph: HopGraph, cycle: tuple[int, ...], coordinator: int) -> tuple[int, ...]:
+        """The ring from this rank 0 on; in a mesh, where any order works, the Macs with most free memory come next."""
+        start = cycle.index(coordinator)
         rest = cycle[start + 1 :] + cycle[:start]
         if self.transport is Transport.JACCL:
-            rest = tuple(sorted(rest, key=lambda i: (-area.free[i], area.macs[i].name)))
-        return (head, *rest)
+            rest = tuple(sorted(rest, key=lambda i: (-graph.free[i], graph.macs[i].name)))
+        return (coordinator, *rest)
 
-    def _found(self, area: Area, order: tuple[int, ...], shared: int) -> Found:
-        """``shared``: Macs and cables."""
-        hops = hops_over(area, self.transport, order)
-        key = area.key(order, shared, min((hop.speed_mbps for hop in hops), default=0))
+    def _arrangement(self, graph: HopGraph, order: tuple[int, ...], shared: int) -> Arrangement:
+        hops = hops_over(graph, self.transport, order)
+        key = graph.key(order, shared, min((hop.speed_mbps for hop in hops), default=0))
         places = tuple(sorted(order))
-        dialled = self._leaders(area, places)[area.macs[order[0]].name] if len(order) > 1 else {}
-        return Found(key, area.tie(places), area, order, places, hops, dialled)
+        coordinator = self._coordinators_of(graph, places)[graph.macs[order[0]].name] if len(order) > 1 else {}
+        return Arrangement(key, graph.tie(places), graph, order, places, hops, coordinator)
 
-    def _best_order(self, area: Area, members: tuple[int, ...], shared: int) -> tuple[int, tuple[int, ...]] | None:
-        """Of all orders of these Macs the best in which every rank has room, with what it shares.
-
-        From rank 0 backwards, since the last rank holds the first layers. An order that has come as far as another did, with
-        the same Macs, at no less cost and with no other layers held, is not continued.
-        """
-        size = len(members)
+    def _best_order(self, graph: HopGraph, members: tuple[int, ...], shared: int) -> tuple[int, tuple[int, ...]] | None:
+        """Of all orders in which every rank has room, the best, and how many Macs and cables it shares."""
         ring = self.transport in (Transport.RING, Transport.JACCL_RING)
-        used = sum(area.used[i] for i in members) if ring else shared
-        hubs = self.transport is Transport.JACCL_RING and several_behind_one_device(area, members)
-        best: tuple[tuple[int, int], tuple[int, ...]] | None = None
-        seen: dict[tuple[int, ...], list[tuple[tuple[int, int], int]]] = {}
-
-        def with_hop(one: int, other: int, cost: tuple[int, int]) -> tuple[int, int] | None:
-            if not ring:
-                return cost
-            hop = area.hops(one).get(other)
-            return None if hop is None else (cost[0] + hop.shared, max(cost[1], -steady(hop.speed_mbps)))
-
-        def close(order: tuple[int, ...], cost: tuple[int, int], held: int) -> None:
-            nonlocal best
-            final: tuple[int, int] | None = cost
-            if size > 1:
-                final = with_hop(order[0], order[1], cost)
-                if final is not None and ring and size == 2 and area.hops(order[0])[order[1]].cable is not None:
-                    # Between two Macs the way back runs over the same cable.
-                    final = cost
-            if final is None or (best is not None and best[0] <= final):
-                return
-            whole = self.needs.advance(self.split, held, 0, size, area.free[order[0]])
-            if self.needs.complete(self.split, whole) and self._enough(area, order):
-                best = final, order
-
-        def extend(order: tuple[int, ...], cost: tuple[int, int], held: int) -> None:
-            """``order``: rank 0 and, behind it, as many ranks from the last one up as there are so far."""
-            rank = size - len(order)
-            if not rank:
-                close(order, cost, held)
-                return
-            for new in members:
-                if new in order or (best is not None and best[0] <= cost):
-                    continue
-                dearer = with_hop(new, order[1] if len(order) > 1 else order[0], cost)
-                if dearer is None:
-                    continue
-                if not self.work.step():
-                    return
-                following = self.needs.advance(self.split, held, rank, size, area.free[new])
-                if not following:
-                    continue
-                longer = (order[0], new, *order[1:])
-                state = (order[0], new if ring else -1, *sorted(longer))
-                past = seen.setdefault(state, [])
-                if not hubs and any(price <= dearer and following & ~layers == 0 for price, layers in past):
-                    continue
-                past.append((dearer, following))
-                extend(longer, dearer, following)
-
-        for head in self.heads(area, members):
-            extend((head,), (used, -(1 << 62)), 1)
-        return None if best is None else (best[0][0], best[1])
+        search = RankOrderSearch(
+            graph,
+            members,
+            self.needs,
+            self.split,
+            self.budget,
+            ring=ring,
+            shared=sum(graph.used[i] for i in members) if ring else shared,
+            order_matters=self.transport is Transport.JACCL_RING and has_shared_device(graph, members),
+            accept=lambda order: self._has_queue_pairs(graph, order),
+        )
+        for coordinator in self.coordinators(graph, members):
+            search.search_from(coordinator)
+        return None if search.best is None else (search.best[0][0], search.best[1])

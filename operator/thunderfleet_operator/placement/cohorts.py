@@ -1,0 +1,52 @@
+"""Which Macs can work together: their ranks refuse each other unless they hold the same model and run the same MLX."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from thunderfleet_operator.placement.eligibility import wanted_model
+from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.memory import Needs
+from thunderfleet_operator.placement.model import ModelFacts
+from thunderfleet_operator.placement.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """Eligible Macs with the same model content in the same folder and the same versions of MLX and mlx-lm."""
+
+    needs: Needs
+    mlx: tuple[str, str]
+    """Versions of MLX and mlx-lm."""
+    macs: Mapping[str, Mac]
+
+    @property
+    def model(self) -> ModelFacts:
+        """The model that all of them hold."""
+        return self.needs.model
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Sort key."""
+        return (self.model.path, self.mlx, self.model.revision or "", self.model.bytes, min(self.macs, default=""))
+
+
+def mlx_versions(mac: Mac) -> tuple[str, str]:
+    """Versions of MLX and mlx-lm, empty if unknown."""
+    return mac.mlx_version or "", mac.mlx_lm_version or ""
+
+
+def cohorts(macs: Mapping[str, Mac], request: Request) -> list[Cohort]:
+    """All cohorts among these Macs. A Mac with several folders of the model is in several of them."""
+    found: dict[tuple[ModelFacts, tuple[str, str]], dict[str, Mac]] = {}
+    # Equal facts are usually the same object; comparing them in full is expensive.
+    known: dict[tuple[int, str, str], dict[str, Mac]] = {}
+    for name, mac in macs.items():
+        for model in wanted_model(mac, request):
+            if model.complete and model.sized:
+                mlx = mlx_versions(mac)
+                quick = (id(model), *mlx)
+                if quick not in known:
+                    known[quick] = found.setdefault((model, mlx), {})
+                known[quick][name] = mac
+    made = [Cohort(Needs(model, request.memory), mlx, members) for (model, mlx), members in found.items()]
+    return sorted(made, key=lambda cohort: cohort.order)

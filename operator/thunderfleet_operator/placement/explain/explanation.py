@@ -1,0 +1,144 @@
+"""The answer of a search that found nothing: near misses by transport, a reason for every Mac, and a short message."""
+
+from collections.abc import Iterable, Sequence
+
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
+
+from thunderfleet_operator.placement.cohorts import Cohort
+from thunderfleet_operator.placement.explain.miss import NAMED, Miss, by_message, named
+from thunderfleet_operator.placement.explain.recruiting import group_with_recruits, single_recruit
+from thunderfleet_operator.placement.explain.shortage import free_text, single_mac_shortage
+from thunderfleet_operator.placement.explain.transports import transport_misses
+from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.memory import Bounds
+from thunderfleet_operator.placement.preferences import LABELS, allowed_transports, backend
+from thunderfleet_operator.placement.result import MacReason, NearMiss, Unplaceable
+from thunderfleet_operator.placement.search.candidates import CandidateSearch
+from thunderfleet_operator.placement.units import gib
+
+NEAR_MISSES = 16
+"""Most near misses in an answer."""
+
+
+def explain(search: CandidateSearch) -> Unplaceable:
+    """Why a search found nothing."""
+    if not search.fleet.macs:
+        return Unplaceable(Reason.NO_MACS, "the cluster has no Macs: join one with thunderfleet-kubelet join")
+    by_transport = [*_unreached(search), *filter(None, (_misses(search, kind) for kind in allowed_transports(search.request)))]
+    best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
+    rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)
+    macs = _mac_reasons(search)
+    return Unplaceable(
+        _reason(search, best),
+        _message(search, best, macs),
+        macs,
+        tuple(miss.near for miss in [*best, *rest][:NEAR_MISSES]),
+        proven=not search.budget.exhausted,
+    )
+
+
+def _unreached(search: CandidateSearch) -> list[list[Miss]]:
+    """By transport, a smallest set that lacks nothing but a rank 0 that all others can reach."""
+    sets: dict[PlacedTransport, list[tuple[str, ...]]] = {}
+    for transport, members in search.unreached:
+        sets.setdefault(transport, []).append(members)
+    found = []
+    for transport, members_of_sets in sets.items():
+        nodes = min(members_of_sets, key=lambda members: (len(members), members))
+        text = f"{LABELS[transport]} of {named(nodes)}: no Mac that all others have reached yet; waiting for their agents"
+        found.append([Miss(0, 0, NearMiss(nodes, transport, Split.NONE, text), Reason.NOT_YET_OBSERVED)])
+    return found
+
+
+def _misses(search: CandidateSearch, transport: PlacedTransport) -> list[Miss]:
+    """The near misses of a transport, the cheapest to mend first."""
+    found: list[Miss] = []
+    for cohort in search.cohorts or (None,):
+        if transport is Transport.NONE:
+            found += _single_mac_misses(search, cohort) if search.request.min_nodes == 1 else []
+        elif cohort is not None:
+            found += transport_misses(search, cohort, transport)
+        else:
+            recruited = group_with_recruits(search, None, transport, ())
+            found += [recruited] if recruited is not None else []
+    return sorted(found, key=lambda miss: miss.order)
+
+
+def _single_mac_misses(search: CandidateSearch, cohort: Cohort | None) -> list[Miss]:
+    alone = single_mac_shortage(list(cohort.macs.values()), cohort.needs.bounds(Split.NONE, 1)) if cohort is not None else None
+    return [miss for miss in (alone, single_recruit(search, cohort)) if miss is not None]
+
+
+def _reason(search: CandidateSearch, best: Sequence[Miss]) -> Reason:
+    if not search.cohorts:
+        return Reason.NO_MAC_FITS
+    if search.request.min_nodes > max(len(cohort.macs) for cohort in search.cohorts):
+        return Reason.NOT_ENOUGH_MACS
+    return best[0].reason if best else Reason.NO_ROOM
+
+
+def _mac_reasons(search: CandidateSearch) -> tuple[MacReason, ...]:
+    """Why each Mac takes no rank, by name."""
+    ports = search.request.no_ring_ports
+    reasons = [MacReason(name, why) for name, why in search.ineligible.items()]
+    reasons += [
+        MacReason(name, _eligible_reason(search, mac) + (f", and {ports[name]}" if name in ports else ""))
+        for name, mac in search.eligible.items()
+    ]
+    return tuple(sorted(reasons, key=lambda entry: entry.node))
+
+
+def _eligible_reason(search: CandidateSearch, mac: Mac) -> str:
+    """Why a Mac that may take a rank does not."""
+    request = search.request
+    parts = [_alone_reason(search, mac)] if request.min_nodes == 1 else []
+    if not mac.backends.intersection(backend(transport) for transport in allowed_transports(request)[1:]):
+        has = ", ".join(sorted(mac.backends)) or "no backend"
+        parts.append(f"cannot use {request.transport}: its MLX {mac.mlx_version or '(unknown version)'} supports only {has}")
+    if parts:
+        return ", and ".join(parts)
+    if not any(cable.connected for cable in search.fleet.links(mac.name)):
+        over = ", and has reached none over the LAN" if Transport.RING in allowed_transports(request) else ""
+        return f"has no Thunderbolt cable to another eligible Mac{over}"
+    return f"is in no set of {request.min_nodes} Macs with the required links and memory"
+
+
+def _alone_reason(search: CandidateSearch, mac: Mac) -> str:
+    """Why a Mac does not hold the whole model alone."""
+    needs = [cohort.needs.bounds(Split.NONE, 1) for cohort in search.cohorts if mac.name in cohort.macs]
+    known = [need.together for need in needs if isinstance(need, Bounds)]
+    return f"has {free_text(mac)}, the whole model needs {gib(min(known))}" if known else str(needs[0])
+
+
+def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacReason]) -> str:
+    """The best near miss of each transport, then why Macs take no rank: all in a small fleet, else the ineligible ones."""
+    request = search.request
+    parts = _by_transports(best)
+    near = "; ".join(parts)
+    listed = [entry for entry in macs if len(macs) <= NAMED or entry.node in search.ineligible]
+    sentences = by_message((entry.node, entry.message) for entry in listed if not _mentions(near, entry))
+    parts += sentences[:NAMED]
+    if len(sentences) > NAMED:
+        parts.append(f"other Macs for {len(sentences) - NAMED} more reasons")
+    if search.budget.exhausted:
+        parts.append("the search reached its step limit")
+    wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
+    return f"{request.model} cannot be placed on {wanted}: " + "; ".join(dict.fromkeys(parts))
+
+
+def _by_transports(best: Iterable[Miss]) -> list[str]:
+    """The messages, with what several transports lack said once."""
+    labels: dict[str, list[str]] = {}
+    for miss in best:
+        label, message = LABELS[miss.near.transport], miss.near.message
+        text = message.removeprefix(label)
+        labels.setdefault(text, []).extend([label] if text != message else [])
+    return [", ".join(which) + text for text, which in labels.items()]
+
+
+def _mentions(text: str, entry: MacReason) -> bool:
+    """Whether the text already gives this reason for this Mac, alone or with others."""
+    before, found, _ = text.partition(f" {entry.message}")
+    who = before.rsplit("; ", 1)[-1].rsplit(": ", 1)[-1]
+    return bool(found) and entry.node in who.removeprefix("each of ").split(", ")

@@ -1,0 +1,46 @@
+"""What a model needs, as the agent of one Mac has published it. Sizes are bytes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """The KV cache of one layer. ``window_tokens`` None: it keeps every token."""
+
+    fixed_bytes: int = 0
+    bytes_per_token: int = 0
+    window_tokens: int | None = None
+    tensor_split: bool = False
+    """Whether tensor parallelism divides this cache among the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """Tensor parallelism over one world size: bytes of weights per rank, or why mlx-lm refuses it."""
+
+    world_size: int
+    bytes_per_rank: tuple[int, ...] = ()
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model on one Mac's disk. ``sized`` is False until the agent has computed the figures."""
+
+    path: str
+    repository: str | None = None
+    revision: str | None = None
+    bytes: int = 0
+    complete: bool = True
+    problem: str | None = None
+    sized: bool = True
+    tensor: tuple[TensorFacts, ...] = ()
+    layer_bytes: tuple[int, ...] = ()
+    shared_bytes: int = 0
+    """What every rank of a pipeline holds beside its layers."""
+    pipeline_refusal: str | None = None
+    kv: tuple[KVLayer, ...] = ()
+    prefill_bytes: int = 0
+    """Workspace of one prefill step at the start of a sequence."""
+    prefill_bytes_per_token: int = 0
+    """Additional workspace per token of context."""

@@ -1,0 +1,110 @@
+"""The planner's answer: a placement and why it was chosen, or why there is none."""
+
+from dataclasses import dataclass
+
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
+
+from thunderfleet_operator.placement.score import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A ring's hop into a rank, carried by the supervisors.
+
+    The supervisor of the previous rank dials this rank's at ``address``. When the hop is ``backwards``, this rank's supervisor
+    dials the previous one's at ``address`` instead.
+    """
+
+    address: str
+    backwards: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlacement:
+    """One rank on one Mac."""
+
+    rank: int
+    node: str
+    address: str
+    memory_bytes: int
+    layers: tuple[int, int] | None = None
+    """First (included) and last (excluded) layer of a pipeline's rank."""
+    ring_address: str | None = None
+    """In a TCP ring: where the previous rank dials this one, unless the hop is relayed."""
+    relay: Relay | None = None
+    devices: tuple[str | None, ...] = ()
+    """Over JACCL, by rank: the local RDMA device that faces it; None for itself and for ranks without a cable."""
+    coordinator: str | None = None
+    """Where this rank reaches rank 0; None for rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """A possible placement with a worse score."""
+
+    nodes: tuple[str, ...]
+    transport: PlacedTransport
+    split: PlacedSplit
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a group goes and why."""
+
+    model_path: str
+    transport: PlacedTransport
+    split: PlacedSplit
+    ranks: tuple[RankPlacement, ...]
+    cables: tuple[str, ...] = ()
+    """Names by hop, empty for a hop over a LAN.
+
+    In a ring, hop i leads from rank i to rank i + 1. In a mesh there is one hop per pair: (0, 1), (0, 2), …, (1, 2), …
+    """
+    speeds: tuple[tuple[int, bool], ...] = ()
+    """By hop: Mbit/s, and whether it was measured rather than negotiated."""
+    reason: str = ""
+    score: Score | None = None
+    runners_up: tuple[RunnerUp, ...] = ()
+    kept: bool = False
+    proven: bool = True
+    """Whether the search completed, so that no better placement exists."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The Macs, by rank."""
+        return tuple(rank.node for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class MacReason:
+    """Why a Mac takes no rank: the end of a sentence that begins with its name."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """An alternative that almost worked, and what it is missing."""
+
+    nodes: tuple[str, ...]
+    transport: PlacedTransport
+    split: PlacedSplit
+    message: str
+    missing_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaceable:
+    """Why there is no placement. ``message`` is short enough for a condition."""
+
+    reason: Reason
+    message: str
+    macs: tuple[MacReason, ...] = ()
+    """Every Mac of the fleet."""
+    near_misses: tuple[NearMiss, ...] = ()
+    """The best of each transport comes first."""
+    proven: bool = True
+    """Whether the search completed, so that no placement exists."""

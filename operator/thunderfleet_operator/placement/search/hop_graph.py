@@ -1,0 +1,88 @@
+"""Macs that may form a group, numbered by free memory and name, with the hops between them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from thunderfleet_operator.placement.buckets import bandwidth_bucket, speed_bucket
+from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.graph.hops import Hop
+from thunderfleet_operator.placement.memory import Bounds
+
+Key = tuple[int, int, int, int, int]
+"""Shared, negated speed, negated bandwidth, spread, room: the parts of a score that differ within one stage and size."""
+Tie = tuple[tuple[int, str], ...]
+"""Free memory and name of each Mac: decides between equal keys."""
+
+
+class HopGraph:
+    """A graph of Macs and hops. Macs are known by position in the order of free memory and name."""
+
+    def __init__(
+        self, macs: Sequence[Mac], hops: Callable[[str], Mapping[str, Hop]], top_mbps: int, directed: bool = False
+    ) -> None:
+        """``hops``: by name of a Mac. ``top_mbps``: upper bound of all hops' speeds.
+
+        ``directed``: a hop may have no counterpart in the other direction, or a slower one.
+        """
+        self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
+        self.free = [mac.free_bytes for mac in self.macs]
+        self.used = [int(mac.in_use) for mac in self.macs]
+        self.bandwidths = [bandwidth_bucket(mac.memory_bandwidth) for mac in self.macs]
+        """Buckets of memory bandwidth."""
+        self.top_speed = speed_bucket(top_mbps)
+        self.directed = directed
+        self._most = [0, *accumulate(reversed(self.free))]
+        self._least = [0, *accumulate(self.free)]
+        self._index = {mac.name: position for position, mac in enumerate(self.macs)}
+        self._hops_of = hops
+        self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
+
+    def __len__(self) -> int:
+        return len(self.macs)
+
+    def positions(self, names: Sequence[str]) -> tuple[int, ...] | None:
+        """Positions of Macs by name; None if one is not in this graph."""
+        found = [self._index.get(name) for name in names]
+        return tuple(i for i in found if i is not None) if None not in found else None
+
+    def members(self, positions: Iterable[int]) -> list[Mac]:
+        """The Macs at these positions."""
+        return [self.macs[i] for i in positions]
+
+    def hops(self, i: int) -> dict[int, Hop]:
+        """Hops from a Mac, in the order of positions."""
+        found = self._hops[i]
+        if found is None:
+            index = self._index
+            known = {index[peer]: hop for peer, hop in self._hops_of(self.macs[i].name).items() if peer in index}
+            self._hops[i] = found = {j: known[j] for j in sorted(known)}
+        return found
+
+    def to(self, i: int) -> Iterable[int]:
+        """Macs with a hop to this one."""
+        return (j for j in range(len(self)) if i in self.hops(j)) if self.directed else self.hops(i)
+
+    def speed(self, i: int, count: int) -> int:
+        """Speed bucket of the slowest of a Mac's ``count`` fastest hops; -1 if it has fewer."""
+        speeds = sorted((hop.speed_mbps for hop in self.hops(i).values()), reverse=True)
+        return speed_bucket(speeds[count - 1]) if len(speeds) >= count else -1
+
+    def key(self, members: Sequence[int], shared: int, slowest_mbps: int) -> Key:
+        """The key of a set of Macs whose hops are known."""
+        free = [self.free[i] for i in members]
+        bandwidth = min(self.bandwidths[i] for i in members)
+        return (shared, -speed_bucket(slowest_mbps), -bandwidth, max(free) - min(free), sum(free))
+
+    def tie(self, members: Iterable[int]) -> Tie:
+        """Decides between equal keys."""
+        return tuple((self.free[i], self.macs[i].name) for i in sorted(members))
+
+    def span(self, first: int, last: int) -> int:
+        """Sum of the free memory of the Macs at positions ``first`` to ``last`` (excluded)."""
+        return self._least[last] - self._least[first]
+
+    def may_hold(self, size: int, need: Bounds) -> bool:
+        """Whether any ``size`` Macs have room, regardless of hops."""
+        if len(self) < size or self.free[-size] < need.least or self._most[size] < need.together:
+            return False
+        return sum(map(need.room, self.free[-size:])) >= need.wanted

@@ -1,0 +1,111 @@
+"""The best order of ranks over a given set of Macs, where the order decides whether every rank has room."""
+
+from collections.abc import Callable, Sequence
+
+from thunderfleet_crds.vocabulary import PlacedSplit
+
+from thunderfleet_operator.placement.buckets import speed_bucket
+from thunderfleet_operator.placement.memory import Needs
+from thunderfleet_operator.placement.search.budget import StepBudget
+from thunderfleet_operator.placement.search.hop_graph import HopGraph
+
+Cost = tuple[int, int]
+"""Shared Macs and cables, and the negated speed bucket of the slowest hop."""
+NO_HOPS = -(1 << 62)
+"""Negated speed of a path without hops."""
+
+
+class RankOrderSearch:
+    """Builds orders from rank 0 backwards, because the last rank holds the first layers.
+
+    An order is not continued if another one got as far with the same Macs at no higher cost and with at least the same
+    possible layers held (dynamic programming).
+    """
+
+    def __init__(
+        self,
+        graph: HopGraph,
+        members: tuple[int, ...],
+        needs: Needs,
+        split: PlacedSplit,
+        budget: StepBudget,
+        *,
+        ring: bool,
+        shared: int,
+        order_matters: bool,
+        accept: Callable[[Sequence[int]], bool],
+    ) -> None:
+        """``ring``: the ranks form a ring, whose shared cables add to the cost, rather than a mesh.
+
+        ``shared``: cost of these Macs in any order. ``order_matters``: two orders of the same Macs may differ in whether
+        ``accept`` takes them, so none replaces another. ``accept``: called with complete orders.
+        """
+        self.best: tuple[Cost, tuple[int, ...]] | None = None
+        self._graph = graph
+        self._members = members
+        self._needs = needs
+        self._split: PlacedSplit = split
+        self._budget = budget
+        self._ring = ring
+        self._shared = shared
+        self._order_matters = order_matters
+        self._accept = accept
+        self._seen: dict[tuple[int, ...], list[tuple[Cost, int]]] = {}
+
+    def search_from(self, coordinator: int) -> None:
+        """Looks at all orders that begin with this Mac as rank 0."""
+        self._extend((coordinator,), (self._shared, NO_HOPS), 1)
+
+    def _extend(self, order: tuple[int, ...], cost: Cost, held: int) -> None:
+        """``order``: rank 0, then the ranks so far from the last one up. ``held``: as in ``Needs.advance``."""
+        rank = len(self._members) - len(order)
+        if not rank:
+            self._close(order, cost, held)
+            return
+        for new in self._members:
+            if new in order or (self.best is not None and self.best[0] <= cost):
+                continue
+            longer_cost = self._with_hop(new, order[1] if len(order) > 1 else order[0], cost)
+            if longer_cost is None:
+                continue
+            if not self._budget.step():
+                return
+            now_held = self._needs.advance(self._split, held, rank, len(self._members), self._graph.free[new])
+            if not now_held:
+                continue
+            longer = (order[0], new, *order[1:])
+            if self._is_news(longer, longer_cost, now_held):
+                self._extend(longer, longer_cost, now_held)
+
+    def _with_hop(self, one: int, other: int, cost: Cost) -> Cost | None:
+        """The cost with a hop more; None if there is no such hop."""
+        if not self._ring:
+            return cost
+        hop = self._graph.hops(one).get(other)
+        return None if hop is None else (cost[0] + hop.shared, max(cost[1], -speed_bucket(hop.speed_mbps)))
+
+    def _is_news(self, order: tuple[int, ...], cost: Cost, held: int) -> bool:
+        state = (order[0], order[1] if self._ring else -1, *sorted(order))
+        past = self._seen.setdefault(state, [])
+        if not self._order_matters and any(price <= cost and held & ~layers == 0 for price, layers in past):
+            return False
+        past.append((cost, held))
+        return True
+
+    def _close(self, order: tuple[int, ...], cost: Cost, held: int) -> None:
+        final = self._closed_cost(order, cost)
+        if final is None or (self.best is not None and self.best[0] <= final):
+            return
+        whole = self._needs.advance(self._split, held, 0, len(order), self._graph.free[order[0]])
+        if self._needs.complete(self._split, whole) and self._accept(order):
+            self.best = final, order
+
+    def _closed_cost(self, order: tuple[int, ...], cost: Cost) -> Cost | None:
+        """The cost with the hop from rank 0 to rank 1."""
+        if len(order) == 1:
+            return cost
+        final = self._with_hop(order[0], order[1], cost)
+        if final is not None and self._ring and len(order) == 2 and self._graph.hops(order[0])[order[1]].cable is not None:
+            # Two Macs share one cable in both directions: it counts once.
+            return cost
+        return final

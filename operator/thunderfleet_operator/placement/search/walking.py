@@ -1,0 +1,116 @@
+"""Rings walked hop by hop, for Macs with few hops each."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from thunderfleet_operator.placement.buckets import speed_bucket
+from thunderfleet_operator.placement.graph.hops import Hop
+from thunderfleet_operator.placement.search.cycles import same_cable
+from thunderfleet_operator.placement.search.roots import SetSearch, windows
+
+
+class _Path(NamedTuple):
+    """A walk from the root, and what its Macs have together."""
+
+    order: tuple[int, ...]
+    mask: int
+    """Bits of its Macs."""
+    shared: int
+    speed: int
+    bandwidth: int
+    free: int
+    room: int
+    highest: int
+    """Most free memory of one Mac that any continuation has at least."""
+
+
+def walk(search: SetSearch, root: int, members: Sequence[int], back: Mapping[int, int]) -> None:
+    """Considers all rings over the root and some of ``members``, which are sorted and come after it.
+
+    ``back``: by Mac, the least number of hops from it to the root.
+    """
+    graph, rooms, size = search.graph, search.rooms, search.size
+    highest = bisect_left(windows([rooms[i] for i in members], size - 1), search.need.wanted - rooms[root])
+    if highest >= len(members):
+        return
+    ceiling = graph.free[members[max(highest, size - 2)]]
+    start = _Path(
+        (root,), 1 << root, graph.used[root], graph.top_speed, graph.bandwidths[root], graph.free[root], rooms[root], ceiling
+    )
+    _RingWalk(search, root, members, back).extend(start)
+
+
+class _RingWalk:
+    """Depth-first. Of two walks over the same Macs to the same end, only the better is continued (dynamic programming)."""
+
+    def __init__(self, search: SetSearch, root: int, members: Sequence[int], back: Mapping[int, int]) -> None:
+        self._search = search
+        self._root = root
+        self._back = back
+        self._most_room = [0]
+        """By number of Macs: the most room that they have."""
+        for i in reversed(members[1 - search.size :]):
+            self._most_room.append(self._most_room[-1] + search.rooms[i])
+        self._visited: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def extend(self, path: _Path) -> None:
+        """Considers all rings that begin with this path."""
+        search, graph = self._search, self._search.graph
+        left = search.size - len(path.order)
+        if not left:
+            self._close(path)
+            return
+        for new, hop in graph.hops(path.order[-1]).items():
+            if new <= self._root or path.mask >> new & 1 or self._back.get(new, search.size) > left:
+                continue
+            if not search.budget.step():
+                return
+            if path.room + search.rooms[new] + self._most_room[left - 1] < search.need.wanted:
+                continue
+            longer = self._longer(path, new, hop)
+            state, cost = (longer.mask, new), (longer.shared, -longer.speed)
+            before = self._visited.get(state)
+            if before is not None and before <= cost:
+                continue
+            if self._admits(longer):
+                self._visited[state] = cost
+                self.extend(longer)
+
+    def _longer(self, path: _Path, new: int, hop: Hop) -> _Path:
+        graph = self._search.graph
+        return _Path(
+            (*path.order, new),
+            path.mask | 1 << new,
+            path.shared + graph.used[new] + hop.shared,
+            min(path.speed, speed_bucket(hop.speed_mbps)),
+            min(path.bandwidth, graph.bandwidths[new]),
+            path.free + graph.free[new],
+            path.room + self._search.rooms[new],
+            max(path.highest, graph.free[new]),
+        )
+
+    def _admits(self, path: _Path) -> bool:
+        search, graph, root = self._search, self._search.graph, self._root
+        left = search.size - len(path.order)
+        room = max(search.need.together, path.free + graph.span(root + 1, root + 1 + left))
+        key = (path.shared, -path.speed, -path.bandwidth, path.highest - graph.free[root], room)
+        return search.shortlist.admits(key, graph, lambda: self._first_places(path.order))
+
+    def _first_places(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The path with the first Macs that could complete it, sorted."""
+        found: list[int] = []
+        position = self._root + 1
+        while len(found) < self._search.size - len(order):
+            if position not in order:
+                found.append(position)
+            position += 1
+        return tuple(sorted((*order, *found)))
+
+    def _close(self, path: _Path) -> None:
+        graph, root, last = self._search.graph, self._root, path.order[-1]
+        hop = graph.hops(last).get(root)
+        if hop is not None:
+            # Two Macs share one cable in both directions: it counts once.
+            again = len(path.order) == 2 and same_cable(graph, root, last)
+            self._search.consider(graph, path.order, path.shared + (0 if again else hop.shared))

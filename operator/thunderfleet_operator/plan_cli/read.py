@@ -1,0 +1,203 @@
+"""Reads the fleet and the deployment from files, and checks every field that the operator reads."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+from thunderfleet_crds.common import ANNOTATION_PORTS, ApiModel
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_lib.kube import Json, key_of
+from thunderfleet_lib.quantity import to_bytes
+
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.fleet import taints
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
+
+KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
+    "Node": (NODES, None),
+    "Pod": (PODS, None),
+    "ConfigMap": (CONFIGMAPS, None),
+    "NodeProfile": (NODEPROFILES, NodeProfile),
+    "ThunderboltLink": (LINKS, ThunderboltLink),
+    "ModelDeployment": (DEPLOYMENTS, ModelDeployment),
+}
+
+
+class BadInput(Exception):
+    """A file that cannot be used. The message names the file, the object and the field."""
+
+
+def _documents(path: Path, text: str) -> Iterator[Json]:
+    """The objects of a file; the items of a List come one by one."""
+    try:
+        documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" line {where.line + 1}" if where else ""
+        raise BadInput(f"{path}:{at} is not valid YAML or JSON: {getattr(error, 'problem', None) or error}") from None
+    for number, document in enumerate(documents, 1):
+        if document is None:
+            continue
+        if not isinstance(document, dict):
+            raise BadInput(f"{path}: document {number}: must be an object, not {type(document).__name__}")
+        if not str(document.get("kind", "")).endswith("List"):
+            yield document
+            continue
+        items = document.get("items")
+        if not isinstance(items, list):
+            raise BadInput(f"{path}: {document.get('kind')}: items: must be a list")
+        for position, item in enumerate(items):
+            if not isinstance(item, dict):
+                raise BadInput(f"{path}: {document['kind']}: items[{position}]: must be an object")
+            yield item
+
+
+def _name(path: Path, item: Json) -> str:
+    """An object's name in messages. Raises ``BadInput`` if it has no kind or name."""
+    kind = item.get("kind")
+    if not isinstance(kind, str) or not kind:
+        raise BadInput(f"{path}: an object has no kind")
+    metadata = item.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise BadInput(f"{path}: {kind}: metadata.name: is required")
+    return f"{kind} {metadata['name']}"
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{to_camel(part) if '_' in part else part}"
+    return text.lstrip(".") or "(object)"
+
+
+def _problem(error: ValidationError) -> str:
+    """The first problem, with its field."""
+    first = error.errors()[0]
+    message = first["msg"]
+    if first["type"] == "literal_error":
+        # Members of enumerations print as <Transport.AUTO: 'Auto'>.
+        message = "must be one of " + ", ".join(re.findall("'([^']*)'", first["ctx"]["expected"]))
+    return f"{_field(first['loc'])}: {message}"
+
+
+def _labels(item: Json) -> dict[str, object]:
+    found = item["metadata"].get("labels") or {}
+    if not isinstance(found, dict):
+        raise ValueError("must be an object")
+    return found
+
+
+def _annotations(item: Json) -> object:
+    text = (item["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
+    ports: Any = json.loads(text) if text else {"gateway": 0, "control": 0}
+    return int(ports["gateway"]), int(ports["control"]), [int(port) for port in ports.get("ring") or ()]
+
+
+_CHILD: dict[str, Callable[[Json], object]] = {
+    "metadata.labels": lambda item: (_labels(item), snapshot.group_index(item), snapshot.epoch_number(item)),
+    "metadata.annotations": _annotations,
+    "metadata.ownerReferences": snapshot.owner_uid,
+}
+_READS: dict[str, dict[str, Callable[[Json], object]]] = {
+    "Node": {
+        "metadata.labels": _labels,
+        "spec.taints": taints,
+        "status.allocatable.memory": lambda item: to_bytes(
+            str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0)
+        ),
+        "status.conditions": snapshot.is_ready,
+        "status.addresses": snapshot.internal_ip,
+        "status.nodeInfo": lambda item: ((item.get("status") or {}).get("nodeInfo") or {}).get("bootID"),
+    },
+    "Pod": {
+        **_CHILD,
+        "spec.affinity": snapshot.pod_node,
+        "spec.containers[].resources.requests.memory": snapshot.pod_memory,
+        "spec.containers[].ports": snapshot.pod_ports,
+        "status": snapshot.pod_view,
+    },
+    "ConfigMap": {**_CHILD, "data": snapshot.read_epoch},
+}
+"""By kind without a model in the API, what is read of its objects, by field."""
+
+
+def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
+    name = _name(path, item)
+    for part in ("metadata", "spec", "status"):
+        if item.get(part) is not None and not isinstance(item[part], dict):
+            raise BadInput(f"{path}: {name}: {part}: must be an object")
+    if model is not None:
+        try:
+            model.load(item)
+        except ValidationError as error:
+            raise BadInput(f"{path}: {name}: {_problem(error)}") from None
+        return
+    for field, read in _READS[item["kind"]].items():
+        try:
+            read(item)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            why = str(error) if isinstance(error, ValueError) else "does not have the type that Kubernetes defines"
+            raise BadInput(f"{path}: {name}: {field}: {why}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None
+
+
+def read_fleet(path: Path) -> Cache:
+    """The objects of a file that the operator reads; other kinds are ignored. Raises ``BadInput``."""
+    cache = Cache()
+    found = 0
+    for number, item in enumerate(_documents(path, _text(path)), 1):
+        name = _name(path, item)
+        known = KINDS.get(str(item["kind"]))
+        if known is None:
+            continue
+        collection, model = known
+        _check(path, item, model)
+        if key_of(item) in cache[collection].items:
+            raise BadInput(f"{path}: {name}: metadata.name: duplicate")
+        # Edited objects keep their old resourceVersion, so it says nothing about their content.
+        item["metadata"] = {**item["metadata"], "resourceVersion": str(number)}
+        item["metadata"].setdefault("uid", f"{item['kind']}/{key_of(item)}")
+        cache[collection].items[key_of(item)] = item
+        found += item["kind"] == "Node"
+    if not found:
+        raise BadInput(f"{path}: contains no Node; create the file with `kubectl get nodes,np,tbl,md,pods -A -o yaml`")
+    return cache
+
+
+def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
+    """The only ModelDeployment of a file. Raises ``BadInput``.
+
+    If the fleet has one of the same name, its UID and status are taken over.
+    """
+    found = [item for item in _documents(path, _text(path)) if _name(path, item).startswith("ModelDeployment ")]
+    if len(found) != 1:
+        names = ", ".join(str(item["metadata"]["name"]) for item in found) or "none"
+        raise BadInput(f"{path}: must contain exactly one ModelDeployment, found {len(found)}: {names}")
+    item = found[0]
+    item["metadata"].setdefault("namespace", "default")
+    known = cache[DEPLOYMENTS].items.get(key_of(item))
+    uid = known["metadata"]["uid"] if known else "planned"
+    item = {**item, "metadata": {**item["metadata"], "uid": uid}}
+    if known is not None:
+        item["status"] = known.get("status") or {}
+    _check(path, item, ModelDeployment)
+    made = ModelDeployment.load(item)
+    name = f"{path}: ModelDeployment {made.metadata.name}"
+    if (made.spec.model.repository is None) == (made.spec.model.path is None):
+        raise BadInput(f"{name}: spec.model: set exactly one of repository and path")
+    if made.spec.nodes.max is not None and made.spec.nodes.max < made.spec.nodes.min:
+        raise BadInput(f"{name}: spec.nodes.max: must be at least spec.nodes.min ({made.spec.nodes.min}), or unset")
+    return made

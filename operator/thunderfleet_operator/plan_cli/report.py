@@ -1,0 +1,217 @@
+"""The result as data: the schema of ``-o json`` and ``-o yaml``."""
+
+import json
+from itertools import combinations
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.vocabulary import Transport
+
+from thunderfleet_operator.decide.model import resolve
+from thunderfleet_operator.observe import snapshot
+from thunderfleet_operator.observe.fleet import Fleets
+from thunderfleet_operator.observe.snapshot import Parsed, RankPorts
+from thunderfleet_operator.placement import Placement, RankPlacement, Unplaceable
+from thunderfleet_operator.placement.score import PARTS
+from thunderfleet_operator.plan_cli.simulate import Planned
+from thunderfleet_operator.watch.cache import Cache
+
+
+class _Report(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+
+class LayersReport(_Report):
+    """The layers of a pipeline's rank."""
+
+    first: int = Field(description="First layer, counted from 0.")
+    count: int = Field(description="Number of layers.")
+
+
+class RelayReport(_Report):
+    """A hop carried by supervisors."""
+
+    address: str = Field(description="Address at which one supervisor dials the other.")
+    backwards: bool = Field(description="Whether the supervisor at the far end of the hop dials.")
+
+
+class RankReport(_Report):
+    """One rank."""
+
+    rank: int = Field(description="Number of the rank, from 0.")
+    node: str = Field(description="Mac that the rank is placed on.")
+    address: str = Field(description="Address of the Mac, on which gateway and control ports listen.")
+    gateway_port: int = Field(description="Port of the OpenAI-compatible API.")
+    control_port: int = Field(description="Port of the supervisors' protocol.")
+    memory_bytes: int = Field(description="Memory that the rank reserves.")
+    free_bytes: int = Field(description="Free memory of the Mac before the group was placed.")
+    layers: LayersReport | None = Field(default=None, description="Layers of the rank, in a pipeline.")
+    ring_address: str | None = Field(default=None, description="Where the previous rank dials this one, in a TCP ring.")
+    relay: RelayReport | None = Field(default=None, description="How supervisors relay that hop, if there is no cable.")
+    devices: tuple[str | None, ...] = Field(default=(), description="RDMA device that faces each rank, over JACCL.")
+    coordinator: str | None = Field(default=None, description="Address at which the rank reaches rank 0.")
+
+
+class HopReport(_Report):
+    """A connection between two ranks."""
+
+    ranks: tuple[int, int] = Field(description="The two ranks: in a ring a rank and the next, in a mesh every two.")
+    cable: str | None = Field(description="Name of the ThunderboltLink; null over a LAN.")
+    speed_mbps: int = Field(description="Speed of the slower direction.")
+    measured: bool = Field(description="Whether the speed was measured; otherwise it is the negotiated one.")
+
+
+class ScorePartReport(_Report):
+    """One part of the score."""
+
+    part: str = Field(description="Name of the part. Parts are compared in the order of this list.")
+    value: int = Field(description="Less is better (speed is negative Mbit/s, spread and room are bytes).")
+    text: str = Field(description="The value for people.")
+
+
+class RunnerUpReport(_Report):
+    """A possible placement with a worse score."""
+
+    nodes: tuple[str, ...] = Field(description="Macs, by rank.")
+    transport: str
+    parallelism: str
+    why: str = Field(description="Why its score is worse.")
+
+
+class NearMissReport(_Report):
+    """An alternative that almost worked."""
+
+    nodes: tuple[str, ...] = Field(description="Macs considered.")
+    transport: str
+    parallelism: str
+    message: str = Field(description="What is missing.")
+    missing_bytes: int = Field(description="Missing memory; 0 if something else is missing.")
+
+
+class MacReport(_Report):
+    """A Mac that takes no rank."""
+
+    node: str
+    message: str = Field(description="Why it takes no rank.")
+
+
+class GroupReport(_Report):
+    """The placement of one group, or why it has none."""
+
+    index: int = Field(description="Number of the group, from 0.")
+    placed: bool
+    reason: str = Field(description="Why the placement was chosen; for a group without placement one CamelCase word.")
+    message: str = Field(default="", description="For a group without placement: what is missing.")
+    proven: bool = Field(description="Whether the search completed; if not, a better placement may exist.")
+    kept: bool = Field(default=False, description="Whether the group stays where it is.")
+    transport: str | None = Field(default=None, description="None, JACCL, JACCLRing or Ring.")
+    parallelism: str | None = Field(default=None, description="None, Tensor or Pipeline.")
+    model_path: str | None = Field(default=None, description="Folder of the model on each Mac.")
+    ranks: tuple[RankReport, ...] = ()
+    cables: tuple[str, ...] = Field(default=(), description="Names of the ThunderboltLinks that join the ranks.")
+    hops: tuple[HopReport, ...] = Field(default=(), description="Connections between ranks.")
+    score: tuple[ScorePartReport, ...] = ()
+    runners_up: tuple[RunnerUpReport, ...] = ()
+    near_misses: tuple[NearMissReport, ...] = ()
+    macs: tuple[MacReport, ...] = Field(default=(), description="For a group without placement: why each Mac takes no rank.")
+
+
+class PlanReport(_Report):
+    """The output of ``thunderfleet-operator plan -o json``."""
+
+    deployment: str = Field(description="namespace/name")
+    model: str
+    model_resolved: str = Field(description="On which Macs the model was found.")
+    placed: bool = Field(description="Whether every group has a placement.")
+    groups: tuple[GroupReport, ...]
+
+
+def report(cache: Cache, deployment: ModelDeployment, planned: list[Planned]) -> PlanReport:
+    """The report of a deployment's groups on the fleet in ``cache``."""
+    whole = Fleets().fleet(cache, Parsed(), snapshot.taken(cache))
+    return PlanReport(
+        deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
+        model=deployment.spec.model.repository or deployment.spec.model.path or "",
+        model_resolved=resolve(whole, snapshot.request(deployment.spec)).message,
+        placed=all(isinstance(entry.found, Placement) for entry in planned),
+        groups=tuple(map(_group, planned)),
+    )
+
+
+def _group(entry: Planned) -> GroupReport:
+    if isinstance(entry.found, Unplaceable):
+        return _unplaced(entry.index, entry.found)
+    found, score = entry.found, entry.found.score
+    texts = score.texts() if score else {}
+    return GroupReport(
+        index=entry.index,
+        placed=True,
+        reason=found.reason,
+        proven=found.proven,
+        kept=found.kept,
+        transport=found.transport,
+        parallelism=found.split,
+        model_path=found.model_path,
+        ranks=tuple(_rank(entry, rank, ports) for rank, ports in zip(found.ranks, entry.ports, strict=True)),
+        cables=tuple(dict.fromkeys(name for name in found.cables if name)),
+        hops=_hops(found),
+        score=tuple(ScorePartReport(part=name, value=getattr(score, PARTS[name]), text=text) for name, text in texts.items()),
+        runners_up=tuple(
+            RunnerUpReport(nodes=r.nodes, transport=r.transport, parallelism=r.split, why=r.why) for r in found.runners_up
+        ),
+    )
+
+
+def _unplaced(index: int, found: Unplaceable) -> GroupReport:
+    return GroupReport(
+        index=index,
+        placed=False,
+        reason=found.reason,
+        message=found.message,
+        proven=found.proven,
+        near_misses=tuple(
+            NearMissReport(
+                nodes=miss.nodes,
+                transport=miss.transport,
+                parallelism=miss.split,
+                message=miss.message,
+                missing_bytes=miss.missing_bytes,
+            )
+            for miss in found.near_misses
+        ),
+        macs=tuple(MacReport(node=entry.node, message=entry.message) for entry in found.macs),
+    )
+
+
+def _rank(entry: Planned, rank: RankPlacement, ports: RankPorts) -> RankReport:
+    return RankReport(
+        rank=rank.rank,
+        node=rank.node,
+        address=rank.address,
+        gateway_port=ports.gateway,
+        control_port=ports.control,
+        memory_bytes=rank.memory_bytes,
+        free_bytes=entry.free[rank.node],
+        layers=LayersReport(first=rank.layers[0], count=rank.layers[1] - rank.layers[0]) if rank.layers else None,
+        ring_address=rank.ring_address,
+        relay=RelayReport(address=rank.relay.address, backwards=rank.relay.backwards) if rank.relay else None,
+        devices=rank.devices,
+        coordinator=rank.coordinator,
+    )
+
+
+def _hops(found: Placement) -> tuple[HopReport, ...]:
+    size = len(found.ranks)
+    pairs = list(combinations(range(size), 2))
+    if found.transport is not Transport.JACCL:
+        pairs = [(rank, (rank + 1) % size) for rank in range(size)]
+    return tuple(
+        HopReport(ranks=pair, cable=name or None, speed_mbps=mbps, measured=measured)
+        for pair, name, (mbps, measured) in zip(pairs, found.cables, found.speeds, strict=False)
+    )
+
+
+def schema() -> str:
+    """JSON Schema of the output of ``-o json``."""
+    return json.dumps(PlanReport.model_json_schema(by_alias=True), indent=2)
