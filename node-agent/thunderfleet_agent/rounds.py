@@ -328,9 +328,9 @@ def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
 
 def _groups(item: Json) -> tuple[GroupUse, ...]:
     """The groups in a NodeProfile as the API server gives it. If they are invalid, everything counts as used."""
-    said = (item.get("status") or {}).get("groups") or []
+    values = (item.get("status") or {}).get("groups") or []
     try:
-        return tuple(GroupUse.load(group) for group in said)
+        return tuple(GroupUse.load(group) for group in values)
     except ValidationError as error:
         log.warning("status.groups of this Mac's NodeProfile is invalid, so nothing is measured: %s", error.errors()[0]["msg"])
         return (GroupUse(name="unknown", epoch=0),)

@@ -48,10 +48,10 @@ class Ledger:
 
     def load(self, profile: NodeProfile | None, links: Iterable[ThunderboltLink], wall: datetime, now: float) -> None:
         """Reads status and state folder; the newer result of a probe counts."""
-        said = [*_results_in_profile(profile), *_results_in_links(self.node, links)]
-        for each in said:
+        stored = [*_results_in_profile(profile), *_results_in_links(self.node, links)]
+        for each in stored:
             self.published[each.key] = each
-        for each in [*said, *self._load_file()]:
+        for each in [*stored, *self._load_file()]:
             age = (wall - each.measured_at).total_seconds()
             if age < -SKEW_SECONDS:
                 age = math.inf
@@ -167,8 +167,8 @@ class Ledger:
         if self.folder is None:
             return []
         try:
-            said = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
-            return [Result.model_validate(each) for each in said[:MAX_RESULTS]]
+            stored = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
+            return [Result.model_validate(each) for each in stored[:MAX_RESULTS]]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, ValidationError, RecursionError) as error:

@@ -76,7 +76,7 @@ class Progress:
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._live = out, out.isatty()
-        self._begun, self._quiet_until, self._text = time.monotonic(), 0.0, ""
+        self._started, self._quiet_until, self._text = time.monotonic(), 0.0, ""
 
     def show(self, text: str) -> None:
         """Shows the text with the elapsed time."""
@@ -84,7 +84,7 @@ class Progress:
         if not self._live and now < self._quiet_until:
             return
         self._quiet_until = now + QUIET_SECONDS
-        line = f"{time.monotonic() - self._begun:5.1f} s  {text}"
+        line = f"{time.monotonic() - self._started:5.1f} s  {text}"
         self._out.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
         self._out.flush()
 
@@ -221,7 +221,7 @@ def lines(answers: Mapping[str, Figures | str] | list[tuple[str, Figures | str]]
     """The results for people, or as JSON."""
     pairs = list(answers.items()) if isinstance(answers, Mapping) else answers
     if output == "json":
-        said = [
+        values = [
             {
                 "probe": name,
                 **(
@@ -230,7 +230,7 @@ def lines(answers: Mapping[str, Figures | str] | list[tuple[str, Figures | str]]
             }
             for name, each in pairs
         ]
-        return json.dumps(said, indent=2)
+        return json.dumps(values, indent=2)
     return "\n".join(f"{name}: {each if isinstance(each, str) else each.words() + _by(each)}" for name, each in pairs)
 
 

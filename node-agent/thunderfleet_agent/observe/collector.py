@@ -53,12 +53,12 @@ class Question:
 def parse_capabilities(text: str) -> Runtime:
     """Reads the output of ``thunderfleet-runner capabilities -o json``. Raises ParseError."""
     try:
-        said = json.loads(text)
+        values = json.loads(text)
         return Runtime.load(
             {
-                "mlxVersion": said.get("mlxVersion"),
-                "mlxLmVersion": said.get("mlxLmVersion"),
-                "backends": said.get("backends") or [],
+                "mlxVersion": values.get("mlxVersion"),
+                "mlxLmVersion": values.get("mlxLmVersion"),
+                "backends": values.get("backends") or [],
             }
         )
     except (ValueError, AttributeError, RecursionError, ValidationError) as error:

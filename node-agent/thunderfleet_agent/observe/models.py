@@ -372,10 +372,10 @@ class Library:
 def sized(model: Model, text: str) -> Model:
     """The model with the output of ``thunderfleet-runner size -o json``, or with a problem if that is invalid."""
     try:
-        said = json.loads(text)
-        if not isinstance(said, dict):
+        values = json.loads(text)
+        if not isinstance(values, dict):
             raise ValueError("not a JSON object")
-        facts = {key: value for key, value in said.items() if key in SIZE_FIELDS and value is not None}
+        facts = {key: value for key, value in values.items() if key in SIZE_FIELDS and value is not None}
         found = Model.load({**model.dump(), **facts})
     except (ValueError, RecursionError, ValidationError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)

@@ -71,14 +71,14 @@ async def _talk(target: PeerAddress, node: str, context: ssl.SSLContext, source:
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: PeerAddress, node: str) -> float:
     """One request, in seconds."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     writer.write(f"GET {PATH} HTTP/1.1\r\nHost: thunderfleet-agent\r\n{NODE_HEADER}: {node}\r\n\r\n".encode())
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     length = next((line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")), "0")
     if not length.strip().isdigit() or int(length) > MAX_ANSWER_BYTES:
         raise ValueError("answered without a valid Content-Length")
     body = await reader.readexactly(int(length))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     status = head.split(" ")[1:2]
     if status != ["200"]:
         raise ValueError(f"refused: {body.decode('utf-8', 'replace')[:200]}")

@@ -152,7 +152,7 @@ def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
         ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)}, "`ibv_devinfo -v` does not describe rdma_en3"),
         (
             {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"), rdma.DeviceInfo("rdma_en3", "PORT_DOWN"))},
-            "`ibv_devinfo -v` lists no GID for 10.0.1.1 on rdma_en2, but `ifconfig -a` shows this address on en2",
+            "`ibv_devinfo -v` lists no GID for 10.0.1.1 on rdma_en2, but `ifconfig -a` shows it on en2",
         ),
         ({"rdma_devices": ("rdma_en2",)}, "`ibv_devices` does not list rdma_en3, which `ibv_devinfo -v` describes"),
     ):

@@ -28,7 +28,7 @@ from thunderfleet_agent.measure.schedule.figures import Figures
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Key, Probe, ProbeKind, Target, rdma_probe, socket_probe
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
-from thunderfleet_agent.measure.session import channel, streams
+from thunderfleet_agent.measure.session import channel, rates, streams
 from thunderfleet_agent.measure.session.messages import ProbeReply, ProbeRequest, SessionMessage
 from thunderfleet_agent.measure.session.probe_lock import MacBusy
 from thunderfleet_agent.measure.session.result import ProbeRefused, SessionFailed
@@ -155,7 +155,7 @@ async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with a link so fast that its bytes are gone in no time.
-    monkeypatch.setattr(streams, "SHORTEST_SECONDS", 3600.0)
+    monkeypatch.setattr(rates, "SHORTEST_SECONDS", 3600.0)
     async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
         a.sees(b)
         b.sees(a)
@@ -278,7 +278,7 @@ async def test_interactive_a_busy_agent_says_that_it_is(tmp_path: Path, until: U
             await lease.measure(prober, a.probe(b))
         await a.server.close()
         with pytest.raises(
-            SessionFailed, match=r"studio-00 at .*: Connection refused \(is that Mac on, and does its agent run"
+            SessionFailed, match=r"studio-00 at .*: Connection refused \(is this Mac on, and does its agent run"
         ):
             await lease.measure(prober, a.probe(b))
 
@@ -489,7 +489,7 @@ async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         async with hostile(b, lies), asyncio.timeout(30):
-            with pytest.raises(SessionFailed, match="cannot be read"):
+            with pytest.raises(SessionFailed, match="sent an invalid message"):
                 await a.prober.run_once(a.probe(b))
 
 
@@ -513,7 +513,7 @@ async def test_a_stream_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
         a.sees(b)
         async with hostile(b, ends), asyncio.timeout(30):
-            with pytest.raises(SessionFailed, match="too little arrived here"):
+            with pytest.raises(SessionFailed, match="too few bytes arrived here"):
                 await a.prober.run_once(a.probe(b))
         assert not a.prober.running
 
@@ -895,20 +895,22 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
                 await until(lambda: ProbeKind.MEMORY.value in kept(), seconds=60)
 
 
-async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit() -> None:
+async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-    order = json.dumps({"what": "gpu", "seconds": 1})
+    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work")})
+    begun = time.monotonic()
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order), stdin=asyncio.subprocess.PIPE, stdout=writer
     )
     try:
         async with asyncio.timeout(60):
             assert await child.wait() == 1
+        assert time.monotonic() - begun >= 1, "not before its limit"
     finally:
         os.close(reader)
         os.close(writer)
@@ -918,10 +920,13 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit()
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at sockets in /proc")
-async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(until: Until) -> None:
+async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: Path, until: Until) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [each.getsockname()[1] for each in (one, other)]
-    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": [f"127.0.0.1:{port}" for port in ports]}
+    hosts = [f"127.0.0.1:{port}" for port in ports]
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder)}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 60, "bytes": SMALL})),
         stdin=asyncio.subprocess.PIPE,
@@ -937,6 +942,41 @@ async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(until: Unti
         if child.returncode is None:
             child.kill()
         await child.wait()
+    await until(lambda: not folder.exists())
+
+
+ALONE = """
+import asyncio, json, sys
+from thunderfleet_agent.measure.worker import parent
+asyncio.run(parent.run(json.loads(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("killed", ["the child", "the agent"])
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_a_killed_measurement_leaves_no_folder_behind(
+    killed: str, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for a rank 1 that never comes, and is killed: directly, or by its guard after its agent."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": [f"127.0.0.1:{port}" for port in ports]}
+    agent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ALONE, json.dumps({**order, "seconds": 60, "bytes": SMALL})), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await until(lambda: list(tmp_path.glob("thunderfleet-measure-*/group.json")), seconds=60)
+        for pid in marked(tmp_path) if killed == "the child" else [agent.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await agent.wait()
+        await until(lambda: not marked(tmp_path) and not list(tmp_path.glob("thunderfleet-measure-*")), seconds=60)
+    finally:
+        if agent.returncode is None:
+            agent.kill()
+        await agent.wait()
 
 
 async def test_a_cable_without_rdma_says_why_not(tmp_path: Path) -> None:
@@ -1042,7 +1082,7 @@ async def test_a_measuring_process_is_gone_when_its_caller_is_however_often_that
 
 async def test_a_measuring_process_that_says_nothing_is_ended_at_its_limit() -> None:
     begun = time.monotonic()
-    with pytest.raises(parent.WorkerFailed, match=r"was not done within 0\.5 s"):
+    with pytest.raises(parent.WorkerFailed, match=r"did not finish within 0\.5 s"):
         await parent.run({"what": "gpu", "seconds": 0.5})
     assert time.monotonic() - begun < 30
     assert not pair_processes()

@@ -10,9 +10,7 @@ from thunderfleet_crds.common import ObjectMeta
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus, Runtime
 from thunderfleet_lib.hostcmd import Failure, FailureKind
 
-SIZED = Model.load(
-    {"path": "/m/a", "bytes": 10, "complete": True, "revision": "r1", "architecture": "qwen2", "sizedBy": "MLX"}
-)
+SIZED = Model.load({"path": "/m/a", "bytes": 10, "complete": True, "revision": "r1", "architecture": "qwen2", "sizedBy": "MLX"})
 RUNTIME = Runtime(mlx_version="0.32", backends=("ring",))
 NEW = Runtime(mlx_version="0.33", backends=("ring",))
 

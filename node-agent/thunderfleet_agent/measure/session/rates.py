@@ -28,10 +28,10 @@ def rate_mbps(streams: Sequence[Arrivals], asked: float | None = None) -> int | 
     used = [arrivals for arrivals in streams if arrivals]
     if not used:
         return 0
-    begun = min(arrivals[0][0] for arrivals in used)
+    started = min(arrivals[0][0] for arrivals in used)
     ended = min(arrivals[-1][0] for arrivals in used)
     times = [(at, count) for arrivals in used for at, count in arrivals if at <= ended]
-    since = begun + WARM * (ended - begun)
+    since = started + WARM * (ended - started)
     # What arrives in the first moment was sent before it.
     since = next((at for at, count in sorted(times) if count and at >= since), since)
     counted = sum(count for at, count in times if at > since)

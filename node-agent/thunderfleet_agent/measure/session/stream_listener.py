@@ -78,16 +78,16 @@ class StreamListener:
 
     async def _check(self, sock: socket.socket, wanted: dict[bytes, int]) -> None:
         """Admits a connection that shows the token, or closes it."""
-        loop, said = asyncio.get_running_loop(), b""
+        loop, shown = asyncio.get_running_loop(), b""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                while len(said) <= TOKEN_BYTES:
-                    more = await loop.sock_recv(sock, TOKEN_BYTES + 1 - len(said))
+                while len(shown) <= TOKEN_BYTES:
+                    more = await loop.sock_recv(sock, TOKEN_BYTES + 1 - len(shown))
                     if not more:
                         break
-                    said += more
-            purpose = said[TOKEN_BYTES:]
-            known = hmac.compare_digest(said[:TOKEN_BYTES], self.token) and purpose in wanted
+                    shown += more
+            purpose = shown[TOKEN_BYTES:]
+            known = hmac.compare_digest(shown[:TOKEN_BYTES], self.token) and purpose in wanted
             if known and self._streams.count(purpose) < wanted[purpose]:
                 self._unverified.discard(sock)
                 self._streams.add(purpose, sock)

@@ -155,11 +155,11 @@ class Streams:
 def _echo(sock: socket.socket, seconds: float) -> list[float]:
     until, found, message = time.monotonic() + seconds, list[float](), secrets.token_bytes(ECHO_BYTES)
     while len(found) < ECHOES + WARM_ECHOES and time.monotonic() < until:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         sock.sendall(message)
         if _exactly(sock, len(message), until) != message:
             break
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     return found
 
 

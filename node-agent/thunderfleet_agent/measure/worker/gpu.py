@@ -112,9 +112,9 @@ def compute(warm_seconds: float, progress: Progress) -> dict[str, Any]:
     def took(size: int) -> float:
         a, b = matrices(size)
         mx.eval(a @ b)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mx.eval(a @ b)
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     size = order((free or 2**33) // 4, took)
     a, b = matrices(size)

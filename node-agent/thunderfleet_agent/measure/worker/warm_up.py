@@ -48,21 +48,21 @@ def best(
     rates: list[float] = []
 
     def once() -> float:
-        begun = clock()
+        started = clock()
         amount = work()
-        rate = amount / max(clock() - begun, 1e-9)
+        rate = amount / max(clock() - started, 1e-9)
         rates.append(rate)
         return rate
 
-    begun, settled = clock(), False
-    while not settled and clock() - begun < warm_seconds:
+    started, settled = clock(), False
+    while not settled and clock() - started < warm_seconds:
         rate = once()
         settled = is_steady(rates)
         progress(rate, settled)
     warm = len(rates)
     runs = 0
     # If the rate never was steady, all the time is used: one of many runs is undisturbed.
-    while runs == 0 or (clock() - begun <= until and (runs < best_of or (not settled and until < math.inf))):
+    while runs == 0 or (clock() - started <= until and (runs < best_of or (not settled and until < math.inf))):
         progress(once(), settled)
         runs += 1
     counted = rates[max(0, warm - ROUNDS) :] if settled else rates[warm // 2 :]

@@ -71,10 +71,10 @@ def parse_hardware(text: str) -> Hardware:
 def parse_displays(text: str) -> int:
     """The GPU's cores; 0 if the report has no GPU with cores, as in a virtual machine. Raises ParseError."""
     name = " ".join(DISPLAYS_COMMAND)
-    said = [section["sppci_cores"] for section in report(name, text, "SPDisplaysDataType") if "sppci_cores" in section]
-    cores = [number for number in map(_cores, said) if number]
-    if said and not cores:
-        raise ParseError(name, f"has a number of GPU cores of unknown form: {quote(str(said[0]))!r}")
+    found = [section["sppci_cores"] for section in report(name, text, "SPDisplaysDataType") if "sppci_cores" in section]
+    cores = [number for number in map(_cores, found) if number]
+    if found and not cores:
+        raise ParseError(name, f"has a number of GPU cores of unknown form: {quote(str(found[0]))!r}")
     return max(cores, default=0)
 
 
