@@ -173,7 +173,7 @@ def frozen(seconds: float) -> Fault:
 
 
 def stalled(seconds: float, stage: Stage) -> Fault:
-    return Fault(FaultClass.RETRY, "Stalled", f"no rank has moved a step for {seconds:g} s in {stage}")
+    return Fault(FaultClass.RETRY, "Stalled", f"no rank has completed a step for {seconds:g} s in {stage}")
 
 
 def supervisor_lost(why: str) -> Fault:

@@ -22,7 +22,7 @@ from thunderfleet_lib import listener
 from thunderfleet_runner import faults
 from thunderfleet_runner.api import canary
 from thunderfleet_runner.api.service import Service
-from thunderfleet_runner.group import attempts
+from thunderfleet_runner.group import attempts, events
 from thunderfleet_runner.group.follower import Follower
 from thunderfleet_runner.group.leader import Leader
 from thunderfleet_runner.group.member import Member
@@ -120,7 +120,7 @@ class Supervisor:
                 settings.jaccl_environment,
             )
             self.role = leader
-            report: Callable[[peers.Report], None] = lambda said: leader.heard(0, said)  # noqa: E731
+            report: Callable[[peers.Report], None] = lambda said: leader.receive(0, said)  # noqa: E731
         else:
             self.role = Follower(self.plan, self._client_tls, self._hello, self._changed)
             report = self.role.report
@@ -149,7 +149,7 @@ class Supervisor:
         """Until ``end``. Raises Blocked when rank 0's control port cannot be had, OSError when an address has gone."""
         settings = self.settings
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
-        orphan = await asyncio.to_thread(end_orphan, self.member.pid_file, self.plan.group)
+        orphan = await asyncio.to_thread(end_orphan, self.member.slot.pid_file, self.plan.group)
         if orphan is not None:
             log.warning("ended process %d, a rank that an earlier supervisor left behind", orphan)
         # Its process imports MLX while the ports are opened and the peers are met.
@@ -177,7 +177,7 @@ class Supervisor:
             self._server_tls,
             state=lambda: self.state,
             join=leader.join if leader is not None else _nobody,
-            drain=lambda: leader.feed(attempts.Drain(for_good=True)) if leader is not None else None,
+            drain=lambda: leader.feed(events.Drain(for_good=True)) if leader is not None else None,
             changes=self._changes,
             relay=self.member.relay,
         )
@@ -188,7 +188,7 @@ class Supervisor:
         self._start(self.role.run(), "role")
         if leader is not None:
             self._start(canary.run(self.service), "canary")
-            leader.feed(attempts.Joined(0))
+            leader.feed(events.Joined(0))
         ending = asyncio.create_task(self._ending.wait(), name="ending")
         await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -219,7 +219,7 @@ class Supervisor:
         if isinstance(self.role, Leader):
             # It may be set since a member left; if the group still stands stopped, the machine says so again.
             self.role.released.clear()
-            self.role.feed(attempts.Drain(for_good=True))
+            self.role.feed(events.Drain(for_good=True))
         else:
             self.role.leave()
         try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act import keys
-from thunderfleet_runner.group.attempts import Stage
+from thunderfleet_runner.group.attempts import Phase
 from thunderfleet_runner.supervisor import Settings, Supervisor
 
 from tests.bench.byhand import free_port
@@ -81,11 +81,11 @@ class Group:
         self._tasks.append(asyncio.create_task(self.supervisors[rank].run()))
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> Phase:
         role = self.supervisors[0].role
-        return role.machine.stage  # type: ignore[union-attr]
+        return role.machine.phase  # type: ignore[union-attr]
 
-    async def until(self, *stages: Stage) -> float:
+    async def until(self, *stages: Phase) -> float:
         """When the group came to be in one of these stages (monotonic seconds)."""
         async with asyncio.timeout(WAIT_SECONDS):
             while self.stage not in stages:
@@ -120,7 +120,7 @@ async def _form(size: int, skew: float, model: Path, last: int) -> float:
         await asyncio.sleep(skew)
         group.start(last)
         began = time.monotonic()
-        return await group.until(Stage.LOADING, Stage.COMPARING, Stage.READY) - began
+        return await group.until(Phase.LOADING, Phase.COMPARING, Phase.READY) - began
 
 
 async def _bare(size: int) -> float:
@@ -155,13 +155,13 @@ async def _recover(model: Path) -> tuple[float, float, float]:
         began = time.monotonic()
         group.start(0)
         group.start(1)
-        fresh = await group.until(Stage.READY) - began
+        fresh = await group.until(Phase.READY) - began
         pid = group.supervisors[1].member.pid
         assert pid is not None
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        noticed = await group.until(*(set(Stage) - {Stage.READY})) - killed
-        return fresh, noticed, await group.until(Stage.READY) - killed
+        noticed = await group.until(*(set(Phase) - {Phase.READY})) - killed
+        return fresh, noticed, await group.until(Phase.READY) - killed
 
 
 def _empty_model(folder: Path) -> Path:
@@ -190,7 +190,7 @@ def figures(repeats: int, say: Say, skews: Sequence[float] = SKEWS) -> list[Figu
                 bare.append(asyncio.run(_bare(size)))
                 took.append(asyncio.run(_form(size, skew, empty, last)))
             who = f"rank {last}'s supervisor began, {skew:g} s after the others'"
-            note = f"after {who}; bare ranks, begun at once, take {statistics.median(bare):.2f} s"
+            note = f"after {who}; bare ranks, started at once, take {statistics.median(bare):.2f} s"
             title = f"form {size} skew {skew:g}" + ("" if last else ", rank 0 last")
             found.append(Figure(title, "s", tuple(took), bound=Bound("<=", 2.0), note=note))
             say(f"{title}: {statistics.median(took):.2f} s {note}")

@@ -1,4 +1,4 @@
-"""How the suite looks at the cluster while it is being broken: directly, with short limits, and without a program per look."""
+"""Reads the cluster's state during faults: directly, with short limits, and without a process per read."""
 
 import base64
 import contextlib
@@ -16,6 +16,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.support.api import REQUEST_SECONDS, Api, Unreachable
 from tests.support.https import client_context, get
+from tests.support.proxy import proxy_headers
 
 Json = dict[str, Any]
 
@@ -26,7 +27,7 @@ EPOCH_LABEL = "thunderfleet.io/epoch"
 
 @dataclass(frozen=True)
 class Told:
-    """Of what rank 0 says of its group, what the suite goes by; a cluster may run another version than this checkout's."""
+    """The fields of rank 0's group state that the suite uses; the cluster may run another version than this checkout."""
 
     phase: GroupPhase
     attempt: int
@@ -52,10 +53,10 @@ class Told:
 
 
 class GroupDoor:
-    """Rank 0's own account of its group, asked as the operator does: with the group's keys, by its control port."""
+    """Reads the group's state from rank 0 as the operator does: from its control port, with the group's keys."""
 
     def __init__(self, cluster: Cluster, plan: Json, keys: Mapping[str, str]) -> None:
-        self._proxy = urlsplit(cluster.proxy)
+        self._proxy, self._proxy_headers = urlsplit(cluster.proxy), proxy_headers(cluster.proxy)
         leader = plan["ranks"][0]
         self._address, self._port = str(leader["address"]), int(leader["controlPort"])
         certificate, key = (base64.b64decode(keys[name]).decode() for name in ("tls.crt", "tls.key"))
@@ -63,14 +64,14 @@ class GroupDoor:
         self._context.check_hostname = False
 
     def state(self, last: Told | None = None, seconds: float = REQUEST_SECONDS) -> Told:
-        """Its state; with ``last`` as soon as phase or attempt is another one than then. Raises Unreachable."""
+        """The state; with ``last``, waits until phase or attempt differ from it. Raises Unreachable."""
         path = STATE_PATH
         if last is not None:
             path += f"?wait={seconds:g}&phase={last.phase.value}&attempt={last.attempt}"
         connection = http.client.HTTPSConnection(
             self._proxy.hostname or "", self._proxy.port, timeout=seconds + REQUEST_SECONDS, context=self._context
         )
-        connection.set_tunnel(self._address, self._port)
+        connection.set_tunnel(self._address, self._port, self._proxy_headers)
         try:
             status, body = get(connection, path)
         except OSError as error:
@@ -82,7 +83,7 @@ class GroupDoor:
 
 @dataclass
 class Eye:
-    """Samples a deployment all the time: where its endpoint is, and whether two epochs of one group are ever alive at once."""
+    """Samples a deployment continuously: its endpoint, and whether pods of two epochs of one group ever exist at once."""
 
     api: Api
     namespace: str

@@ -1,5 +1,6 @@
 """Models to serve and what to compare answers with.
 
-tinymodel  a tiny random model in the layout of mlx-lm
-reference  what one process of mlx-lm generates
+tinymodel   a tiny random model in the layout of mlx-lm
+demo_model  a small trained model that answers in words, for the demo
+reference   what one process of mlx-lm generates
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunderfleet_crds.common import binary_size
+from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.nodeprofile import Hardware
 
 from thunderfleet_agent.observe.facts import Facts

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.common import Condition, set_condition
+from thunderfleet_crds.conditions import Condition, set_condition
 from thunderfleet_crds.nodeprofile import (
     RDMA,
     Agent,

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
-from thunderfleet_crds.common import quantity
+from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_crds.vocabulary import MeasurementTransport

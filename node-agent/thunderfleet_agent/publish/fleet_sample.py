@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from thunderfleet_crds.common import GROUP
+from thunderfleet_crds.names import GROUP
 
 LABEL_BUCKET = f"{GROUP}/bucket"
 BUCKETS = 256

@@ -1,6 +1,6 @@
-"""Rank 0's supervisor as the leader of its group: feeds what happens to the machine, and carries out what it decides.
+"""Rank 0's supervisor as the leader of its group: feeds the state machine and carries out its actions.
 
-The decisions are in ``attempts`` and ``rendezvous``; here are the connections, the timer, and the state that people see.
+The decisions are in ``attempts`` and ``rendezvous``; this module has the connections, the timer and the reports.
 """
 
 import asyncio
@@ -13,47 +13,24 @@ from pathlib import Path
 
 from thunderfleet_crds.group import Failure, GroupState, RankReport
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import Backend, FaultClass, GroupPhase, RankPhase
+from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.service import Service, Vocabulary
-from thunderfleet_runner.group import attempts, history
-from thunderfleet_runner.group.attempts import Machine, Stage
+from thunderfleet_runner.group import attempts, events, history, status
+from thunderfleet_runner.group.attempts import Phase, StateMachine
 from thunderfleet_runner.group.member import Member
-from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
+from thunderfleet_runner.group.rendezvous import Identity, Rendezvous, model_differs
+from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.net import jaccl, peers
 from thunderfleet_runner.net.control import Connection
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.5
-STALL_SECONDS = 10.0
-STALL_STEPS = 5.0
-STALL_FIRST_SECONDS = 30.0
-"""While a rank is at its process's first step of a shape: it compiles, and no step says how long one takes."""
-STALL_LOADING_SECONDS = 120.0
-LOOK_SECONDS = 2.0
-"""How long no step of a group over JACCL may move before its devices are looked at, once."""
-
-_PHASES = {
-    Stage.WAITING: GroupPhase.WAITING,
-    Stage.CHECKING: GroupPhase.PREPARING,
-    Stage.ENDING: GroupPhase.PREPARING,
-    Stage.BACKOFF: GroupPhase.PREPARING,
-    Stage.FORMING: GroupPhase.FORMING,
-    Stage.LOADING: GroupPhase.LOADING,
-    Stage.COMPARING: GroupPhase.LOADING,
-    Stage.READY: GroupPhase.READY,
-    Stage.DRAINING: GroupPhase.DRAINING,
-    Stage.STOPPING: GroupPhase.DRAINING,
-    Stage.STOPPED: GroupPhase.DRAINING,
-    Stage.GAVE_UP: GroupPhase.GAVE_UP,
-}
-
 
 class Leader:
-    """``on_change`` runs after every change of the state; ``on_ready`` when the group begins to serve."""
+    """``on_change`` runs after every change of the state, ``on_ready`` when the group starts to serve."""
 
     def __init__(
         self,
@@ -70,14 +47,14 @@ class Leader:
         self._jaccl_environment = jaccl_environment and jaccl.wants_coordinator(plan)
         self._exchange = jaccl.Exchange(plan.world_size)
         past = history.load(history_file, plan)
-        self.machine = Machine(
+        self.machine = StateMachine(
             plan.world_size,
             limits or attempts.Limits(plan.bootstrap.attempts, plan.bootstrap.attempt_timeout_seconds),
             was_ready=past.was_ready,
             recoveries=past.recoveries,
         )
         self.released = asyncio.Event()
-        """Set when the group has stopped: who was told to end may go."""
+        """Set when the group has stopped: supervisors that have received SIGTERM may exit."""
         self.member: Member | None = None
         self._rendezvous = Rendezvous(plan, identity)
         self._service = service
@@ -92,8 +69,7 @@ class Leader:
         self._digests: dict[int, str] = {}
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
-        self._steps: dict[int, int] = {}
-        self._still_ticks = 0
+        self._stall = StallDetector()
         self._ready_since: datetime | None = None
         self._failure: Failure | None = None
         self._dirty = True
@@ -102,91 +78,52 @@ class Leader:
 
     @property
     def state(self) -> GroupState:
-        """What /v1/state answers."""
+        """What ``/v1/state`` answers."""
         machine = self.machine
+        refusals = self._rendezvous.refusals
         return GroupState(
             uid=self.plan.uid,
             index=self.plan.index,
             epoch=self.plan.epoch,
-            phase=_PHASES[machine.stage],
-            message=self._message(),
+            phase=status.GROUP_PHASES[machine.phase],
+            message=status.message(
+                self.plan,
+                machine,
+                failure=self._failure.message if self._failure is not None else "",
+                refusals=refusals,
+                exchange_missing=self._exchange.missing,
+                running=self._service().running,
+            ),
             attempt=machine.attempt,
             recoveries=machine.recoveries,
             ready_since=self._ready_since,
             failure=self._failure,
-            ranks=tuple(self._report(rank) for rank in range(self.plan.world_size)),
+            ranks=tuple(
+                status.rank_report(self._with_peak(rank), machine, refusals.get(rank, ""))
+                for rank in range(self.plan.world_size)
+            ),
             benchmark=self._service().benchmark,
         )
 
     @property
     def heartbeat_ages(self) -> dict[int, float]:
-        """Seconds since each present rank's process spoke; 0 for one that is not expected to."""
+        """Seconds since the last heartbeat of each present rank's process; 0 for one that sends none yet."""
         ages = {rank: pulse.heartbeat_age_seconds for rank, pulse in self._pulses.items()}
         if self.member is not None:
             ages[0] = self.member.heartbeat_age
         return ages
 
-    def _names(self, ranks: tuple[int, ...]) -> str:
-        return ", ".join(f"rank {rank} ({self.plan.ranks[rank].node})" for rank in ranks)
-
-    def _message(self) -> str:
-        machine = self.machine
-        who, one = self._names(machine.waiting_for), len(machine.waiting_for) == 1
-        failure = self._failure.message if self._failure is not None else ""
-        match machine.stage:
-            case Stage.WAITING:
-                refused = "; ".join(text for _, text in sorted(self._rendezvous.refusals.items()))
-                return f"waiting for {who}" + (f"; refused: {refused}" if refused else "")
-            case Stage.CHECKING:
-                return f"attempt {machine.attempt}: preflight checks run on {who}"
-            case Stage.FORMING:
-                late = f"; the exchange waits for {self._names(self._exchange.missing)}" if self._exchange.missing else ""
-                return f"attempt {machine.attempt}: {who} {'is' if one else 'are'} in MLX's init{late}"
-            case Stage.LOADING:
-                return f"{who} {'loads' if one else 'load'} the model"
-            case Stage.COMPARING:
-                return "all ranks have loaded and run the fixed prompt"
-            case Stage.READY:
-                return "the group serves"
-            case Stage.ENDING:
-                return f"attempt {machine.attempt} failed, its ranks are being ended: {failure}"
-            case Stage.BACKOFF:
-                return f"next attempt in {machine.backoff:g} s; the last one failed: {failure}"
-            case Stage.GAVE_UP:
-                return failure
-            case Stage.DRAINING:
-                return f"no new requests; {self._service().running} still run"
-            case Stage.STOPPING:
-                return "the ranks are stopping together"
-            case Stage.STOPPED:
-                return "the group has stopped"
-
-    def _report(self, rank: int) -> RankReport:
-        report, machine = self._reports[rank], self.machine
+    def _with_peak(self, rank: int) -> RankReport:
+        report = self._reports[rank]
         peak = self._pulses[rank].peak_memory_bytes if rank in self._pulses else 0
-        report = report.model_copy(update={"peak_memory_bytes": max(peak, report.peak_memory_bytes)})
-        if rank not in machine.present:
-            refused = self._rendezvous.refusals.get(rank, "")
-            return report.model_copy(update={"phase": RankPhase.ABSENT, "message": refused and f"refused: {refused}"})
-        after_failure = machine.stage in (Stage.ENDING, Stage.BACKOFF, Stage.GAVE_UP)
-        if after_failure and machine.cause is not None and machine.cause.rank == rank:
-            return report.model_copy(update={"phase": RankPhase.FAILED, "message": machine.cause.fault.message})
-        phase = {
-            Stage.CHECKING: RankPhase.CHECKED if rank in machine.done else RankPhase.JOINED,
-            Stage.FORMING: RankPhase.FORMING,
-            Stage.LOADING: RankPhase.LOADING,
-            Stage.COMPARING: RankPhase.LOADING,
-            Stage.READY: RankPhase.SERVING,
-            Stage.DRAINING: RankPhase.SERVING,
-        }.get(machine.stage, RankPhase.JOINED)
-        return report.model_copy(update={"phase": phase, "message": ""})
+        return report.model_copy(update={"peak_memory_bytes": max(peak, report.peak_memory_bytes)})
 
     # --- members ---
 
     async def join(self, hello: peers.Hello, connection: Connection) -> peers.Refusal | None:
-        """Judges a claim; of an accepted member, runs the connection to its end."""
+        """Decides on a claim; runs the connection of an accepted member until it ends."""
         if hello.digest != self._rendezvous.identity.digest:
-            # The model's files may have been put right since they were read here.
+            # The model's files may have been replaced since this supervisor read them.
             digest = await asyncio.to_thread(preflight.digest, self.plan)
             self._rendezvous = replace(self._rendezvous, identity=replace(self._rendezvous.identity, digest=digest))
         self._rendezvous, refusal = self._rendezvous.claim(hello)
@@ -198,84 +135,90 @@ class Leader:
         connection.send(peers.Welcome())
         connection.send(peers.Beat(state=self.state))
         self._links[rank] = connection
-        self.feed(attempts.Joined(rank))
+        self.feed(events.Joined(rank))
         why = "the supervisor ended"
         try:
-            why = await connection.serve(lambda text: self.heard(rank, peers.REPORT.validate_json(text)), lambda: None)
+            why = await connection.serve(lambda text: self.receive(rank, peers.REPORT.validate_json(text)), lambda: None)
         finally:
             log.warning("lost %s: %s", connection.peer, why)
             del self._links[rank]
             self._pulses.pop(rank, None)
             self._rendezvous = self._rendezvous.leave(rank)
-            self.feed(attempts.Left(rank, why))
+            self.feed(events.Left(rank, why))
         return None
 
-    def heard(self, rank: int, report: peers.Report) -> None:
+    def receive(self, rank: int, report: peers.Report) -> None:
         """A member's report."""
         match report:
             case peers.Pulse():
                 self._pulses[rank] = report
-                return
-            case peers.Checked(attempt=attempt, port=port, digest=digest):
-                self._digests[rank] = digest
-                odd = self._odd_digest(rank)
-                if odd is None:
-                    self.feed(attempts.Checked(rank, attempt, port))
-                else:
-                    self.feed(attempts.Failed(rank, attempt, odd, faults.Stage.PREFLIGHT))
-            case peers.Failure(attempt=attempt, stage=stage, message=message):
-                log.warning("attempt %d: rank %d failed in %s: %s", attempt, rank, stage, message)
-                fault = faults.Fault(report.fault, report.reason, message, report.echo)
-                self.feed(attempts.Failed(rank, attempt, fault, faults.Stage(stage)))
-            case peers.Gather(attempt=attempt) if attempt == self.machine.attempt:
-                self._gather(rank, report)
-            case peers.RankFormed(attempt=attempt):
-                self.feed(attempts.RankFormed(rank, attempt))
-            case peers.RankProgress(attempt=attempt) if attempt == self.machine.attempt:
-                self._still_ticks = 0
-                self._update(
-                    rank,
-                    loaded_bytes=report.loaded_bytes,
-                    total_bytes=report.total_bytes,
-                    loaded_layers=report.layers,
-                )
-            case peers.RankLoaded(attempt=attempt, total_bytes=total, peak_memory_bytes=peak):
+            case peers.Leaving():
+                log.info("rank %d received SIGTERM: draining", rank)
+                self.feed(events.Drain(for_good=False))
+            case peers.Gather() | peers.RankProgress():
+                if report.attempt == self.machine.attempt:
+                    self._advance(rank, report)
+            case _:
+                self.feed(self._event(rank, report))
+
+    def _advance(self, rank: int, report: peers.Gather | peers.RankProgress) -> None:
+        """A report that is no event of the state machine."""
+        if isinstance(report, peers.Gather):
+            self._gather(rank, report)
+            return
+        self._stall.reset()
+        self._update(rank, loaded_bytes=report.loaded_bytes, total_bytes=report.total_bytes, loaded_layers=report.layers)
+
+    def _event(
+        self,
+        rank: int,
+        report: peers.Checked | peers.RankFailed | peers.RankFormed | peers.RankLoaded | peers.RankReady | peers.RankEnded,
+    ) -> events.AttemptEvent:
+        """What a report means to the state machine."""
+        attempt = report.attempt
+        match report:
+            case peers.Checked():
+                self._digests[rank] = report.digest
+                differs = self._model_differs(rank)
+                if differs is not None:
+                    return events.RankFailed(rank, attempt, differs, faults.Stage.PREFLIGHT)
+                return events.Checked(rank, attempt, report.port)
+            case peers.RankFailed():
+                log.warning("attempt %d: rank %d failed in %s: %s", attempt, rank, report.stage, report.message)
+                fault = faults.Fault(report.fault, report.reason, report.message, report.echo)
+                return events.RankFailed(rank, attempt, fault, faults.Stage(report.stage))
+            case peers.RankFormed():
+                return events.RankFormed(rank, attempt)
+            case peers.RankLoaded():
                 if attempt == self.machine.attempt:
+                    total, peak = report.total_bytes, report.peak_memory_bytes
                     self._update(rank, loaded_bytes=total, total_bytes=total, peak_memory_bytes=peak)
-                self.feed(attempts.RankLoaded(rank, attempt))
-            case peers.RankReady(attempt=attempt, tokens=tokens):
+                return events.RankLoaded(rank, attempt)
+            case peers.RankReady():
                 if rank == 0:
                     self._vocabulary = Vocabulary(report.vocabulary, report.chat_template)
-                self.feed(attempts.RankReady(rank, attempt, tokens))
-            case peers.Ended(attempt=attempt):
-                self.feed(attempts.Ended(rank, attempt))
-            case peers.Leaving():
-                log.info("rank %d was told to end: draining", rank)
-                self.feed(attempts.Drain(for_good=False))
-            case _:
-                pass
+                return events.RankReady(rank, attempt, report.tokens)
+            case peers.RankEnded():
+                return events.RankEnded(rank, attempt)
 
     def _gather(self, rank: int, report: peers.Gather) -> None:
-        """One rank's part of JACCL's exchange; the whole goes to all when it was the last."""
+        """One rank's part of JACCL's exchange; the last part completes it for all ranks."""
         try:
             part = base64.b64decode(report.data, validate=True)
             self._exchange, whole = self._exchange.put(rank, report.number, part)
         except ValueError as error:
             fault = faults.Fault(FaultClass.BUG, "ExchangeFailed", f"JACCL's exchange: {error}")
-            self.feed(attempts.Failed(rank, report.attempt, fault, faults.Stage.INIT))
+            self.feed(events.RankFailed(rank, report.attempt, fault, faults.Stage.INIT))
             return
         if whole is not None:
             data = base64.b64encode(whole).decode()
             self._order(peers.Gathered(attempt=report.attempt, number=report.number, data=data))
 
-    def _odd_digest(self, rank: int) -> faults.Fault | None:
+    def _model_differs(self, rank: int) -> faults.Fault | None:
         mine = self._digests.get(0, "")
         for other, theirs in sorted(self._digests.items()):
             if mine and theirs and theirs != mine and rank in (0, other):
-                text = (
-                    f"the model in {self.plan.model_path} on {self.plan.ranks[other].node} is not the one on "
-                    f"{self.plan.ranks[0].node}: configuration, tokenizer files or tensors differ"
-                )
+                text = model_differs(self.plan, other)
                 return faults.Fault(FaultClass.CONFIGURE, "ModelDiffers", text)
         return None
 
@@ -283,39 +226,39 @@ class Leader:
         self._reports[rank] = self._reports[rank].model_copy(update=values)
         self._changed()
 
-    # --- the machine ---
+    # --- the state machine ---
 
-    def feed(self, event: attempts.Event) -> None:
-        """One event; its actions are carried out at once, in order."""
+    def feed(self, event: events.Event) -> None:
+        """Feeds one event and carries out its actions, in order."""
         before = self.machine
         self.machine, actions = before.step(event)
-        if self.machine.stage is not before.stage:
-            self._entered(before.stage)
+        if self.machine.phase is not before.phase:
+            self._entered(before.phase)
         if self.machine.cause is not before.cause:
             self._failure = self._as_failure(self.machine.cause)
-            if isinstance(event, attempts.Stalled | attempts.Timer) and self._failure is not None:
+            if isinstance(event, events.Stalled | events.Timer) and self._failure is not None:
                 log.warning("attempt %d: %s", self._failure.attempt, self._failure.message)
         for action in actions:
             self._act(action)
         if self.machine is not before:
             self._changed()
 
-    def _entered(self, before: Stage) -> None:
-        stage = self.machine.stage
-        log.info("%s -> %s (attempt %d)", before, stage, self.machine.attempt)
-        self._still_ticks = 0
-        if stage is Stage.READY:
+    def _entered(self, before: Phase) -> None:
+        phase = self.machine.phase
+        log.info("%s -> %s (attempt %d)", before, phase, self.machine.attempt)
+        self._stall.reset()
+        if phase is Phase.READY:
             self._ready_since = datetime.now(UTC)
-        elif stage is not Stage.DRAINING:
+        elif phase is not Phase.DRAINING:
             self._ready_since = None
-        if stage is Stage.CHECKING:
+        if phase is Phase.CHECKING:
             self._digests = {}
             for rank, report in self._reports.items():
                 self._reports[rank] = RankReport(rank=rank, node=report.node, phase=RankPhase.JOINED)
         if not self.machine.timer_on and self._timer is not None:
             self._timer.cancel()
 
-    def _as_failure(self, cause: attempts.Cause | None) -> Failure | None:
+    def _as_failure(self, cause: events.Cause | None) -> Failure | None:
         if cause is None:
             return None
         now = datetime.now(UTC)
@@ -332,48 +275,58 @@ class Leader:
             echoes=cause.echoes,
         )
 
-    def _act(self, action: attempts.Action) -> None:
+    def _act(self, action: events.Action) -> None:
+        order = self._ordered_by(action)
+        if order is not None:
+            self._order(order)
+            return
         match action:
-            case attempts.Preflight(attempt=attempt):
-                self._order(peers.Preflight(attempt=attempt))
-            case attempts.StartRanks(attempt=attempt, ports=ports):
+            case events.Serve(attempt=attempt):
+                past = history.History(self.machine.was_ready, self.machine.recoveries)
+                history.save(self._history_file, self.plan, past)
+                self._service().attach(_Link(self, attempt), self._vocabulary)
+                self._on_ready()
+            case events.Unserve(why=why, settled=settled):
+                self._service().detach(why, settled=settled)
+            case events.Admit(admit=admit):
+                self._service().draining = not admit
+            case events.Cut(rank=rank):
+                if rank in self._links:
+                    self._links[rank].cut("it did not end its rank in time")
+            case events.SetTimer(number=number, seconds=seconds):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
+            case events.ReleaseAll():
+                self._order(peers.Release())
+                self.released.set()
+            case events.GiveUp(cause=cause):
+                log.error("giving up (%s, %s): %s", cause.fault.fault, cause.fault.reason, cause.line)
+
+    def _ordered_by(self, action: events.Action) -> peers.Order | None:
+        """The order to every member that carries out ``action``; None when the leader does so itself."""
+        match action:
+            case events.Preflight(attempt=attempt):
+                return peers.Preflight(attempt=attempt)
+            case events.StartRanks(attempt=attempt, ports=ports):
                 ring = self.plan.backend is Backend.RING
                 hosts = tuple(f"{entry.ring_address}:{ports[entry.rank]}" for entry in self.plan.ranks) if ring else ()
                 leader = self.plan.ranks[0]
                 coordinator = f"{leader.address}:{ports[0]}" if self._jaccl_environment else ""
                 self._exchange = jaccl.Exchange(self.plan.world_size)
-                self._order(peers.Launch(attempt=attempt, hosts=hosts, coordinator=coordinator))
-            case attempts.Compare(attempt=attempt):
-                self._order(peers.CheckRank(attempt=attempt))
-            case attempts.Serve(attempt=attempt):
-                past = history.History(self.machine.was_ready, self.machine.recoveries)
-                history.save(self._history_file, self.plan, past)
-                self._service().attach(_Link(self, attempt), self._vocabulary)
-                self._on_ready()
-            case attempts.Unserve(why=why, settled=settled):
-                self._service().detach(why, settled=settled)
-            case attempts.Admit(admit=admit):
-                self._service().draining = not admit
-            case attempts.StopRanks(attempt=attempt):
-                self._order(peers.StopRank(attempt=attempt))
-            case attempts.EndRanks(attempt=attempt):
-                self._order(peers.End(attempt=attempt))
-            case attempts.Cut(rank=rank):
-                if rank in self._links:
-                    self._links[rank].cut("it did not end its rank in time")
-            case attempts.SetTimer(number=number, seconds=seconds):
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
-            case attempts.ReleaseAll():
-                self._order(peers.Release())
-                self.released.set()
-            case attempts.GiveUp(cause=cause):
-                log.error("gave up (%s, %s): %s", cause.fault.fault, cause.fault.reason, cause.line)
+                return peers.Launch(attempt=attempt, hosts=hosts, coordinator=coordinator)
+            case events.Compare(attempt=attempt):
+                return peers.CheckRank(attempt=attempt)
+            case events.StopRanks(attempt=attempt):
+                return peers.StopRank(attempt=attempt)
+            case events.EndRanks(attempt=attempt):
+                return peers.End(attempt=attempt)
+            case _:
+                return None
 
     def _time_is_up(self, number: int) -> None:
-        late = self._exchange.missing if self.machine.stage is Stage.FORMING else ()
-        self.feed(attempts.Timer(number, late))
+        late = self._exchange.missing if self.machine.phase is Phase.FORMING else ()
+        self.feed(events.Timer(number, late))
 
     def _order(self, order: peers.Order) -> None:
         for connection in self._links.values():
@@ -382,24 +335,24 @@ class Leader:
             self.member.order(order)
 
     def turn(self, attempt: int, number: int) -> None:
-        """Wakes every rank of the attempt."""
+        """Starts a turn on every rank of the attempt."""
         self._order(peers.TurnRank(attempt=attempt, number=number))
 
     def measure(self, attempt: int) -> None:
-        """Lets every rank of the attempt measure the all-reduce."""
+        """Makes every rank of the attempt measure the all-reduce."""
         self._order(peers.MeasureRank(attempt=attempt))
 
     # --- time ---
 
     async def run(self) -> None:
-        """Ticks: beats to the members, stalls, the end of a drain."""
+        """Ticks until cancelled: beats to the members, stalls, the end of a drain."""
         tick = 0
         while True:
             await asyncio.sleep(TICK_SECONDS)
             tick += 1
             self._watch_steps()
-            if self.machine.stage is Stage.DRAINING and self._service().running == 0:
-                self.feed(attempts.Quiet())
+            if self.machine.phase is Phase.DRAINING and self._service().running == 0:
+                self.feed(events.Quiet())
             if self._dirty or tick % 2 == 0:
                 beat = peers.Beat(state=self.state if self._dirty else None)
                 self._dirty = False
@@ -407,35 +360,21 @@ class Leader:
                     connection.send(beat)
 
     async def flush(self, seconds: float) -> None:
-        """Waits until the members' connections have taken what was said."""
+        """Waits until all messages to members are handed to their sockets, at most ``seconds``."""
         await asyncio.gather(*(connection.flush(seconds) for connection in self._links.values()))
 
     def _watch_steps(self) -> None:
-        stage = self.machine.stage
-        if stage not in (Stage.LOADING, Stage.COMPARING, Stage.READY, Stage.DRAINING):
-            self._still_ticks = 0
-            return
         pulses = dict(self._pulses)
         if self.member is not None:
             pulses[0] = self.member.pulse()
-        pulses = {rank: pulse for rank, pulse in pulses.items() if pulse.attempt == self.machine.attempt}
-        steps = {rank: pulse.steps for rank, pulse in pulses.items()}
-        working = stage is Stage.LOADING or any(pulse.in_step for pulse in pulses.values())
-        if steps != self._steps or not working:
-            self._steps, self._still_ticks = steps, 0
-            return
-        self._still_ticks += 1
-        if self.plan.backend is Backend.JACCL and self._still_ticks == round(LOOK_SECONDS / TICK_SECONDS):
-            self._order(peers.LookAtDevices(attempt=self.machine.attempt))
-        longest = max((pulse.longest_step_seconds for pulse in pulses.values()), default=0.0)
-        first = any(pulse.in_step and pulse.longest_step_seconds == 0.0 for pulse in pulses.values())
-        limit = max(STALL_FIRST_SECONDS if first else STALL_SECONDS, STALL_STEPS * longest)
-        if stage is Stage.LOADING:
-            limit = STALL_LOADING_SECONDS
-        if self._still_ticks * TICK_SECONDS > limit:
-            slowest = min(steps, key=lambda rank: steps[rank], default=0)
-            where = {Stage.LOADING: faults.Stage.LOAD, Stage.COMPARING: faults.Stage.CHECK}.get(stage, faults.Stage.SERVE)
-            self.feed(attempts.Stalled(self.machine.attempt, slowest, faults.stalled(limit, where)))
+        attempt, phase = self.machine.attempt, self.machine.phase
+        pulses = {rank: pulse for rank, pulse in pulses.items() if pulse.attempt == attempt}
+        self._stall.tick(phase, pulses)
+        if self.plan.backend is Backend.JACCL and self._stall.probe_due:
+            self._order(peers.ProbeDevices(attempt=attempt))
+        stalled = self._stall.stalled(phase, pulses)
+        if stalled is not None:
+            self.feed(events.Stalled(attempt, *stalled))
 
     def _changed(self) -> None:
         self._dirty = True
@@ -443,7 +382,7 @@ class Leader:
 
 
 class _Link:
-    """Rank 0 of one attempt, for the service."""
+    """Rank 0 of one attempt, as the service sees it."""
 
     def __init__(self, leader: Leader, attempt: int) -> None:
         self._leader = leader

@@ -1,14 +1,12 @@
-"""One rank's place in the group, on its own Mac: carries out the leader's orders and reports what becomes of them.
+"""One rank's place in the group, on its own Mac: carries out the leader's orders and reports the results.
 
-It is the same on every rank; only the way to the leader differs (a call on rank 0, a websocket elsewhere). It holds at most
-one process: a rank, or one that waits for the next attempt (it has imported MLX by then). It says Ended only when the rank is
-reaped. What waits belongs to no attempt, has no port and no model, and knows nothing of the group.
+It is the same on every rank; only the way to the leader differs (a call on rank 0, a websocket elsewhere). It reports
+``RankEnded`` only when the rank's process is reaped.
 """
 
 import asyncio
 import logging
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +15,19 @@ from aiohttp import web
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 
-from thunderfleet_runner import faults, framing, protocol
+from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.faults import Fault, Stage
+from thunderfleet_runner.group import heartbeats, launch
+from thunderfleet_runner.group.kill_guard import KillGuard
+from thunderfleet_runner.group.slot import RankSlot
 from thunderfleet_runner.host import preflight, wired_memory
-from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
+from thunderfleet_runner.host.rankprocess import rank_command, resident_bytes
 from thunderfleet_runner.net import jaccl, peers
 from thunderfleet_runner.net.ports import NoFreePort, PortBlock
 from thunderfleet_runner.net.relay import NOT_YET, Relays, not_taken
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.5
-SILENT_TICKS = 6
-"""A serving rank whose heartbeat missed this many of our own ticks (3 s) is frozen. Ticks, not seconds: if this process was
-itself held up, time has passed for both."""
-SILENT_TICKS_LOADING = 60
-"""While loading, libraries hold the interpreter for seconds at a time."""
-WARM_SECONDS = 20.0
-"""How long a process may take to be started and to import MLX, before another one is tried."""
 _EVERY_ATTEMPT = 1 << 62
 
 
@@ -43,24 +36,14 @@ class _Settle:
     done: "asyncio.Future[None]"
 
 
-class _Started:
-    """A process that was started to be a rank. ``attempt`` is None while it waits for one."""
-
-    def __init__(self) -> None:
-        self.attempt: int | None = None
-        self.up = asyncio.Event()
-        """It waits for its attempt, or has gone."""
-        self.gone = False
-        self.process: RankProcess | None = None
-
-
 def _port_taken(error: NoFreePort) -> Fault:
-    return Fault(FaultClass.RETRY, "PortTaken", f"{error}: what listens there is not of this group")
+    return Fault(FaultClass.RETRY, "PortTaken", f"{error}: programs outside this group listen there")
 
 
 class Member:
-    """``report`` carries to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's). ``tls``: for the
-    relays that a plan may ask for.
+    """``report`` sends to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's).
+
+    ``tls`` is for the relays that a plan may need.
     """
 
     def __init__(
@@ -78,97 +61,80 @@ class Member:
         self.plan = plan
         self.entry = plan.ranks[rank]
         self.rank = rank
+        self.blocked: Fault | None = None
+        """What prevents this supervisor itself from serving: every attempt fails with it."""
+        self.slot = RankSlot(command(plan.group, plan.epoch, rank), state_folder / "rank.pid", self._received, self._exited)
+        self.heartbeats = heartbeats.Heartbeats()
         self._folder = state_folder
         self._report = report
         self._on_rank = on_rank
-        self._command = command
         self._coordinates = jaccl_environment and rank == 0 and jaccl.wants_coordinator(plan)
-        self._wired = wired
         self._tls = tls
         self._relays: Relays | None = None
-        self._ledger = wired_memory.Ledger()
-        self.blocked: Fault | None = None
-        """What keeps this supervisor itself from serving: every attempt fails with it."""
+        self._kills = KillGuard(wired, self.entry.node, self.entry.memory_bytes)
         self._block = PortBlock(self.entry.ring_ports)
-        self._process: RankProcess | None = None
-        self._spare: _Started | None = None
         self._attempt = 0
         self._stage = Stage.PREFLIGHT
         self._ending = False
-        self._blamed = False
-        self._heard = 0.0
-        self._silent_ticks = 0
-        self._beating = False
-        self._heartbeat: protocol.Heartbeat | None = None
+        self._failed = False
+        """Whether this attempt's failure is reported."""
         self._orders: asyncio.Queue[peers.Order | _Settle] = asyncio.Queue()
-        self._end_asked = 0
+        self._end_ordered = 0
+        """The latest attempt that the leader has ordered to end."""
         self._closed = False
 
     @property
-    def pid_file(self) -> Path:
-        return self._folder / "rank.pid"
-
-    @property
     def running(self) -> bool:
-        return self._process is not None
+        """Whether a rank's process runs."""
+        return self.slot.process is not None
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        """The process id of the rank."""
+        return self.slot.process.pid if self.slot.process is not None else None
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since the rank spoke last; 0 when it is not expected to."""
-        return time.monotonic() - self._heard if self._beating else 0.0
+        """Seconds since the rank's last message; 0 when none is expected."""
+        return self.heartbeats.age
 
     def pulse(self) -> peers.Pulse:
-        """How the rank's work moves, for the leader."""
-        beat = self._heartbeat
-        if beat is None:
-            return peers.Pulse(attempt=self._attempt)
-        return peers.Pulse(
-            attempt=self._attempt,
-            steps=beat.steps,
-            in_step=beat.in_step,
-            longest_step_seconds=beat.longest_step_seconds,
-            heartbeat_age_seconds=round(self.heartbeat_age, 1),
-            peak_memory_bytes=beat.peak_memory_bytes,
-        )
+        """The progress of the rank's work, for the leader."""
+        return self.heartbeats.pulse(self._attempt)
 
     def order(self, order: peers.Order) -> None:
-        """Takes an order; orders are carried out one after the other, but End interrupts a preflight's result."""
-        if isinstance(order, peers.End):
-            self._end_asked = max(self._end_asked, order.attempt)
-        if isinstance(order, peers.TurnRank) and order.attempt == self._attempt and self._process is not None:
-            # Turns wait behind nothing: tokens depend on them.
-            self._process.send(protocol.Turn(number=order.number))
-            return
-        if isinstance(order, peers.MeasureRank):
-            # Not through the queue: turns pass it by, and every rank must meet turns and measurements in the same order.
-            if order.attempt == self._attempt:
-                self.to_rank(protocol.Measure())
-            return
-        if isinstance(order, peers.Gathered):
-            if order.attempt == self._attempt:
-                self.to_rank(protocol.Gathered(number=order.number, data=order.data))
-            return
-        self._orders.put_nowait(order)
+        """Accepts an order. Orders run one after the other, but turns pass them, and ``End`` cancels a preflight's result."""
+        match order:
+            case peers.TurnRank(attempt=attempt, number=number) if attempt == self._attempt and self.running:
+                # Turns wait behind nothing: tokens depend on them.
+                self.slot.send(protocol.Turn(number=number))
+            case peers.MeasureRank(attempt=attempt):
+                # Not through the queue: turns would pass it, and every rank must see turns and measurements in the same order.
+                if attempt == self._attempt:
+                    self.slot.send(protocol.Measure())
+            case peers.Gathered(attempt=attempt, number=number, data=data):
+                if attempt == self._attempt:
+                    self.slot.send(protocol.Gathered(number=number, data=data))
+            case _:
+                if isinstance(order, peers.End):
+                    self._end_ordered = max(self._end_ordered, order.attempt)
+                self._orders.put_nowait(order)
 
     def to_rank(self, message: protocol.ToRank) -> None:
-        """Straight to the rank's process, if there is one."""
-        if self._process is not None:
-            self._process.send(message)
+        """Directly to the rank's process, if there is one."""
+        self.slot.send(message)
 
     async def run(self) -> None:
-        """Carries out orders until cancelled; then the rank is ended and reaped."""
+        """Carries out orders until cancelled; then ends and reaps the rank."""
         watch = asyncio.create_task(self._watch(), name="rank-watch")
         try:
-            await self._prepare()
+            await self.slot.prepare()
             while True:
                 await self._carry_out(await self._orders.get())
         finally:
             watch.cancel()
             self._closed = True
+            self.slot.close()
             await self.end()
             while not self._orders.empty():
                 left = self._orders.get_nowait()
@@ -176,26 +142,25 @@ class Member:
                     left.done.set_result(None)
 
     async def end(self) -> None:
-        """Ends and reaps the rank, or what waits to be one, if there is any."""
-        await self._dismiss()
+        """Ends and reaps the rank and its spare."""
+        await self.slot.dismiss()
         await self._end_rank()
 
     async def _end_rank(self) -> None:
-        process, self._ending = self._process, True
-        if process is not None:
-            await asyncio.shield(process.end())
+        self._ending = True
+        await self.slot.end()
         relays, self._relays = self._relays, None
         if relays is not None:
             await relays.close()
 
     async def settle(self) -> None:
-        """The leader is gone: what it still wanted is void, and when this returns no process of an attempt is left.
+        """The leader is gone: its orders are void. When this returns, no process of an attempt is left.
 
-        It goes through the queue like an order, so that a launch that is under way is ended too.
+        It goes through the queue like an order, so that a launch in progress is ended too.
         """
         while not self._orders.empty():
             self._orders.get_nowait()
-        self._end_asked = _EVERY_ATTEMPT
+        self._end_ordered = _EVERY_ATTEMPT
         if self._closed:
             await self.end()
             return
@@ -208,190 +173,110 @@ class Member:
     async def _carry_out(self, order: "peers.Order | _Settle") -> None:
         match order:
             case _Settle(done=done):
-                try:
-                    await self._end_rank()
-                    # The next leader counts its attempts anew.
-                    self._attempt, self._end_asked = 0, 0
-                finally:
-                    # Also when this member is cancelled meanwhile: who waits must not wait for ever.
-                    if not done.done():
-                        done.set_result(None)
-                await self._prepare()
+                await self._settle(done)
             case peers.Preflight(attempt=attempt):
                 await self._preflight(attempt)
-            case peers.Launch(attempt=attempt):
-                if attempt > self._end_asked:
-                    await self._launch(order)
-            case peers.CheckRank(attempt=attempt):
-                if attempt == self._attempt:
-                    self._stage = Stage.CHECK
-                    self.to_rank(protocol.Check())
-            case peers.LookAtDevices(attempt=attempt):
-                await self._look(attempt)
+            case peers.Launch(attempt=attempt) if attempt > self._end_ordered:
+                await self._launch(order)
+            case peers.CheckRank(attempt=attempt) if attempt == self._attempt:
+                self._stage = Stage.CHECK
+                self.slot.send(protocol.Check())
+            case peers.ProbeDevices(attempt=attempt):
+                await self._probe_devices(attempt)
             case peers.StopRank(attempt=attempt):
                 await self._stop(attempt)
             case peers.End(attempt=attempt):
                 await self._end_rank()
-                self._report(peers.Ended(attempt=attempt))
-                await self._prepare()
+                self._report(peers.RankEnded(attempt=attempt))
+                await self.slot.prepare()
             case _:
                 pass
 
+    async def _settle(self, done: "asyncio.Future[None]") -> None:
+        try:
+            await self._end_rank()
+            # The next leader counts its attempts from 1 again.
+            self._attempt, self._end_ordered = 0, 0
+        finally:
+            # Also when this member is cancelled here: the caller must not wait forever.
+            if not done.done():
+                done.set_result(None)
+        await self.slot.prepare()
+
+    def _begin(self, attempt: int, stage: Stage) -> None:
+        self._attempt, self._stage, self._ending, self._failed = attempt, stage, False, False
+
     async def _preflight(self, attempt: int) -> None:
         await self._end_rank()
-        self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.PREFLIGHT, False, False
-        if self.blocked is not None:
-            self._blame(self.blocked)
+        self._begin(attempt, Stage.PREFLIGHT)
+        blocked = self.blocked or await self._kills.check(lambda: self._end_ordered >= self._attempt)
+        if blocked is not None:
+            self._fail(blocked)
             return
-        if (kept := await self._memory_kept()) is not None:
-            self._blame(kept)
-            return
-        await self._prepare()
+        await self.slot.prepare()
         try:
             passed = await asyncio.to_thread(self._check)
-            await self._until_warm()
+            await self.slot.until_warm()
             port = self._take_port()
         except preflight.PreflightFailed as error:
-            self._blame(error.fault)
+            self._fail(error.fault)
         except NoFreePort as error:
-            self._blame(_port_taken(error))
+            self._fail(_port_taken(error))
         except OSError as error:
-            self._blame(faults.from_text(Stage.PREFLIGHT, str(error)))
+            self._fail(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
             self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
 
     def _check(self) -> preflight.Passed:
-        pid = self._waiting_pid
+        pid = self.slot.spare_pid
         return preflight.check(self.plan, self.entry, held=resident_bytes(pid) if pid is not None else 0)
 
-    async def _look(self, attempt: int) -> None:
-        """JACCL tells of a cable that was pulled in a running group never, and its ranks go on beating."""
+    async def _probe_devices(self, attempt: int) -> None:
+        """JACCL never reports a cable that is pulled from a running group, and its ranks keep sending heartbeats."""
         try:
             await asyncio.to_thread(preflight.check_rdma, self.plan, self.entry)
         except preflight.PreflightFailed as error:
-            if attempt == self._attempt and self._process is not None:
-                self._blame(error.fault)
-
-    async def _memory_kept(self) -> Fault | None:
-        """What a kill has left behind on this Mac; waits while that may still be given back."""
-        if self._wired is None:
-            return None
-        while True:
-            wired, ledger = await asyncio.to_thread(self._wired), self._ledger
-            verdict = ledger.verdict(time.monotonic(), wired, self.entry.memory_bytes)
-            if verdict is wired_memory.Verdict.STRANDED and ledger.before is not None and wired is not None:
-                return wired_memory.stranded(self.entry.node, ledger.before, wired)
-            if verdict is wired_memory.Verdict.FREE:
-                break
-            if self._end_asked >= self._attempt:
-                # The attempt has ended elsewhere; the next one looks again.
-                return None
-            await asyncio.sleep(TICK_SECONDS)
-        self._ledger = self._ledger.settled()
-        hold = self._ledger.hold_seconds(time.monotonic())
-        return wired_memory.held(self.entry.node, hold) if hold > 0 else None
+            if attempt == self._attempt and self.running:
+                self._fail(error.fault)
 
     def _take_port(self) -> int:
-        """The port that this rank's MLX is to listen on; 0 when it does not listen."""
+        """The port on which this rank's MLX will listen; 0 when it does not listen."""
         if self.plan.backend is Backend.RING:
             return self._block.take(self.entry.ring_address or "")
         return self._block.take(self.entry.address) if self._coordinates else 0
 
-    async def _launch(self, launch: peers.Launch) -> None:
-        attempt, hosts = launch.attempt, launch.hosts
+    async def _launch(self, order: peers.Launch) -> None:
+        attempt, hosts, coordinator = order.attempt, order.hosts, order.coordinator
         await self._end_rank()
-        self._attempt, self._stage, self._ending, self._blamed = attempt, Stage.INIT, False, False
-        self._heartbeat, self._beating, self._silent_ticks = None, False, 0
-        if self._wired is not None:
-            self._ledger = self._ledger.started(await asyncio.to_thread(self._wired))
-        told: dict[str, str] = {}
+        self._begin(attempt, Stage.INIT)
+        self.heartbeats.start()
+        await self._kills.started()
         try:
-            hostfile = self._write_hostfile(attempt, await self._with_relays(attempt, hosts)) if hosts else None
-            if hostfile is not None:
-                told = {"MLX_RANK": str(self.rank), "MLX_HOSTFILE": str(hostfile)}
-            elif self.plan.backend is Backend.JACCL:
-                devices = jaccl.write_devices(self.plan, self._folder, attempt)
-                told = jaccl.environment(self.plan, self.rank, devices, launch.coordinator)
-            await self._prepare()
-            started, self._spare = self._spare, None
-            if started is None:
-                started = await self._spawn()
+            if hosts:
+                hosts = tuple(await self._with_relays(attempt, hosts))
+            told, hostfile = launch.mlx_environment(self.plan, self.rank, attempt, self._folder, hosts, coordinator)
+            process = await self.slot.launch(attempt)
         except NoFreePort as error:
-            self._blame(_port_taken(error))
+            self._fail(_port_taken(error))
             return
         except OSError as error:
-            self._blame(Fault(FaultClass.BUG, "RankNotStarted", f"the rank's process cannot be started: {error}"))
+            self._fail(Fault(FaultClass.BUG, "RankNotStarted", f"cannot start the rank's process: {error}"))
             return
-        assert started.process is not None
-        started.attempt, self._process = attempt, started.process
-        self._process.send(self._start(attempt, hostfile, told, jaccl_environment=launch.coordinator != ""))
-        log.info("attempt %d: rank %d is process %d", attempt, self.rank, self._process.pid)
-
-    # --- the process that waits ---
-
-    @property
-    def _waiting_pid(self) -> int | None:
-        spare = self._spare
-        return spare.process.pid if spare is not None and spare.process is not None and not spare.gone else None
-
-    async def _spawn(self) -> _Started:
-        """A process that waits for its ``Start``. Raises OSError when it cannot be started."""
-        started = _Started()
-
-        def said(message: protocol.FromRank) -> None:
-            if isinstance(message, protocol.Waiting):
-                started.up.set()
-            elif started.attempt is not None:
-                self._said(started.attempt, message)
-
-        def exited(code: int) -> None:
-            started.gone = True
-            started.up.set()
-            if started.attempt is not None:
-                self._exited(started.attempt, code)
-
-        command = self._command(self.plan.group, self.plan.epoch, self.rank)
-        started.process = await RankProcess.start(command, pid_file=self.pid_file, on_message=said, on_exit=exited)
-        return started
-
-    async def _prepare(self) -> None:
-        """Sees to a process that waits. One that cannot be started is no matter yet: the launch tries again, and says so."""
-        if self._closed or self._process is not None or self._waiting_pid is not None:
-            return
-        self._spare = None
-        try:
-            self._spare = await self._spawn()
-        except OSError as error:
-            log.warning("no process could be started ahead: %s", error)
-
-    async def _until_warm(self) -> None:
-        """Peers that begin together form at once. One that does not come to wait, or has gone, is left to the launch."""
-        spare = self._spare
-        if spare is None:
-            return
-        try:
-            async with asyncio.timeout(WARM_SECONDS):
-                await spare.up.wait()
-        except TimeoutError:
-            log.warning("a process did not import MLX within %g s; another one is started", WARM_SECONDS)
-            await self._dismiss()
-
-    async def _dismiss(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.process is not None and not spare.gone:
-            await asyncio.shield(spare.process.leave())
+        jaccl_environment = coordinator != ""
+        process.send(launch.start_message(self.plan, self.rank, attempt, hostfile, told, jaccl_environment=jaccl_environment))
+        log.info("attempt %d: rank %d is process %d", attempt, self.rank, process.pid)
 
     async def _with_relays(self, attempt: int, hosts: Sequence[str]) -> list[str]:
-        """The hosts as this rank is to see them: a hop that is relayed begins at a port of this supervisor.
+        """The hosts as this rank sees them: a relayed hop starts at a port of this supervisor.
 
-        Raises NoFreePort, OSError when that port cannot be had.
+        Raises NoFreePort, or OSError when that port cannot be bound.
         """
         found = list(hosts)
         relayed = [entry.rank for entry in self.plan.ranks if entry.relay is not None]
         following = (self.rank + 1) % self.plan.world_size
         if self._tls is None or not {self.rank, following} & set(relayed):
             return found
-        self._relays = Relays(self.plan, self.rank, attempt, self._tls, self._blame)
+        self._relays = Relays(self.plan, self.rank, attempt, self._tls, self._fail)
         listens = int(hosts[self.rank].rpartition(":")[2])
         target = await self._relays.start(self._block.take, listens, lambda: self.pid)
         if target is not None:
@@ -399,55 +284,28 @@ class Member:
         return found
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
-        """A peer's supervisor asks to carry a hop of the ring."""
+        """Answers a peer's supervisor that opens a relay for a hop of the ring."""
         if self._relays is None:
             return not_taken(NOT_YET, "no ranks are being started here")
         return await self._relays.answer(request)
 
-    def _start(self, attempt: int, hostfile: Path | None, told: dict[str, str], *, jaccl_environment: bool) -> protocol.Start:
-        plan = self.plan
-        return protocol.Start(
-            attempt=attempt,
-            rank=self.rank,
-            size=plan.world_size,
-            backend=plan.backend,
-            split=plan.split,
-            layers=self.entry.layers,
-            pipeline=tuple(entry.layers for entry in plan.ranks if entry.layers is not None),
-            model=plan.model,
-            model_path=plan.model_path,
-            memory_bytes=self.entry.memory_bytes,
-            memory=plan.memory,
-            hostfile=str(hostfile) if hostfile else None,
-            jaccl_environment=jaccl_environment,
-            environment={framing.ATTEMPT_VARIABLE: str(attempt), **told},
-        )
-
-    def _write_hostfile(self, attempt: int, hosts: Sequence[str]) -> Path:
-        """MLX's own format: one list of ``ip:port`` a rank. A file for each attempt: an orphan must not read the next one's."""
-        for old in self._folder.glob("hosts-*.json"):
-            old.unlink(missing_ok=True)
-        path = self._folder / f"hosts-{attempt}.json"
-        path.write_text("[" + ",".join(f'["{host}"]' for host in hosts) + "]")
-        return path
-
     async def _stop(self, attempt: int) -> None:
-        process = self._process
+        process = self.slot.process
         if process is not None and attempt == self._attempt:
             self._ending = True
             process.send(protocol.Stop())
-            # The leader has the limit: it sends End when this takes too long, and End must not wait behind this.
+            # The leader has the time limit: it sends End when this takes too long, and End must not wait behind this.
             waits = asyncio.create_task(process.wait())
-            while not waits.done() and self._end_asked < attempt:
+            while not waits.done() and self._end_ordered < attempt:
                 await asyncio.wait({waits}, timeout=0.1)
             waits.cancel()
-        if self._process is None:
-            self._report(peers.Ended(attempt=attempt))
+        if not self.running:
+            self._report(peers.RankEnded(attempt=attempt))
 
     # --- the rank ---
 
-    def _said(self, attempt: int, message: protocol.FromRank) -> None:
-        self._heard, self._silent_ticks = time.monotonic(), 0
+    def _received(self, attempt: int, message: protocol.FromRank) -> None:
+        self.heartbeats.received(message)
         match message:
             case protocol.Formed(rank=rank, size=size, all_sum=all_sum):
                 self._formed(attempt, rank, size, all_sum)
@@ -459,20 +317,10 @@ class Member:
                 self._report(peers.RankLoaded(attempt=attempt, total_bytes=total, peak_memory_bytes=peak))
             case protocol.Ready() as ready:
                 self._stage = Stage.SERVE
-                self._report(
-                    peers.RankReady(
-                        attempt=attempt,
-                        tokens=ready.tokens,
-                        vocabulary=ready.vocabulary,
-                        chat_template=ready.chat_template,
-                        peak_memory_bytes=ready.peak_memory_bytes,
-                    )
-                )
-            case protocol.Heartbeat() as beat:
-                self._beating, self._heartbeat = True, beat
+                self._report(peers.RankReady(attempt=attempt, **ready.model_dump(exclude={"type"})))
             case protocol.Failed(stage=stage, text=text):
                 self._stage = Stage(stage)
-                self._blame(faults.from_text(self._stage, text))
+                self._fail(faults.from_text(self._stage, text))
             case protocol.Log(level=level, text=text):
                 logging.getLogger("rank").log(logging.getLevelNamesMapping()[level.upper()], "%s", text)
             case _:
@@ -484,29 +332,28 @@ class Member:
         right = planned * (planned + 1) // 2
         if (rank, size) != (self.rank, planned):
             text = f"MLX says rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
-            self._blame(Fault(FaultClass.BUG, "WrongGroup", text))
+            self._fail(Fault(FaultClass.BUG, "WrongGroup", text))
         elif all_sum != right:
-            self._blame(Fault(FaultClass.BUG, "WrongSum", f"the group's all-sum gave {all_sum}, {right} is right"))
+            self._fail(Fault(FaultClass.BUG, "WrongSum", f"the group's all-sum is {all_sum}, expected {right}"))
         else:
             self._stage = Stage.LOAD
             self._report(peers.RankFormed(attempt=attempt, rank=rank, size=size, all_sum=all_sum))
 
-    def _exited(self, attempt: int, code: int) -> None:
-        process, self._process = self._process, None
-        self._beating = False
+    def _exited(self, attempt: int, code: int, tail: str) -> None:
+        self.heartbeats.stop()
         if code < 0 and self._stage in (Stage.LOAD, Stage.CHECK, Stage.SERVE):
-            self._ledger = self._ledger.killed(time.monotonic())
-        log.info("attempt %d: rank %d has gone (code %d)", attempt, self.rank, code)
-        if not self._ending and process is not None:
-            self._blame(faults.from_exit(self._stage, code, process.tail))
+            self._kills.killed()
+        log.info("attempt %d: rank %d exited (code %d)", attempt, self.rank, code)
+        if not self._ending:
+            self._fail(faults.from_exit(self._stage, code, tail))
 
-    def _blame(self, fault: Fault) -> None:
-        """Reports a failure of this attempt, the first one only: what follows from it is not news."""
-        if self._blamed or self._ending:
+    def _fail(self, fault: Fault) -> None:
+        """Reports a failure of this attempt; only the first one, since the others follow from it."""
+        if self._failed or self._ending:
             return
-        self._blamed = True
+        self._failed = True
         self._report(
-            peers.Failure(
+            peers.RankFailed(
                 attempt=self._attempt,
                 stage=self._stage,
                 fault=fault.fault,
@@ -517,13 +364,9 @@ class Member:
         )
 
     async def _watch(self) -> None:
-        """Notices a rank whose heartbeat thread has fallen silent. Init is not watched: it holds the interpreter."""
+        """Notices a rank whose heartbeats have stopped."""
         while True:
-            await asyncio.sleep(TICK_SECONDS)
-            if not self._beating:
-                continue
-            self._silent_ticks += 1
-            limit = SILENT_TICKS if self._stage is Stage.SERVE else SILENT_TICKS_LOADING
-            if self._silent_ticks > limit:
-                self._beating = False
-                self._blame(faults.frozen(limit * TICK_SECONDS))
+            await asyncio.sleep(heartbeats.TICK_SECONDS)
+            silent = self.heartbeats.tick(self._stage)
+            if silent is not None:
+                self._fail(faults.frozen(silent))

@@ -1,7 +1,7 @@
-"""Who may be in the group, and who is: the leader's pure state.
+"""Which supervisors may join the group, and which have joined: the leader's pure state.
 
-A connection that passed TLS holds the group's keys; that it is the right supervisor of the right placement is decided here.
-A claim that is refused leaves a trace (``refusals``), so that the waiting side of a misconfigured pair is told why it waits.
+A connection that passed TLS holds the group's keys; this module decides whether it is the right supervisor of the right
+placement. A refused claim is kept in ``refusals``, so that the group's state says why it waits.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,20 +22,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Members by rank, and the last refusal of each rank that is not there."""
+    """Members by rank, and the last refusal of each absent rank."""
 
     plan: Plan
     identity: Identity
     present: frozenset[int] = frozenset()
     refusals: dict[int, str] = field(default_factory=dict)
 
-    @property
-    def absent(self) -> tuple[int, ...]:
-        return tuple(entry.rank for entry in self.plan.ranks if entry.rank not in self.present)
-
     def claim(self, hello: Hello) -> tuple["Rendezvous", Refusal | None]:
         """The state after a claim, and the refusal when it is not accepted."""
-        refusal = self._judge(hello)
+        refusal = self._placement(hello) or self._rank(hello) or self._software(hello)
         if refusal is None:
             rest = {rank: text for rank, text in self.refusals.items() if rank != hello.rank}
             return replace(self, present=self.present | {hello.rank}, refusals=rest), None
@@ -44,39 +40,45 @@ class Rendezvous:
         return self, refusal
 
     def leave(self, rank: int) -> "Rendezvous":
+        """The state after the member of ``rank`` has gone."""
         return replace(self, present=self.present - {rank})
 
-    def _judge(self, hello: Hello) -> Refusal | None:
-        plan, mine = self.plan, self.identity
+    def _placement(self, hello: Hello) -> Refusal | None:
+        plan = self.plan
         if (hello.uid, hello.index) != (plan.uid, plan.index):
-            return Refusal(
-                reason="Stranger",
-                message=f"this is group {plan.uid}/{plan.index}, not {hello.uid}/{hello.index}",
-            )
+            text = f"this is group {plan.uid}/{plan.index}, not {hello.uid}/{hello.index}"
+            return Refusal(reason="Stranger", message=text)
         if hello.epoch != plan.epoch:
             stale = "stale" if hello.epoch < plan.epoch else "newer"
-            return Refusal(
-                reason="StaleEpoch",
-                message=f"placement epoch {hello.epoch} is {stale}: this supervisor carries out epoch {plan.epoch}",
-            )
-        if not 0 < hello.rank < plan.world_size:
-            return Refusal(
-                reason="NoSuchRank", message=f"rank {hello.rank} cannot join: ranks 1 to {plan.world_size - 1} are awaited"
-            )
-        entry = plan.ranks[hello.rank]
-        if hello.node != entry.node:
-            return Refusal(
-                reason="WrongNode", message=f"rank {hello.rank} is planned on node {entry.node}, not on {hello.node}"
-            )
-        if hello.rank in self.present:
-            return Refusal(reason="RankTaken", message=f"rank {hello.rank} is claimed by a supervisor that is still connected")
+            text = f"placement epoch {hello.epoch} is {stale}: this supervisor is in epoch {plan.epoch}"
+            return Refusal(reason="StaleEpoch", message=text)
+        return None
+
+    def _rank(self, hello: Hello) -> Refusal | None:
+        plan, rank = self.plan, hello.rank
+        if not 0 < rank < plan.world_size:
+            text = f"rank {rank} cannot join: the group expects ranks 1 to {plan.world_size - 1}"
+            return Refusal(reason="NoSuchRank", message=text)
+        if hello.node != plan.ranks[rank].node:
+            text = f"rank {rank} is planned on node {plan.ranks[rank].node}, not on {hello.node}"
+            return Refusal(reason="WrongNode", message=text)
+        if rank in self.present:
+            return Refusal(reason="RankTaken", message=f"rank {rank} is held by a supervisor that is still connected")
+        return None
+
+    def _software(self, hello: Hello) -> Refusal | None:
+        mine = self.identity
         for name, theirs, ours in (("mlx", hello.mlx, mine.mlx), ("mlx-lm", hello.mlx_lm, mine.mlx_lm)):
             if theirs != ours:
                 return Refusal(reason="VersionDiffers", message=f"rank {hello.rank} runs {name} {theirs}, rank 0 runs {ours}")
         if hello.digest and mine.digest and hello.digest != mine.digest:
-            return Refusal(
-                reason="ModelDiffers",
-                message=f"the model in {plan.model_path} on {entry.node} is not the one on {plan.ranks[0].node} "
-                "(configuration, tokenizer files or tensors differ)",
-            )
+            return Refusal(reason="ModelDiffers", message=model_differs(self.plan, hello.rank))
         return None
+
+
+def model_differs(plan: Plan, rank: int) -> str:
+    """The message for a rank whose model is not the one of rank 0."""
+    return (
+        f"the model in {plan.model_path} on {plan.ranks[rank].node} is not the one on {plan.ranks[0].node}: "
+        "its configuration, tokenizer files or tensors differ"
+    )

@@ -29,7 +29,9 @@ Reader = Callable[[], int | None]
 """Bytes that are wired on this Mac now; None when it does not say."""
 
 
-class Verdict(Enum):
+class MemoryState(Enum):
+    """Whether a killed rank's memory is released."""
+
     FREE = "free"
     WAIT = "wait"
     """Not back yet, and there is time."""
@@ -54,13 +56,13 @@ class Ledger:
         recent = tuple(at for at in self.kills if now - at < KILLS_SECONDS)
         return replace(self, killed_at=now, kills=(*recent, now))
 
-    def verdict(self, now: float, wired: int | None, reserved: int) -> Verdict:
+    def state(self, now: float, wired: int | None, reserved: int) -> MemoryState:
         """Whether the killed rank's memory is back. ``reserved`` bytes were the rank's; a part of it counts as all."""
         if self.killed_at is None or self.before is None or wired is None:
-            return Verdict.FREE
+            return MemoryState.FREE
         if wired <= self.before + max(SLACK_BYTES, reserved // 8):
-            return Verdict.FREE
-        return Verdict.WAIT if now - self.killed_at < BACK_SECONDS else Verdict.STRANDED
+            return MemoryState.FREE
+        return MemoryState.WAIT if now - self.killed_at < BACK_SECONDS else MemoryState.STRANDED
 
     def settled(self) -> "Ledger":
         """The memory is back."""

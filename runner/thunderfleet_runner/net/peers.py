@@ -1,7 +1,7 @@
-"""What supervisors say to each other over the control connection: JSON texts on a websocket.
+"""Messages between supervisors on the control connection: JSON texts on a websocket.
 
-Orders go from rank 0's supervisor (the leader) to every member, itself included; reports come back. Everything that concerns
-an attempt carries its number, so that a word that was under way when the attempt ended is known as stale.
+The leader, rank 0's supervisor, sends orders to every member including itself; members send reports. Every message about an
+attempt carries its number, so that one that was in flight when the attempt ended is recognized as stale.
 """
 
 from typing import Annotated, Literal
@@ -11,9 +11,9 @@ from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass
 
 BEAT_SECONDS = 1.0
-"""How often both ends speak when they have nothing to say."""
+"""How often both ends send something when there is nothing to send."""
 CUT_OFF_SECONDS = 3.0
-"""Silence after which a connection is dead."""
+"""Silence after which a connection is closed."""
 
 
 class _Message(BaseModel):
@@ -21,7 +21,7 @@ class _Message(BaseModel):
 
 
 class Hello(_Message):
-    """First word of a member: who it is and what it runs. ``digest`` is empty while its model cannot be read."""
+    """A member's first message: its identity and versions. ``digest`` is empty while its model cannot be read."""
 
     type: Literal["hello"] = "hello"
     uid: str
@@ -35,7 +35,7 @@ class Hello(_Message):
 
 
 class Checked(_Message):
-    """Preflight is passed; ``port`` is the ring port for this attempt (0 without a ring)."""
+    """Preflight has passed; ``port`` is the ring port for this attempt, 0 without a ring."""
 
     type: Literal["checked"] = "checked"
     attempt: int
@@ -43,7 +43,9 @@ class Checked(_Message):
     digest: str
 
 
-class Failure(_Message):
+class RankFailed(_Message):
+    """The rank, or its preflight, has failed; sent once an attempt."""
+
     type: Literal["failure"] = "failure"
     attempt: int
     stage: str
@@ -54,6 +56,8 @@ class Failure(_Message):
 
 
 class RankFormed(_Message):
+    """The rank's MLX has formed its group."""
+
     type: Literal["formed"] = "formed"
     attempt: int
     rank: int
@@ -62,6 +66,8 @@ class RankFormed(_Message):
 
 
 class RankProgress(_Message):
+    """How much of the model the rank has loaded."""
+
     type: Literal["progress"] = "progress"
     attempt: int
     loaded_bytes: int
@@ -70,6 +76,8 @@ class RankProgress(_Message):
 
 
 class RankLoaded(_Message):
+    """The rank has loaded its part of the model."""
+
     type: Literal["loaded"] = "loaded"
     attempt: int
     total_bytes: int
@@ -77,6 +85,8 @@ class RankLoaded(_Message):
 
 
 class RankReady(_Message):
+    """The rank has run the fixed prompt; see ``protocol.Ready``."""
+
     type: Literal["ready"] = "ready"
     attempt: int
     tokens: tuple[int, ...]
@@ -85,8 +95,8 @@ class RankReady(_Message):
     peak_memory_bytes: int
 
 
-class Ended(_Message):
-    """No process of this attempt, or of one before it, is left on this Mac."""
+class RankEnded(_Message):
+    """No process of this attempt or an earlier one is left on this Mac."""
 
     type: Literal["ended"] = "ended"
     attempt: int
@@ -102,13 +112,13 @@ class Gather(_Message):
 
 
 class Leaving(_Message):
-    """This supervisor was told to end (SIGTERM) and waits for the leader's word."""
+    """This supervisor has received SIGTERM and waits for ``Release``."""
 
     type: Literal["leaving"] = "leaving"
 
 
 class Pulse(_Message):
-    """The member lives; and, when it has a rank that speaks, how the rank's work moves."""
+    """The member is alive; and the progress of its rank's work, when the rank sends heartbeats."""
 
     type: Literal["pulse"] = "pulse"
     attempt: int = 0
@@ -120,17 +130,19 @@ class Pulse(_Message):
 
 
 Report = Annotated[
-    Checked | Failure | RankFormed | RankProgress | RankLoaded | RankReady | Ended | Gather | Leaving | Pulse,
+    Checked | RankFailed | RankFormed | RankProgress | RankLoaded | RankReady | RankEnded | Gather | Leaving | Pulse,
     Field(discriminator="type"),
 ]
 
 
 class Welcome(_Message):
+    """The claim is accepted."""
+
     type: Literal["welcome"] = "welcome"
 
 
 class Refusal(_Message):
-    """The claim is not accepted; the connection ends after it."""
+    """The claim is refused; the connection closes."""
 
     type: Literal["refusal"] = "refusal"
     reason: str
@@ -138,13 +150,17 @@ class Refusal(_Message):
 
 
 class Preflight(_Message):
+    """Run the preflight checks; answer ``Checked`` or ``RankFailed``."""
+
     type: Literal["preflight"] = "preflight"
     attempt: int
 
 
 class Launch(_Message):
-    """Start the rank now. ``hosts`` is rank by rank ``ip:port``; empty without a ring. With a ``coordinator`` (``ip:port``)
-    JACCL does its own exchange there; without, the supervisors do it.
+    """Start the rank now.
+
+    ``hosts`` lists ``ip:port`` by rank and is empty without a ring. With a ``coordinator`` (``ip:port``) JACCL runs its own
+    exchange there; without one, the supervisors do.
     """
 
     type: Literal["launch"] = "launch"
@@ -154,14 +170,14 @@ class Launch(_Message):
 
 
 class End(_Message):
-    """End and reap the rank, whatever it does; answer Ended."""
+    """End and reap the rank, whatever it does; answer ``RankEnded``."""
 
     type: Literal["end"] = "end"
     attempt: int
 
 
 class Gathered(_Message):
-    """All ranks' parts of one gather."""
+    """The parts of all ranks of one gather."""
 
     type: Literal["gathered"] = "gathered"
     attempt: int
@@ -170,52 +186,56 @@ class Gathered(_Message):
 
 
 class CheckRank(_Message):
+    """Run the fixed prompt."""
+
     type: Literal["check"] = "check"
     attempt: int
 
 
 class TurnRank(_Message):
+    """Join the group's loop; see ``protocol.Turn``."""
+
     type: Literal["turn"] = "turn"
     attempt: int
     number: int
 
 
 class MeasureRank(_Message):
-    """Measure the all-reduce; between turns."""
+    """Measure the all-reduce, between turns."""
 
     type: Literal["measure"] = "measure"
     attempt: int
 
 
-class LookAtDevices(_Message):
-    """No rank moves: is this rank's RDMA device still up? A Failure is the answer when it is not."""
+class ProbeDevices(_Message):
+    """No rank makes progress: probe this rank's RDMA devices, and answer ``RankFailed`` when one is down."""
 
     type: Literal["look"] = "look"
     attempt: int
 
 
 class StopRank(_Message):
-    """Stop together: the rank leaves by itself; answer Ended when it has."""
+    """Stop together: the rank exits by itself; answer ``RankEnded`` when it has."""
 
     type: Literal["stop"] = "stop"
     attempt: int
 
 
 class Release(_Message):
-    """The group has stopped: a supervisor that was told to end may go."""
+    """The group has stopped: a supervisor that has received SIGTERM may exit."""
 
     type: Literal["release"] = "release"
 
 
 class Beat(_Message):
-    """The leader lives; ``state`` when it has changed."""
+    """The leader is alive; ``state`` when it has changed."""
 
     type: Literal["beat"] = "beat"
     state: GroupState | None = None
 
 
 Order = Annotated[
-    Preflight | Launch | Gathered | End | CheckRank | TurnRank | MeasureRank | LookAtDevices | StopRank | Release | Beat,
+    Preflight | Launch | Gathered | End | CheckRank | TurnRank | MeasureRank | ProbeDevices | StopRank | Release | Beat,
     Field(discriminator="type"),
 ]
 Answer = Annotated[Welcome | Refusal, Field(discriminator="type")]

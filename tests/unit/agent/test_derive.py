@@ -16,7 +16,8 @@ from thunderfleet_agent.derive.network import address_class
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
-from thunderfleet_crds.common import Condition, ObjectMeta, find_condition
+from thunderfleet_crds.apimodel import ObjectMeta
+from thunderfleet_crds.conditions import Condition, find_condition
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState

@@ -17,7 +17,7 @@ from thunderfleet_agent.peers.known_peers import (
     KnownPeers,
 )
 from thunderfleet_agent.peers.token_bucket import TokenBucket
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile, NodeProfileStatus
 from thunderfleet_lib.kube import ApiError
 

@@ -231,7 +231,7 @@ def interactive(mac: Mac) -> tuple[measure_cli.AgentLease, Prober]:
     return measure_cli.AgentLease(mac.name, to, mac.certificate.client), prober
 
 
-async def test_while_one_measures_interactive_his_agent_is_in_no_other_probe(tmp_path: Path, until: Until) -> None:
+async def test_during_an_interactive_measurement_the_agent_takes_part_in_no_other_probe(tmp_path: Path, until: Until) -> None:
     slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as (a, b, c):
         a.sees(b)
@@ -261,7 +261,7 @@ async def test_what_is_measured_interactive_is_found_and_the_mac_given_back(tmp_
         await until(lambda: not a.prober.lock.peer and not a.prober.running)
 
 
-async def test_interactive_a_busy_agent_says_that_it_is(tmp_path: Path, until: Until) -> None:
+async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, until: Until) -> None:
     slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
     async with macs(2, tmp_path, slow) as (a, b):
         a.sees(b)
@@ -310,7 +310,7 @@ async def test_who_measures_interactive_has_his_turn_before_what_agents_do(tmp_p
         assert 0 < fleet[busy].prober._reservation.until - time.monotonic() < 6
 
 
-async def test_a_group_that_arrives_ends_what_is_measured_interactive(tmp_path: Path, until: Until) -> None:
+async def test_a_group_that_arrives_ends_an_interactive_measurement(tmp_path: Path, until: Until) -> None:
     slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
     async with macs(2, tmp_path, slow) as (a, b):
         a.sees(b)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from thunderfleet_agent.derive.previous_profile import PreviousProfile
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus, Runtime
 from thunderfleet_lib.hostcmd import Failure, FailureKind
 

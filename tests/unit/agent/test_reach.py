@@ -23,7 +23,7 @@ from thunderfleet_agent.peers.reachability import DialOutcome, ReachabilityTable
 from thunderfleet_agent.publish import fleet_sample
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.server import Server
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import (
     MAX_REACHABILITY,
     Agent,

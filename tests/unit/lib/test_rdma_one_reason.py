@@ -11,7 +11,7 @@ import pytest
 from thunderfleet_agent.derive.links import PeerPort, link_reports
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.collector import Collector
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
@@ -20,7 +20,7 @@ from thunderfleet_lib.rdma import rules
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import write_machine
-from thunderfleet_operator.decide.link import summary
+from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_runner.host import rdma
 
 from tests.unit.lib.conftest import Commands

@@ -7,28 +7,28 @@ from thunderfleet_crds.plan import LEAVE_SECONDS, POD_GRACE_SECONDS
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import GRACE_IS_OVER, Fault
-from thunderfleet_runner.group import attempts
-from thunderfleet_runner.group.attempts import (
+from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.events import (
+    Action,
     Checked,
+    Compare,
     Cut,
     Drain,
-    Ended,
     EndRanks,
-    Failed,
+    Event,
     GiveUp,
     Joined,
     Left,
-    Limits,
-    Machine,
     Preflight,
     Quiet,
+    RankEnded,
+    RankFailed,
     RankFormed,
     RankLoaded,
     RankReady,
     ReleaseAll,
     Serve,
     SetTimer,
-    Stage,
     Stalled,
     StartRanks,
     StopRanks,
@@ -41,21 +41,21 @@ RETRY = Fault(FaultClass.RETRY, "RankKilled", "killed")
 BUG = Fault(FaultClass.BUG, "Unknown", "odd")
 
 
-def run(machine: Machine, *events: attempts.Event) -> tuple[Machine, list[attempts.Action]]:
-    actions: list[attempts.Action] = []
+def run(machine: StateMachine, *events: Event) -> tuple[StateMachine, list[Action]]:
+    actions: list[Action] = []
     for event in events:
         machine, more = machine.step(event)
         actions += more
     return machine, actions
 
 
-def formed(size: int = 2, limits: Limits | None = None) -> Machine:
-    machine = Machine(size, limits or Limits(3, 60))
+def formed(size: int = 2, limits: Limits | None = None) -> StateMachine:
+    machine = StateMachine(size, limits or Limits(3, 60))
     machine, _ = run(machine, *(Joined(rank) for rank in range(size)))
     return to_ready(machine)
 
 
-def to_ready(machine: Machine) -> Machine:
+def to_ready(machine: StateMachine) -> StateMachine:
     n, size = machine.attempt, machine.size
     machine, _ = run(
         machine,
@@ -64,98 +64,100 @@ def to_ready(machine: Machine) -> Machine:
         *(RankLoaded(rank, n) for rank in range(size)),
         *(RankReady(rank, n, (7,)) for rank in range(size)),
     )
-    assert machine.stage is Stage.READY
+    assert machine.phase is Phase.READY
     return machine
 
 
-def fail_in_init(machine: Machine, fault: Fault = RETRY) -> tuple[Machine, list[attempts.Action]]:
+def fail_in_init(machine: StateMachine, fault: Fault = RETRY) -> tuple[StateMachine, list[Action]]:
     n = machine.attempt
     machine, _ = run(machine, *(Checked(rank, n, 1) for rank in range(machine.size)))
-    return run(machine, Failed(1, n, fault, faults.Stage.INIT), *(Ended(rank, n) for rank in range(machine.size)))
+    return run(machine, RankFailed(1, n, fault, faults.Stage.INIT), *(RankEnded(rank, n) for rank in range(machine.size)))
 
 
 def test_the_usual_path_in_order() -> None:
     machine, actions = run(
-        Machine(2, Limits(3, 60)),
+        StateMachine(2, Limits(3, 60)),
         Joined(0), Joined(1), Checked(0, 1, 5), Checked(1, 1, 6), RankFormed(0, 1), RankLoaded(0, 1), RankFormed(1, 1),
         RankLoaded(1, 1), RankReady(1, 1, (7,)), RankReady(0, 1, (7,)),
     )  # fmt: skip
     told = [type(action) for action in actions if not isinstance(action, SetTimer)]
-    assert told == [Preflight, StartRanks, attempts.Compare, Serve]
+    assert told == [Preflight, StartRanks, Compare, Serve]
     assert next(action for action in actions if isinstance(action, StartRanks)).ports == {0: 5, 1: 6}
-    assert machine.stage is Stage.READY
+    assert machine.phase is Phase.READY
 
 
 def test_waiting_costs_nothing() -> None:
-    machine, actions = run(Machine(2, Limits(1, 60)), *[Joined(0), Joined(1), Left(1, "gone")] * 5, Joined(1))
-    assert (machine.stage, machine.attempt, machine.spent) == (Stage.CHECKING, 1, 0)
+    machine, actions = run(StateMachine(2, Limits(1, 60)), *(Joined(0), Joined(1), Left(1, "gone")) * 5, Joined(1))
+    assert (machine.phase, machine.attempt, machine.spent) == (Phase.CHECKING, 1, 0)
     assert not [action for action in actions if isinstance(action, GiveUp)]
 
 
 def test_an_attempt_counts_from_the_barrier_on_or_when_a_check_fails() -> None:
-    checking, _ = run(Machine(2, Limits(3, 60)), *[Joined(0), Joined(1), Left(1, "the LAN was cut")] * 2, Joined(1))
+    checking, _ = run(StateMachine(2, Limits(3, 60)), *(Joined(0), Joined(1), Left(1, "the LAN was cut")) * 2, Joined(1))
     started, _ = run(checking, Checked(0, 1, 5), Checked(1, 1, 6))
-    lost, _ = run(started, Left(1, "the LAN was cut"), Ended(0, 1), Joined(1))
-    failed, _ = run(checking, Failed(1, 1, BUG, faults.Stage.PREFLIGHT), Ended(0, 1), Ended(1, 1))
+    lost, _ = run(started, Left(1, "the LAN was cut"), RankEnded(0, 1), Joined(1))
+    failed, _ = run(checking, RankFailed(1, 1, BUG, faults.Stage.PREFLIGHT), RankEnded(0, 1), RankEnded(1, 1))
     for machine in (lost, failed):
-        assert (machine.stage, machine.attempt, machine.spent) == (Stage.BACKOFF, 1, 1)
+        assert (machine.phase, machine.attempt, machine.spent) == (Phase.BACKOFF, 1, 1)
         machine, _ = run(machine, Timer(machine.timer))
-        assert (machine.stage, machine.attempt, machine.spent) == (Stage.CHECKING, 2, 1)
+        assert (machine.phase, machine.attempt, machine.spent) == (Phase.CHECKING, 2, 1)
 
 
 def test_the_budget_is_spent_in_init_and_no_sooner() -> None:
-    machine, _ = run(Machine(2, Limits(3, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(2, Limits(3, 60)), Joined(0), Joined(1))
     for _ in range(2):
         machine, actions = fail_in_init(machine)
-        assert machine.stage is Stage.BACKOFF
+        assert machine.phase is Phase.BACKOFF
         machine, _ = run(machine, Timer(machine.timer))
     machine, actions = fail_in_init(machine)
-    assert machine.stage is Stage.GAVE_UP
+    assert machine.phase is Phase.GAVE_UP
     assert isinstance(actions[-1], GiveUp)
     assert not machine.timer_on
 
 
 def test_a_ready_period_gives_the_budget_back() -> None:
-    machine, _ = run(Machine(2, Limits(2, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(2, Limits(2, 60)), Joined(0), Joined(1))
     for _ in range(4):
         machine, _ = fail_in_init(machine)
         machine, _ = run(machine, Timer(machine.timer))
         machine = to_ready(machine)
         n = machine.attempt
-        machine, _ = run(machine, Failed(0, n, RETRY, faults.Stage.SERVE), Ended(0, n), Ended(1, n))
-        assert machine.stage is Stage.BACKOFF
+        machine, _ = run(machine, RankFailed(0, n, RETRY, faults.Stage.SERVE), RankEnded(0, n), RankEnded(1, n))
+        assert machine.phase is Phase.BACKOFF
         machine, _ = run(machine, Timer(machine.timer))
     assert machine.recoveries == 3
 
 
 @pytest.mark.parametrize("kind", [FaultClass.REPLAN, FaultClass.REBOOT])
 def test_a_placement_that_cannot_work_is_given_up_at_once(kind: FaultClass) -> None:
-    machine, _ = run(Machine(2, Limits(8, 60)), Joined(0), Joined(1))
-    machine, actions = run(machine, Failed(1, 1, Fault(kind, "X", "x"), faults.Stage.PREFLIGHT), Ended(0, 1), Ended(1, 1))
-    assert machine.stage is Stage.GAVE_UP
+    machine, _ = run(StateMachine(2, Limits(8, 60)), Joined(0), Joined(1))
+    machine, actions = run(
+        machine, RankFailed(1, 1, Fault(kind, "X", "x"), faults.Stage.PREFLIGHT), RankEnded(0, 1), RankEnded(1, 1)
+    )
+    assert machine.phase is Phase.GAVE_UP
     assert not machine.timer_on
     assert not [action for action in actions if isinstance(action, StartRanks)]
 
 
 def test_what_a_person_must_change_is_tried_again_slowly() -> None:
-    machine, _ = run(Machine(2, Limits(1, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(2, Limits(1, 60)), Joined(0), Joined(1))
     for _ in range(3):
         n = machine.attempt
         fault = Fault(FaultClass.CONFIGURE, "ModelNotFound", "no model")
-        machine, actions = run(machine, Failed(1, n, fault, faults.Stage.PREFLIGHT), Ended(0, n), Ended(1, n))
-        assert machine.stage is Stage.GAVE_UP
+        machine, actions = run(machine, RankFailed(1, n, fault, faults.Stage.PREFLIGHT), RankEnded(0, n), RankEnded(1, n))
+        assert machine.phase is Phase.GAVE_UP
         assert SetTimer(machine.timer, machine.limits.slow_retry_seconds) in actions
         machine, _ = run(machine, Timer(machine.timer))
-        assert machine.stage is Stage.CHECKING
+        assert machine.phase is Phase.CHECKING
 
 
 def test_the_same_load_error_twice_is_for_a_person() -> None:
-    machine, _ = run(Machine(2, Limits(8, 60)), Joined(0), Joined(1))
-    for stage in (Stage.BACKOFF, Stage.GAVE_UP):
+    machine, _ = run(StateMachine(2, Limits(8, 60)), Joined(0), Joined(1))
+    for stage in (Phase.BACKOFF, Phase.GAVE_UP):
         n = machine.attempt
         machine, _ = run(machine, Checked(0, n, 1), Checked(1, n, 2), RankFormed(0, n), RankFormed(1, n))
-        machine, _ = run(machine, Failed(1, n, BUG, faults.Stage.LOAD), Ended(0, n), Ended(1, n))
-        assert machine.stage is stage
+        machine, _ = run(machine, RankFailed(1, n, BUG, faults.Stage.LOAD), RankEnded(0, n), RankEnded(1, n))
+        assert machine.phase is stage
         machine, _ = run(machine, Timer(machine.timer))
     assert machine.cause is not None
     assert machine.cause.fault.fault is FaultClass.CONFIGURE
@@ -164,7 +166,7 @@ def test_the_same_load_error_twice_is_for_a_person() -> None:
 def test_the_first_cause_is_kept_and_echoes_are_attached() -> None:
     machine = formed()
     echo = Fault(FaultClass.RETRY, "PeerLost", "[ring] connection to a peer was lost", echo=True)
-    machine, _ = run(machine, Failed(0, 1, RETRY, faults.Stage.SERVE), Failed(1, 1, echo, faults.Stage.SERVE))
+    machine, _ = run(machine, RankFailed(0, 1, RETRY, faults.Stage.SERVE), RankFailed(1, 1, echo, faults.Stage.SERVE))
     assert machine.cause is not None
     assert (machine.cause.rank, machine.cause.echoes) == (0, ("rank 1: [ring] connection to a peer was lost",))
 
@@ -172,7 +174,7 @@ def test_the_first_cause_is_kept_and_echoes_are_attached() -> None:
 def test_an_echo_that_comes_first_gives_way_to_the_error_itself() -> None:
     machine = formed()
     echo = Fault(FaultClass.RETRY, "PeerLost", "peer lost", echo=True)
-    machine, _ = run(machine, Failed(0, 1, echo, faults.Stage.SERVE), Failed(1, 1, BUG, faults.Stage.SERVE))
+    machine, _ = run(machine, RankFailed(0, 1, echo, faults.Stage.SERVE), RankFailed(1, 1, BUG, faults.Stage.SERVE))
     assert machine.cause is not None
     assert (machine.cause.rank, machine.cause.fault, machine.cause.echoes) == (1, BUG, ("rank 0: peer lost",))
 
@@ -180,36 +182,36 @@ def test_an_echo_that_comes_first_gives_way_to_the_error_itself() -> None:
 def test_an_old_timer_and_an_old_attempts_word_change_nothing() -> None:
     machine = formed()
     assert run(machine, Timer(machine.timer - 1)) == (machine, [])
-    assert run(machine, Failed(1, 0, BUG, faults.Stage.INIT)) == (machine, [])
-    assert run(machine, Ended(0, 0)) == (machine, [])
+    assert run(machine, RankFailed(1, 0, BUG, faults.Stage.INIT)) == (machine, [])
+    assert run(machine, RankEnded(0, 0)) == (machine, [])
 
 
 def test_who_does_not_end_its_rank_is_cut_off() -> None:
     machine = formed()
-    machine, _ = run(machine, Failed(0, 1, RETRY, faults.Stage.SERVE), Ended(0, 1))
+    machine, _ = run(machine, RankFailed(0, 1, RETRY, faults.Stage.SERVE), RankEnded(0, 1))
     machine, actions = run(machine, Timer(machine.timer))
     assert actions[0] == Cut(1)
     machine, _ = run(machine, Left(1, "cut off"))
-    assert machine.stage is Stage.BACKOFF
+    assert machine.phase is Phase.BACKOFF
 
 
 def test_drain_lets_requests_end_then_stops_together() -> None:
     machine, actions = run(formed(), Drain(for_good=True))
-    assert machine.stage is Stage.DRAINING
+    assert machine.phase is Phase.DRAINING
     machine, actions = run(machine, Quiet())
     assert actions[0] == StopRanks(1)
-    machine, actions = run(machine, Ended(1, 1), Ended(0, 1))
-    assert machine.stage is Stage.STOPPED
+    machine, actions = run(machine, RankEnded(1, 1), RankEnded(0, 1))
+    assert machine.phase is Phase.STOPPED
     assert ReleaseAll() in actions
-    assert run(machine, Left(1, "gone"))[0].stage is Stage.STOPPED
+    assert run(machine, Left(1, "gone"))[0].phase is Phase.STOPPED
 
 
 def test_ranks_that_do_not_stop_are_ended() -> None:
     machine, _ = run(formed(), Drain(for_good=True), Quiet())
     machine, actions = run(machine, Timer(machine.timer))
     assert EndRanks(1) in actions
-    machine, actions = run(machine, Ended(0, 1), Ended(1, 1))
-    assert machine.stage is Stage.STOPPED
+    machine, actions = run(machine, RankEnded(0, 1), RankEnded(1, 1))
+    assert machine.phase is Phase.STOPPED
 
 
 def test_running_requests_get_most_of_the_pods_grace_and_each_limit_leaves_room_for_the_next() -> None:
@@ -222,13 +224,13 @@ def test_running_requests_get_most_of_the_pods_grace_and_each_limit_leaves_room_
 @pytest.mark.parametrize("for_good", [True, False])
 def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) -> None:
     draining, _ = run(formed(), Drain(for_good))
-    _, actions = run(draining, Failed(1, 1, RETRY, faults.Stage.SERVE))
+    _, actions = run(draining, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
     assert Unserve("the group failed while its deployment was being stopped or moved: rank 1: killed") in actions
-    # An old failure is not why; and nothing forms anew.
-    machine, _ = fail_in_init(run(Machine(2, Limits(3, 60)), Joined(0), Joined(1))[0])
+    # The old failure is not the reason, and the group does not restart.
+    machine, _ = fail_in_init(run(StateMachine(2, Limits(3, 60)), Joined(0), Joined(1))[0])
     machine = to_ready(run(machine, Timer(machine.timer))[0])
     stopping, _ = run(machine, Drain(for_good), Timer(machine.timer + 1))
-    assert stopping.stage is Stage.STOPPING
+    assert stopping.phase is Phase.STOPPING
     _, actions = run(stopping, Timer(stopping.timer))
     assert Unserve(GRACE_IS_OVER) in actions
 
@@ -236,31 +238,31 @@ def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) ->
 def test_requests_that_a_failure_cuts_are_told_its_first_cause() -> None:
     ready = formed()
     echo = Fault(FaultClass.RETRY, "PeerLost", "lost a peer", echo=True)
-    ending, actions = run(ready, Failed(0, 1, echo, faults.Stage.SERVE))
-    assert Unserve("the group failed and forms anew: rank 0: lost a peer", settled=False) in actions
+    ending, actions = run(ready, RankFailed(0, 1, echo, faults.Stage.SERVE))
+    assert Unserve("the group failed and is restarting: rank 0: lost a peer", settled=False) in actions
     # Its own word, its supervisor's end, or nothing more.
-    _, actions = run(ending, Failed(1, 1, RETRY, faults.Stage.SERVE))
-    assert actions == [Unserve("the group failed and forms anew: rank 1: killed")]
+    _, actions = run(ending, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
+    assert actions == [Unserve("the group failed and is restarting: rank 1: killed")]
     gone, actions = run(ending, Left(1, "closed"))
     assert gone.cause is not None and gone.cause.rank == 1
     assert [action.why for action in actions if isinstance(action, Unserve)] == [
-        f"the group failed and forms anew: {gone.cause.line}"
+        f"the group failed and is restarting: {gone.cause.line}"
     ]
-    _, actions = run(ending, Ended(0, 1), Ended(1, 1))
-    assert Unserve("the group failed and forms anew: rank 0: lost a peer") in actions
+    _, actions = run(ending, RankEnded(0, 1), RankEnded(1, 1))
+    assert Unserve("the group failed and is restarting: rank 0: lost a peer") in actions
     # An own word is enough.
-    _, actions = run(ready, Failed(1, 1, RETRY, faults.Stage.SERVE))
-    assert Unserve("the group failed and forms anew: rank 1: killed") in actions
+    _, actions = run(ready, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
+    assert Unserve("the group failed and is restarting: rank 1: killed") in actions
 
 
 def test_backoff_grows_and_is_bounded() -> None:
-    waits = [Machine(2, Limits(9, 60), failures=count).backoff for count in range(1, 40)]
+    waits = [StateMachine(2, Limits(9, 60), failures=count).backoff for count in range(1, 40)]
     assert waits == sorted(waits)
     assert waits[0] == 0.5
     assert waits[-1] == 30.0
 
 
-def events(size: int) -> st.SearchStrategy[list[tuple[str, int, int]]]:
+def happenings(size: int) -> st.SearchStrategy[list[tuple[str, int, int]]]:
     names = st.sampled_from(
         ["join", "leave", "checked", "formed", "loaded", "ready", "odd", "retry", "bug", "replan", "configure", "echo",
          "ended", "timer", "old-timer", "stall", "drain", "member-drain", "quiet", "honest", "honest", "honest", "honest"]
@@ -272,23 +274,23 @@ class World:
     """The members' side: who runs a process of which attempt. It obeys, and lies only as the events say."""
 
     def __init__(self, size: int, budget: int) -> None:
-        self.machine = Machine(size, Limits(budget, 60))
+        self.machine = StateMachine(size, Limits(budget, 60))
         self.processes: dict[int, int] = {}
         self.started = 0
         self.gave_up_timers: list[float] = []
         self.waits: list[float] = []
         self.serving = False
 
-    def feed(self, event: attempts.Event) -> None:
+    def feed(self, event: Event) -> None:
         before = self.machine
         self.machine, actions = before.step(event)
         assert self.machine.attempt >= before.attempt
         for action in actions:
             self.act(action, before)
-        if self.machine.stage is Stage.BACKOFF and before.stage is not Stage.BACKOFF:
+        if self.machine.phase is Phase.BACKOFF and before.phase is not Phase.BACKOFF:
             self.waits.append(self.machine.backoff)
 
-    def act(self, action: attempts.Action, before: Machine) -> None:
+    def act(self, action: Action, before: StateMachine) -> None:
         match action:
             case StartRanks(attempt=attempt, ports=ports):
                 assert not self.processes, f"attempt {attempt} starts beside {self.processes}"
@@ -321,60 +323,59 @@ class World:
         n = machine.attempt - back
         kinds = {"retry": RETRY, "bug": BUG, "echo": Fault(FaultClass.RETRY, "PeerLost", "lost", True),
                  "replan": Fault(FaultClass.REPLAN, "R", "r"), "configure": Fault(FaultClass.CONFIGURE, "C", "c")}  # fmt: skip
-        where = {Stage.CHECKING: faults.Stage.PREFLIGHT, Stage.FORMING: faults.Stage.INIT, Stage.LOADING: faults.Stage.LOAD}
+        where = {Phase.CHECKING: faults.Stage.PREFLIGHT, Phase.FORMING: faults.Stage.INIT, Phase.LOADING: faults.Stage.LOAD}
         if name == "join":
             if rank not in machine.present:
                 self.feed(Joined(rank))
         elif name == "leave":
             self.leave(rank)
         elif name == "ended":
-            if machine.stage in (Stage.ENDING, Stage.STOPPING) and rank in machine.present:
+            if machine.phase in (Phase.ENDING, Phase.STOPPING) and rank in machine.present:
                 self.processes.pop(rank, None)
-                self.feed(Ended(rank, machine.attempt))
+                self.feed(RankEnded(rank, machine.attempt))
         elif name in kinds:
             if rank in machine.present:
-                self.feed(Failed(rank, n, kinds[name], where.get(machine.stage, faults.Stage.SERVE)))
+                self.feed(RankFailed(rank, n, kinds[name], where.get(machine.phase, faults.Stage.SERVE)))
         elif name == "honest":
             self.honest()
         elif rank in machine.present or name in ("timer", "old-timer", "drain", "quiet", "stall"):
-            self.feed(
-                {
-                    "checked": Checked(rank, n, 21000),
-                    "formed": RankFormed(rank, n),
-                    "loaded": RankLoaded(rank, n),
-                    "ready": RankReady(rank, n, (1,)),
-                    "odd": RankReady(rank, n, (2,)),
-                    "timer": Timer(machine.timer),
-                    "old-timer": Timer(machine.timer - 1),
-                    "stall": Stalled(n, rank, RETRY),
-                    "drain": Drain(for_good=back == 0),
-                    "member-drain": Drain(for_good=False),
-                    "quiet": Quiet(),
-                }[name]
-            )
+            answers: dict[str, Event] = {
+                "checked": Checked(rank, n, 21000),
+                "formed": RankFormed(rank, n),
+                "loaded": RankLoaded(rank, n),
+                "ready": RankReady(rank, n, (1,)),
+                "odd": RankReady(rank, n, (2,)),
+                "timer": Timer(machine.timer),
+                "old-timer": Timer(machine.timer - 1),
+                "stall": Stalled(n, rank, RETRY),
+                "drain": Drain(for_good=back == 0),
+                "member-drain": Drain(for_good=False),
+                "quiet": Quiet(),
+            }
+            self.feed(answers[name])
 
     def honest(self) -> None:
         """Everybody does what the stage asks for."""
         machine = self.machine
         n = machine.attempt
         for rank in range(machine.size):
-            match machine.stage:
-                case Stage.WAITING:
+            match machine.phase:
+                case Phase.WAITING:
                     if rank not in self.machine.present:
                         self.feed(Joined(rank))
-                case Stage.CHECKING:
+                case Phase.CHECKING:
                     self.feed(Checked(rank, n, 21000))
-                case Stage.FORMING:
+                case Phase.FORMING:
                     self.feed(RankFormed(rank, n))
-                case Stage.LOADING:
+                case Phase.LOADING:
                     self.feed(RankLoaded(rank, n))
-                case Stage.COMPARING:
+                case Phase.COMPARING:
                     self.feed(RankReady(rank, n, (1,)))
-                case Stage.ENDING | Stage.STOPPING:
+                case Phase.ENDING | Phase.STOPPING:
                     if rank in self.machine.present:
                         self.processes.pop(rank, None)
-                        self.feed(Ended(rank, n))
-                case Stage.BACKOFF | Stage.GAVE_UP:
+                        self.feed(RankEnded(rank, n))
+                case Phase.BACKOFF | Phase.GAVE_UP:
                     if rank == 0:
                         self.feed(Timer(machine.timer))
                 case _:
@@ -385,12 +386,12 @@ class World:
 @given(data=st.data(), size=st.integers(1, 3), budget=st.integers(1, 4))
 def test_no_order_of_events_mixes_attempts_or_gives_up_early(data: st.DataObject, size: int, budget: int) -> None:
     world = World(size, budget)
-    for name, rank, back in data.draw(events(size)):
+    for name, rank, back in data.draw(happenings(size)):
         steady = world.machine.failures
         world.happen(name, rank, back)
         machine = world.machine
-        assert world.serving == (machine.stage in (Stage.READY, Stage.DRAINING, Stage.STOPPING))
-        if machine.stage in (Stage.WAITING, Stage.CHECKING, Stage.BACKOFF, Stage.GAVE_UP, Stage.STOPPED):
+        assert world.serving == (machine.phase in (Phase.READY, Phase.DRAINING, Phase.STOPPING))
+        if machine.phase in (Phase.WAITING, Phase.CHECKING, Phase.BACKOFF, Phase.GAVE_UP, Phase.STOPPED):
             assert not world.processes
         if machine.failures < steady:
             world.waits.clear()
@@ -401,10 +402,10 @@ def test_no_order_of_events_mixes_attempts_or_gives_up_early(data: st.DataObject
 @given(data=st.data(), size=st.integers(1, 3))
 def test_from_wherever_it_stands_an_honest_group_comes_to_serve(data: st.DataObject, size: int) -> None:
     world = World(size, 3)
-    for name, rank, back in data.draw(events(size)):
+    for name, rank, back in data.draw(happenings(size)):
         if name not in ("drain", "member-drain"):
             world.happen(name, rank, back)
     for _ in range(20):
         world.honest()
-    lasting = world.machine.stage is Stage.GAVE_UP and not world.machine.timer_on
-    assert world.machine.stage is Stage.READY or lasting
+    lasting = world.machine.phase is Phase.GAVE_UP and not world.machine.timer_on
+    assert world.machine.phase is Phase.READY or lasting

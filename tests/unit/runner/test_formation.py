@@ -200,11 +200,11 @@ async def test_the_peers_echoes_stand_beside_the_first_cause_also_when_they_come
     lost = "[ring] connection to a peer was lost"
 
     def says(rank: int, message: str, *, echo: bool) -> None:
-        report = peers.Failure(
+        report = peers.RankFailed(
             attempt=attempt, stage="serve", fault=FaultClass.RETRY, reason="PeerLost" if echo else "GpuFailed", message=message,
             echo=echo,
         )  # fmt: skip
-        leader.role.heard(rank, report)
+        leader.role.receive(rank, report)
 
     says(0, lost, echo=True)
     says(2, lost, echo=True)

@@ -21,8 +21,8 @@ def hello(**changes: Any) -> Hello:
 def test_the_right_one_is_let_in(rendezvous: Rendezvous) -> None:
     after, refusal = rendezvous.claim(hello())
     assert refusal is None
-    assert after.absent == (2,)
-    assert after.leave(1).absent == (1, 2)
+    assert after.present == {0, 1}
+    assert after.leave(1).present == {0}
 
 
 @pytest.mark.parametrize(

@@ -10,31 +10,31 @@ from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import texts
 from thunderfleet_runner.host import wired_memory
-from thunderfleet_runner.host.wired_memory import Ledger, Verdict
+from thunderfleet_runner.host.wired_memory import Ledger, MemoryState
 
 GIB = 1 << 30
 
 
 def test_memory_that_comes_back_in_time_is_no_fault() -> None:
     ledger = Ledger().started(8 * GIB).killed(100.0)
-    assert ledger.verdict(101.0, 400 * GIB, 400 * GIB) is Verdict.WAIT
-    assert ledger.verdict(129.0, 400 * GIB, 400 * GIB) is Verdict.WAIT
+    assert ledger.state(101.0, 400 * GIB, 400 * GIB) is MemoryState.WAIT
+    assert ledger.state(129.0, 400 * GIB, 400 * GIB) is MemoryState.WAIT
     # An eighth of the reservation may be somebody else's by now.
-    assert ledger.verdict(110.0, 58 * GIB, 400 * GIB) is Verdict.FREE
-    assert ledger.settled().verdict(200.0, 400 * GIB, 400 * GIB) is Verdict.FREE
+    assert ledger.state(110.0, 58 * GIB, 400 * GIB) is MemoryState.FREE
+    assert ledger.settled().state(200.0, 400 * GIB, 400 * GIB) is MemoryState.FREE
 
 
 def test_memory_that_stays_away_asks_for_a_reboot() -> None:
     ledger = Ledger().started(8 * GIB).killed(100.0)
-    assert ledger.verdict(130.0, 422 * GIB, 414 * GIB) is Verdict.STRANDED
+    assert ledger.state(130.0, 422 * GIB, 414 * GIB) is MemoryState.STRANDED
     fault = wired_memory.stranded("studio-1", 8 * GIB, 422 * GIB)
     assert fault.fault is FaultClass.REBOOT
     assert "414.0 GiB on studio-1" in fault.message
 
 
 def test_what_cannot_be_read_is_no_fault() -> None:
-    assert Ledger().killed(100.0).verdict(200.0, 1, 1) is Verdict.FREE
-    assert Ledger().started(1).killed(100.0).verdict(200.0, None, 1) is Verdict.FREE
+    assert Ledger().killed(100.0).state(200.0, 1, 1) is MemoryState.FREE
+    assert Ledger().started(1).killed(100.0).state(200.0, None, 1) is MemoryState.FREE
 
 
 def test_two_kills_within_an_hour_hold_the_group() -> None:

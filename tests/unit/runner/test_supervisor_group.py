@@ -17,9 +17,9 @@ from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
-from thunderfleet_runner.group import leader as leader_module
-from thunderfleet_runner.group import member as member_module
-from thunderfleet_runner.group.attempts import Stage
+from thunderfleet_runner.group import events, heartbeats, stall
+from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.group.leader import Leader
 from thunderfleet_runner.net import control, peers
 from thunderfleet_runner.supervisor import Supervisor
 
@@ -121,7 +121,7 @@ async def test_a_frozen_rank_is_noticed_by_its_silence(make_group: MakeGroup) ->
 async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_module, "SILENT_TICKS", 3)
+    monkeypatch.setattr(heartbeats, "SILENT_TICKS", 3)
     group = make_group(2)
     (group.faults / "mute-1").touch()
     leader = group.start(0)
@@ -133,15 +133,15 @@ async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
 
 
 async def test_a_group_that_does_not_move_is_stalled(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(stall, "STALL_SECONDS", 1.0)
     # The stand-in says of no step how long it took.
-    monkeypatch.setattr(leader_module, "STALL_FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(stall, "STALL_FIRST_SECONDS", 1.0)
     group = make_group(2)
     (group.faults / "stuck-1").touch()
     leader = group.start(0)
     group.start(1)
     await group.until_ready()
-    with pytest.raises(Unavailable, match="no rank has moved a step"):
+    with pytest.raises(Unavailable, match="no rank has completed a step"):
         await _answer(leader, "stuck")
     assert leader.state.failure.reason == "Stalled"
     (group.faults / "stuck-1").unlink()
@@ -290,7 +290,7 @@ async def test_a_second_claimant_is_refused_and_the_group_goes_on(make_group: Ma
     async def serve(_: control.Connection) -> str:
         raise AssertionError("a second claimant was let in")
 
-    with pytest.raises(control.JoinRefused, match="claimed by a supervisor that is still connected"):
+    with pytest.raises(control.JoinRefused, match="held by a supervisor that is still connected"):
         await control.join_group(group.plan, control.client_tls(group.keys), other._hello(), serve)
     assert leader.state.phase is GroupPhase.READY
 
@@ -436,25 +436,32 @@ def test_a_plan_that_does_not_name_the_pod_is_refused(make_group: MakeGroup) -> 
 
 
 @pytest.mark.parametrize(
-    ("stage", "done", "words"),
+    ("phase", "done", "words"),
     [
-        (Stage.FORMING, {1}, "attempt 1: rank 0 (studio-0) is in MLX's init"),
-        (Stage.FORMING, set(), "attempt 1: rank 0 (studio-0), rank 1 (studio-1) are in MLX's init"),
-        (Stage.LOADING, {0}, "rank 1 (studio-1) loads the model"),
-        (Stage.LOADING, set(), "rank 0 (studio-0), rank 1 (studio-1) load the model"),
+        (Phase.FORMING, {1}, "attempt 1: waiting for MLX's init on rank 0 (studio-0)"),
+        (Phase.FORMING, set(), "attempt 1: waiting for MLX's init on rank 0 (studio-0), rank 1 (studio-1)"),
+        (Phase.LOADING, {0}, "loading the model on rank 1 (studio-1)"),
+        (Phase.LOADING, set(), "loading the model on rank 0 (studio-0), rank 1 (studio-1)"),
+        (Phase.CHECKING, {1}, "attempt 1: running preflight checks on rank 0 (studio-0)"),
+        (Phase.COMPARING, set(), "all ranks have loaded; running the fixed prompt"),
+        (Phase.READY, set(), "serving"),
+        (Phase.DRAINING, set(), "draining: 0 requests still running"),
+        (Phase.STOPPING, set(), "stopping the ranks"),
+        (Phase.STOPPED, set(), "stopped"),
     ],
 )
-def test_the_message_counts_the_ranks_that_it_names(make_group: MakeGroup, stage: Stage, done: set[int], words: str) -> None:
+def test_the_message_names_the_ranks_that_the_phase_waits_for(
+    make_group: MakeGroup, phase: Phase, done: set[int], words: str
+) -> None:
     leader = Supervisor(make_group(2).settings(0)).role
+    assert isinstance(leader, Leader)
     present = frozenset({0, 1})
-    leader.machine = replace(leader.machine, stage=stage, attempt=1, present=present, done=frozenset(done))
+    leader.machine = replace(leader.machine, phase=phase, attempt=1, present=present, done=frozenset(done))
     assert leader.state.message == words
 
 
 def _timer(number: int) -> Any:
-    from thunderfleet_runner.group import attempts
-
-    return attempts.Timer(number)
+    return events.Timer(number)
 
 
 def _session(keys: Path) -> aiohttp.ClientSession:

@@ -74,10 +74,10 @@ async def check_a_client_that_leaves(group: Any, client: aiohttp.ClientSession) 
     async def steps() -> int:
         """Of rank 0, when it is idle."""
         await group.until(lambda: not leader.service._turn_open, "the turn has ended")
-        before = leader.member._heartbeat
-        await group.until(lambda: leader.member._heartbeat is not before, "it says so")
-        assert not leader.member._heartbeat.in_step
-        return int(leader.member._heartbeat.steps)
+        before = leader.member.heartbeats.last
+        await group.until(lambda: leader.member.heartbeats.last is not before, "it says so")
+        assert not leader.member.heartbeats.last.in_step
+        return int(leader.member.heartbeats.last.steps)
 
     before = await steps()
     long = CONTEXT - 512

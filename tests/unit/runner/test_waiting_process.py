@@ -20,7 +20,7 @@ MakeGroup = Callable[..., Any]
 
 def _waiting(supervisor: Any) -> int | None:
     """The process that waits, once it has imported what it can."""
-    spare = supervisor.member._spare
+    spare = supervisor.member.slot.spare
     return spare.process.pid if spare is not None and spare.up.is_set() and not spare.gone else None
 
 
@@ -74,10 +74,10 @@ async def test_a_supervisor_that_never_had_a_group_asks_it_to_leave(make_group: 
     group = make_group(2)
     leader = group.start(0)
     await group.until(lambda: _waiting(leader), "a process waits")
-    process = leader.member._spare.process
+    process = leader.member.slot.spare.process
     await group.end()
     assert process._process.returncode == 0
-    assert not leader.member.pid_file.exists()
+    assert not leader.member.slot.pid_file.exists()
 
 
 async def test_a_real_rank_that_waits_knows_no_model_and_is_small(tmp_path: Path) -> None:

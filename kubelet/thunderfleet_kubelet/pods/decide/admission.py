@@ -1,0 +1,184 @@
+"""Whether this node takes a pod. Pure.
+
+The scheduler is not the only one that binds pods, so the kubelet checks again. A pod that does not fit fails: its controller
+makes another one. A pod that cannot run as a native process waits: if it failed, a DaemonSet would recreate it for ever.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from thunderfleet_lib.quantity import parse_quantity
+
+from thunderfleet_kubelet.containers import volume_content
+from thunderfleet_kubelet.pods.decide.observed import Problem
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, has_ended, init_containers, is_sidecar, main_containers
+
+Json = dict[str, Any]
+
+Rejection = tuple[str, str]
+"""Reason and message of a pod that the node fails."""
+
+
+def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | None:
+    """Why the pod waits until it or the kubelet's configuration changes; None when it can run."""
+    missing = [item["image"] for item in all_containers(pod) if item.get("image") not in images]
+    if mac and missing and not asks_for_mac(pod):
+        return Problem(
+            "NotRunnableOnMac",
+            f"image {missing[0]!r} does not run as a native process on this Mac, and the pod does not select "
+            "kubernetes.io/os=darwin; keep it off Macs with nodeSelector kubernetes.io/os: linux",
+        )
+    unsupported = volume_content.unsupported(pod)
+    if unsupported:
+        return Problem(
+            "NotRunnableOnMac" if mac else "CreateContainerConfigError",
+            f"unsupported volumes: {', '.join(unsupported)}; this node supports {', '.join(volume_content.SUPPORTED)}",
+        )
+    if not pod["spec"].get("hostNetwork"):
+        return Problem("HostNetworkRequired", "pods on this node use the host network; set spec.hostNetwork: true")
+    return None
+
+
+def asks_for_mac(pod: Json) -> bool:
+    """Whether the pod selects Macs: by RuntimeClass, node selector or required node affinity."""
+    spec = pod["spec"]
+    if (spec.get("nodeSelector") or {}).get("kubernetes.io/os") == "darwin" or spec.get("runtimeClassName") == "macos":
+        return True
+    return any(
+        term.get("key") == "kubernetes.io/os" and term.get("operator") == "In" and "darwin" in (term.get("values") or [])
+        for selector in _required_terms(pod)
+        for term in selector.get("matchExpressions") or []
+    )
+
+
+def _required_terms(pod: Json) -> list[Json]:
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    return list((affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [])
+
+
+def requests(pod: Json) -> dict[str, Fraction]:
+    """The resources that the pod requests, by name.
+
+    The larger of main containers and sidecars together, and each init container beside the sidecars before it; plus overhead.
+    """
+    total: dict[str, Fraction] = {}
+    peak: dict[str, Fraction] = {}
+    for container in init_containers(pod):
+        asked = _of(container)
+        if is_sidecar(container):
+            total = _add(total, asked)
+            peak = _max(peak, total)
+        else:
+            peak = _max(peak, _add(total, asked))
+    for container in main_containers(pod):
+        total = _add(total, _of(container))
+    overhead = {name: parse_quantity(str(value)) for name, value in (pod["spec"].get("overhead") or {}).items()}
+    return _add(_max(peak, total), overhead)
+
+
+def _of(container: Json) -> dict[str, Fraction]:
+    resources = container.get("resources") or {}
+    merged = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: parse_quantity(str(value)) for name, value in merged.items()}
+
+
+def _add(one: Mapping[str, Fraction], other: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    return {name: one.get(name, Fraction(0)) + other.get(name, Fraction(0)) for name in {*one, *other}}
+
+
+def _max(one: Mapping[str, Fraction], other: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    return {name: max(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in {*one, *other}}
+
+
+def host_ports(pod: Json) -> set[tuple[str, int]]:
+    """(protocol, port) that the pod occupies on its node; with host networking, every container port."""
+    found = set()
+    for container in all_containers(pod):
+        for port in container.get("ports") or []:
+            number = port.get("hostPort") or (port.get("containerPort") if pod["spec"].get("hostNetwork") else None)
+            if number:
+                found.add((str(port.get("protocol") or "TCP"), int(number)))
+    return found
+
+
+def _matches(requirement: Json, values: Mapping[str, str]) -> bool:
+    """Whether one node selector requirement holds."""
+    value, wanted = values.get(str(requirement["key"])), [str(item) for item in requirement.get("values") or []]
+    match requirement.get("operator"):
+        case "In":
+            return value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" if _is_integer(value) and wanted:
+            return int(str(value)) > int(wanted[0])
+        case "Lt" if _is_integer(value) and wanted:
+            return int(str(value)) < int(wanted[0])
+    return False
+
+
+def _is_integer(value: str | None) -> bool:
+    return value is not None and re.fullmatch(r"-?\d+", value) is not None
+
+
+def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
+    """Whether the pod's node selector and required node affinity hold for this node."""
+    selector: Mapping[str, str] = pod["spec"].get("nodeSelector") or {}
+    if any(labels.get(key) != value for key, value in selector.items()):
+        return False
+    terms = _required_terms(pod)
+    return not terms or any(
+        all(_matches(term, labels) for term in selector.get("matchExpressions") or [])
+        and all(_matches(term, {"metadata.name": node_name}) for term in selector.get("matchFields") or [])
+        and bool(selector.get("matchExpressions") or selector.get("matchFields"))
+        for selector in terms
+    )
+
+
+def reject(
+    pod: Json, others: Iterable[Json], node_name: str, labels: Mapping[str, str], allocatable: Mapping[str, str]
+) -> Rejection | None:
+    """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted."""
+    active = [other for other in others if not has_ended(other)]
+    if not selects(pod, node_name, labels):
+        return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
+    limit = allocatable.get("pods")
+    if limit is not None and len(active) + 1 > parse_quantity(limit):
+        return "OutOfpods", f"Pod was rejected: node {node_name} runs {len(active)} of at most {limit} pods"
+    return _out_of_resources(pod, active, node_name, allocatable) or _port_conflict(pod, active, node_name)
+
+
+def _out_of_resources(pod: Json, active: list[Json], node_name: str, allocatable: Mapping[str, str]) -> Rejection | None:
+    used: dict[str, Fraction] = {}
+    for other in active:
+        used = _add(used, requests(other))
+    for name, wanted in sorted(requests(pod).items()):
+        # A node that does not report one of the standard resources does not limit it.
+        unlimited = name in ("cpu", "memory", "ephemeral-storage") and name not in allocatable
+        free = parse_quantity(str(allocatable.get(name, "0"))) - used.get(name, Fraction(0))
+        if wanted > 0 and wanted > free and not unlimited:
+            return f"OutOf{name}", (
+                f"Pod was rejected: node {node_name} has not enough {name}: requested {_show(wanted)}, "
+                f"used {_show(used.get(name, Fraction(0)))}, allocatable {allocatable.get(name, 0)}"
+            )
+    return None
+
+
+def _port_conflict(pod: Json, active: list[Json], node_name: str) -> Rejection | None:
+    ports = host_ports(pod)
+    for other in active:
+        shared = ports & host_ports(other)
+        if shared:
+            protocol, number = min(shared)
+            owner = f"{other['metadata']['namespace']}/{other['metadata']['name']}"
+            return "NodePorts", f"Pod was rejected: {protocol} port {number} of node {node_name} is in use by pod {owner}"
+    return None
+
+
+def _show(value: Fraction) -> str:
+    return str(value) if value.denominator == 1 else f"{float(value):g}"

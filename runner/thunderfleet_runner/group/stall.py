@@ -1,0 +1,72 @@
+"""When a group that should make progress makes none. Pure: it counts ticks, the caller has the clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thunderfleet_runner import faults
+from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.net.peers import Pulse
+
+TICK_SECONDS = 0.5
+STALL_SECONDS = 10.0
+STALL_STEPS = 5.0
+"""A group stalls after this many times its longest step, when that is longer than STALL_SECONDS."""
+STALL_FIRST_SECONDS = 30.0
+"""Limit while a rank runs the first step of a shape: it compiles, and there is no earlier step to compare with."""
+STALL_LOADING_SECONDS = 120.0
+PROBE_SECONDS = 2.0
+"""How long a group over JACCL may make no step before its RDMA devices are probed, once."""
+
+_STAGES = {
+    Phase.LOADING: faults.Stage.LOAD,
+    Phase.COMPARING: faults.Stage.CHECK,
+    Phase.READY: faults.Stage.SERVE,
+    Phase.DRAINING: faults.Stage.SERVE,
+}
+"""Phases that are watched."""
+
+
+@dataclass
+class StallDetector:
+    """Compares the ranks' step counts from tick to tick."""
+
+    steps: Mapping[int, int] = field(default_factory=dict)
+    still_ticks: int = 0
+
+    def reset(self) -> None:
+        """Progress was seen."""
+        self.still_ticks = 0
+
+    def tick(self, phase: Phase, pulses: Mapping[int, Pulse]) -> None:
+        """One tick has passed; ``pulses`` are the latest of the attempt's ranks."""
+        if phase not in _STAGES:
+            self.still_ticks = 0
+            return
+        steps = {rank: pulse.steps for rank, pulse in pulses.items()}
+        working = phase is Phase.LOADING or any(pulse.in_step for pulse in pulses.values())
+        if steps != self.steps or not working:
+            self.steps, self.still_ticks = steps, 0
+        else:
+            self.still_ticks += 1
+
+    @property
+    def probe_due(self) -> bool:
+        """Whether RDMA devices must be probed at this tick."""
+        return self.still_ticks == round(PROBE_SECONDS / TICK_SECONDS)
+
+    def stalled(self, phase: Phase, pulses: Mapping[int, Pulse]) -> tuple[int, Fault] | None:
+        """The slowest rank and the fault, when the group has stalled."""
+        limit = _limit(phase, pulses)
+        if phase not in _STAGES or self.still_ticks * TICK_SECONDS <= limit:
+            return None
+        slowest = min(self.steps, key=lambda rank: self.steps[rank], default=0)
+        return slowest, faults.stalled(limit, _STAGES[phase])
+
+
+def _limit(phase: Phase, pulses: Mapping[int, Pulse]) -> float:
+    if phase is Phase.LOADING:
+        return STALL_LOADING_SECONDS
+    longest = max((pulse.longest_step_seconds for pulse in pulses.values()), default=0.0)
+    first = any(pulse.in_step and pulse.longest_step_seconds == 0.0 for pulse in pulses.values())
+    return max(STALL_FIRST_SECONDS if first else STALL_SECONDS, STALL_STEPS * longest)

@@ -1,0 +1,92 @@
+"""What people read of a group: its phase, a sentence, and each rank's phase. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from thunderfleet_crds.group import RankReport
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
+
+from thunderfleet_runner.group.attempts import Phase, StateMachine
+
+GROUP_PHASES = {
+    Phase.WAITING: GroupPhase.WAITING,
+    Phase.CHECKING: GroupPhase.PREPARING,
+    Phase.ENDING: GroupPhase.PREPARING,
+    Phase.BACKOFF: GroupPhase.PREPARING,
+    Phase.FORMING: GroupPhase.FORMING,
+    Phase.LOADING: GroupPhase.LOADING,
+    Phase.COMPARING: GroupPhase.LOADING,
+    Phase.READY: GroupPhase.READY,
+    Phase.DRAINING: GroupPhase.DRAINING,
+    Phase.STOPPING: GroupPhase.DRAINING,
+    Phase.STOPPED: GroupPhase.DRAINING,
+    Phase.GAVE_UP: GroupPhase.GAVE_UP,
+}
+_SENTENCES = {
+    Phase.COMPARING: "all ranks have loaded; running the fixed prompt",
+    Phase.READY: "serving",
+    Phase.STOPPING: "stopping the ranks",
+    Phase.STOPPED: "stopped",
+}
+
+
+def message(
+    plan: Plan,
+    machine: StateMachine,
+    *,
+    failure: str,
+    refusals: Mapping[int, str],
+    exchange_missing: Sequence[int],
+    running: int,
+) -> str:
+    """The state in one sentence.
+
+    ``failure`` is the message of the last failure, ``refusals`` are those of ranks that may not join, ``exchange_missing`` the
+    ranks that JACCL's exchange waits for, ``running`` the number of running requests.
+    """
+    who = _names(plan, machine.waiting_for)
+    attempt = f"attempt {machine.attempt}"
+    match machine.phase:
+        case Phase.WAITING:
+            refused = "; ".join(text for _, text in sorted(refusals.items()))
+            return f"waiting for {who}" + (f"; refused: {refused}" if refused else "")
+        case Phase.CHECKING:
+            return f"{attempt}: running preflight checks on {who}"
+        case Phase.FORMING:
+            missing = f"; JACCL's exchange is missing {_names(plan, exchange_missing)}" if exchange_missing else ""
+            return f"{attempt}: waiting for MLX's init on {who}{missing}"
+        case Phase.LOADING:
+            return f"loading the model on {who}"
+        case Phase.ENDING:
+            return f"{attempt} failed, ending its ranks: {failure}"
+        case Phase.BACKOFF:
+            return f"next attempt in {machine.backoff:g} s; the last one failed: {failure}"
+        case Phase.GAVE_UP:
+            return failure
+        case Phase.DRAINING:
+            return f"draining: {running} request{'' if running == 1 else 's'} still running"
+        case other:
+            return _SENTENCES[other]
+
+
+def _names(plan: Plan, ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank} ({plan.ranks[rank].node})" for rank in ranks)
+
+
+def rank_report(report: RankReport, machine: StateMachine, refused: str) -> RankReport:
+    """``report`` with the rank's phase and, when it failed or may not join, the reason."""
+    rank = report.rank
+    if rank not in machine.present:
+        return report.model_copy(update={"phase": RankPhase.ABSENT, "message": refused and f"refused: {refused}"})
+    after_failure = machine.phase in (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP)
+    if after_failure and machine.cause is not None and machine.cause.rank == rank:
+        return report.model_copy(update={"phase": RankPhase.FAILED, "message": machine.cause.fault.message})
+    phase = {
+        Phase.CHECKING: RankPhase.CHECKED if rank in machine.done else RankPhase.JOINED,
+        Phase.FORMING: RankPhase.FORMING,
+        Phase.LOADING: RankPhase.LOADING,
+        Phase.COMPARING: RankPhase.LOADING,
+        Phase.READY: RankPhase.SERVING,
+        Phase.DRAINING: RankPhase.SERVING,
+    }.get(machine.phase, RankPhase.JOINED)
+    return report.model_copy(update={"phase": phase, "message": ""})
