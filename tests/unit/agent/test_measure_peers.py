@@ -680,8 +680,9 @@ async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(t
 
 
 def deafen(address: str, deaf: bool) -> None:
-    """Lets the kernel drop whatever comes in for this process's sockets from or at that address, as if the network had gone: no
-    answer, no reset. Linux.
+    """Cuts this process's sockets from or at that address off the network: the kernel drops what arrives, without a reset.
+
+    Linux only.
     """
     import contextlib
     import ctypes
