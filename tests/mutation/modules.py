@@ -8,7 +8,7 @@ from pathlib import Path
 # Modules that decide and compute. Those that wait, write or talk are tested by other means.
 PURE = {
     "lib": ("lib/thunderfleet_lib", "backoff parsing quantity rdma/*"),
-    "operator": ("operator/thunderfleet_operator", "decide/* observe/*"),
+    "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/*"),
     "placement": ("operator/thunderfleet_operator/placement", "**/*"),
     "agent": ("node-agent/thunderfleet_agent", "derive/* measure/schedule/* observe/parsers/* peers/reach"),
     "runner": (
