@@ -132,11 +132,11 @@ async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
 
 async def _idle(service: Service) -> None:
     """Until no client's request runs; not at once after one has come."""
-    while service.running or service.visitor.is_set():
-        service.visitor.clear()
+    while service.running or service.arrival.is_set():
+        service.arrival.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SECONDS):
-                await service.visitor.wait()
+                await service.arrival.wait()
 
 
 async def _measure(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
@@ -181,16 +181,16 @@ def _request(tokens: tuple[int, ...], generation: int) -> protocol.Request:
 async def _undisturbed(service: Service, request: protocol.Request) -> Run:
     """One request, given up as soon as a client comes. Raises Interrupted."""
     running = asyncio.create_task(_one(service, request))
-    visitor = asyncio.create_task(service.visitor.wait())
+    arrival = asyncio.create_task(service.arrival.wait())
     try:
-        await asyncio.wait({running, visitor}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, arrival}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise Interrupted
         return running.result()
     finally:
-        for task in (running, visitor):
+        for task in (running, arrival):
             task.cancel()
-        await asyncio.gather(running, visitor, return_exceptions=True)
+        await asyncio.gather(running, arrival, return_exceptions=True)
 
 
 async def _one(service: Service, request: protocol.Request) -> Run:

@@ -16,7 +16,8 @@ from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.net import peers
-from thunderfleet_runner.net.control import Connection, JoinRefused, join_group
+from thunderfleet_runner.net.connection import Connection
+from thunderfleet_runner.net.join import JoinRefused, join_group
 
 log = logging.getLogger(__name__)
 

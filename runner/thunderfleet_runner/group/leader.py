@@ -24,7 +24,7 @@ from thunderfleet_runner.group.rendezvous import Identity, Rendezvous, model_dif
 from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.net import jaccl, peers
-from thunderfleet_runner.net.control import Connection
+from thunderfleet_runner.net.connection import Connection
 
 log = logging.getLogger(__name__)
 

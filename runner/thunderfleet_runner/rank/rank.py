@@ -23,10 +23,10 @@ from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.rank.channel import Channel
 from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
-from thunderfleet_runner.rank.step_clock import Pulse
+from thunderfleet_runner.rank.step_clock import StepClock
 
 if TYPE_CHECKING:
-    from thunderfleet_runner.rank.generation import Engine
+    from thunderfleet_runner.rank.engine import Engine
 
 log = logging.getLogger("thunderfleet.rank")
 
@@ -37,7 +37,7 @@ class Rank:
     def __init__(self, started: Started) -> None:
         self._started = started
         self._channel = Channel(started.end)
-        self._pulse = Pulse()
+        self._clock = StepClock()
         self._engine: Engine | None = None
         self._early: list[protocol.ToRank] = []
         self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
@@ -118,7 +118,7 @@ class Rank:
 
         pause = threading.Event()
         while not pause.wait(protocol.HEARTBEAT_SECONDS):
-            reading = self._pulse.read()
+            reading = self._clock.read()
             self.send(
                 protocol.Heartbeat(
                     steps=reading.steps,
@@ -140,7 +140,7 @@ class Rank:
             self.send(formed(group))
         threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
         self.stage = "load"
-        with self._pulse.work("loading"):
+        with self._clock.work("loading"):
             engine = self._load(start, group)
         with self._lock:
             self._engine = engine
@@ -158,14 +158,14 @@ class Rank:
         import mlx.core as mx
 
         from thunderfleet_runner.rank import loading, mlxlm
-        from thunderfleet_runner.rank.generation import Engine
+        from thunderfleet_runner.rank.engine import Engine
 
         mlxlm.forget_wired_limit()
         if mx.metal.is_available():
             mx.set_wired_limit(start.memory_bytes)
 
         def report(loaded: int, total: int, layers: int) -> None:
-            self._pulse.step("loading")
+            self._clock.step("loading")
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
@@ -178,7 +178,7 @@ class Rank:
         memory = start.memory
         engine = Engine(
             mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),
-            self._pulse,
+            self._clock,
             self.send,
             group=group,
             vocabulary=vocabulary(loaded.config),
