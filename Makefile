@@ -1,15 +1,22 @@
-# The project's commands. `make demo` and `make test` set up whatever they need; `make help` lists the rest.
+# The project's commands. Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-# Some machines forbid Python to keep what it has compiled; tests start hundreds of programs.
+# Tests start hundreds of Python programs, which are slow to start without their cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
-# Where `make bench` writes its figures as JSON, when set.
+# `make bench JSON=FILE` and `make chaos JSON=FILE` also write their results to FILE.
 JSON ?=
-# `make chaos`: SEED repeats a run, FAULTS is how many are injected.
+# `make chaos`: SEED repeats a run, FAULTS is the number of faults.
 SEED ?=
 FAULTS ?= 30
+# `make mutants`: the number of mutants in the sample. SEED applies here too.
+MUTANTS ?= 240
+# Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
+UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-reorder
+E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# End-to-end tests mostly wait.
+WORKERS ?= 3
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
@@ -26,17 +33,17 @@ KEEP ?=
 
 .PHONY: help
 help: ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: install
 install: .venv/ready ## Virtual environment from the hashed requirements
 
 .PHONY: programs
-programs: install ## Control plane, kubectl and helm, built once into a cache outside the repo
+programs: install ## Build the control plane, kubectl and helm, once, into a cache outside the repository
 	@$(BIN)/thunderfleet programs
 
 .PHONY: prometheus
-prometheus: install ## Prometheus and promtool, for the tests of metrics, alerts and dashboard; built once like the others
+prometheus: install ## Build Prometheus and promtool, once, for the tests of metrics, alerts and dashboard
 	@$(BIN)/thunderfleet programs --monitoring
 
 .PHONY: demo
@@ -57,37 +64,60 @@ types: install ## Strict types
 
 .PHONY: unit
 unit: programs ## Unit and property tests
-	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --durations=15
+	$(UNIT)
+
+.PHONY: quick
+quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
+	$(UNIT) -m "not slow"
 
 .PHONY: e2e
-e2e: programs prometheus ## End-to-end tests on real control planes, two at a time: they mostly wait
-	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+e2e: programs prometheus ## End-to-end tests on real control planes
+	$(E2E)
+
+.PHONY: check
+check: ## Inner loop: lint, types and quick unit tests, and where the time went
+	@$(PYTHON) tests/support/times.py install programs lint types quick
 
 .PHONY: test
-test: lint types unit e2e ## Everything that must pass
+test: ## Everything that must pass, and where the time went
+	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit e2e
+
+.PHONY: soak
+soak: ## What takes hours: fuzzing, chaos and a mutation sample
+	@$(PYTHON) tests/support/times.py install programs fuzz chaos mutants
 
 .PHONY: fuzz
-fuzz: install ## Parsers and decisions of discovery against 20,000 inputs each
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 \
-	  tests/unit/agent/test_parsers.py tests/unit/agent/test_flap_damper.py tests/unit/agent/test_reach.py
+fuzz: install ## Parsers and decisions of discovery, and the gateway, against generated inputs
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit/agent/test_parsers.py tests/unit/agent/test_flap_damper.py \
+	  tests/unit/agent/test_reach.py tests/unit/runner/test_generated_requests.py
+
+.PHONY: mutants
+mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped
+	$(BIN)/python -m tests.mutation --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: programs ## Faults at every stage of groups' lives, by a seed that is printed (SEED=N FAULTS=N JSON=FILE)
+chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N JSON=FILE)
 	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
 
 .PHONY: bench
-bench: programs ## Figures, as a table (JSON=FILE writes them too)
+bench: programs ## Benchmarks, as a table (JSON=FILE)
 	$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
 
 .PHONY: crds
 crds: install ## Generate the CRDs from the models
 	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
 
+.PHONY: dist
+dist: programs ## Wheel and chart, into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t wheel -d dist
+	"$$($(BIN)/thunderfleet programs)/helm" package charts/thunderfleet -d dist
+
 .PHONY: requirements
-requirements: ## Pin all requirements anew (needs uv)
+requirements: ## Upgrade and pin all requirements (needs uv)
 	uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 \
 	  --no-header --no-annotate --quiet --upgrade -o requirements.txt
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches in the checkout
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,15 @@
-"""The API of Thunderfleet: what every program reads and writes, and nothing that only one of them needs.
+"""The API of Thunderfleet: what every program reads and writes. No I/O.
 
-Import from the modules (``thunderfleet_crds.modeldeployment``, ...), one a kind; the CRD YAML is generated from them.
+apimodel         the base of all kinds: reading and writing objects of the API server
+conditions       conditions: the type, reading and setting them
+fields           types of fields with their bounds, figures as strings
+generate         writes the CustomResourceDefinitions
+group            the state that a running group reports to the operator
+modeldeployment  ModelDeployment: a model served across Macs
+names            API group, kinds, labels, annotations, limits
+nodeprofile      NodeProfile: what one Mac is and can do
+plan             the plan of one group, from the operator to its runners
+reasons          every reason, with its meaning and remedy
+thunderboltlink  ThunderboltLink: a cable between two Macs
+vocabulary       every enumeration
 """

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import yaml
 
-from thunderfleet_crds import common
-from thunderfleet_crds.common import ApiModel
+from thunderfleet_crds import names
+from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
@@ -85,8 +85,8 @@ _AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
 KINDS: Final = (
     Kind(
         model=NodeProfile,
-        name=common.NODEPROFILE_KIND,
-        plural=common.NODEPROFILE_PLURAL,
+        name=names.NODEPROFILE_KIND,
+        plural=names.NODEPROFILE_PLURAL,
         short_name="np",
         scope="Cluster",
         columns=(
@@ -102,8 +102,8 @@ KINDS: Final = (
     ),
     Kind(
         model=ThunderboltLink,
-        name=common.THUNDERBOLTLINK_KIND,
-        plural=common.THUNDERBOLTLINK_PLURAL,
+        name=names.THUNDERBOLTLINK_KIND,
+        plural=names.THUNDERBOLTLINK_PLURAL,
         short_name="tbl",
         scope="Cluster",
         columns=(
@@ -119,8 +119,8 @@ KINDS: Final = (
     ),
     Kind(
         model=ModelDeployment,
-        name=common.MODELDEPLOYMENT_KIND,
-        plural=common.MODELDEPLOYMENT_PLURAL,
+        name=names.MODELDEPLOYMENT_KIND,
+        plural=names.MODELDEPLOYMENT_PLURAL,
         short_name="md",
         scope="Namespaced",
         columns=(
@@ -265,21 +265,21 @@ def crd(kind: Kind) -> Json:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{kind.plural}.{common.GROUP}"},
+        "metadata": {"name": f"{kind.plural}.{names.GROUP}"},
         "spec": {
-            "group": common.GROUP,
+            "group": names.GROUP,
             "names": {
                 "kind": kind.name,
                 "listKind": f"{kind.name}List",
                 "plural": kind.plural,
                 "singular": kind.name.lower(),
                 "shortNames": [kind.short_name],
-                "categories": [common.CATEGORY],
+                "categories": [names.CATEGORY],
             },
             "scope": kind.scope,
             "versions": [
                 {
-                    "name": common.VERSION,
+                    "name": names.VERSION,
                     "served": True,
                     "storage": True,
                     "subresources": subresources,
@@ -321,7 +321,7 @@ def files(folder: Path, chart: Path | None) -> Iterator[tuple[Path, str]]:
     """What is generated: each file's path and its text."""
     for kind in KINDS:
         document = crd(kind)
-        name = f"{common.GROUP}_{kind.plural}.yaml"
+        name = f"{names.GROUP}_{kind.plural}.yaml"
         yield folder / name, to_yaml(document)
         if chart is not None:
             yield chart / "templates" / "crds" / name, as_template(document)

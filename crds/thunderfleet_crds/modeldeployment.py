@@ -11,31 +11,28 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from thunderfleet_crds.common import (
-    MAX_GROUPS,
-    MAX_NAME_LENGTH,
-    MAX_RANKS,
+from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.fields import (
     UUID,
     Address,
-    ApiModel,
-    Condition,
     Count,
     HostPort,
     Int64,
     LabelValue,
     Message,
     Name,
-    ObjectMeta,
     Path,
     Percent,
     Port,
     Quantity,
-    Reason,
+    ReasonText,
     Time,
     Token,
     Url,
     Word,
 )
+from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
 from thunderfleet_crds.vocabulary import (
     ConditionType,
     FaultClass,
@@ -262,7 +259,7 @@ class Failure(ApiModel):
     """What ended a group, by its first cause."""
 
     class_: FaultClass = Field(description="What it asks for: Retry, Replan, Configure, Reboot or Bug.")
-    reason: Reason = Field(description="What it was, as one word.")
+    reason: ReasonText = Field(description="What it was, as one word.")
     rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] | None = Field(default=None, description="Rank that failed first.")
     node: Name | None = Field(default=None, description="Node that it was on.")
     message: Message = Field(default="", description="The failure's own text, and what to do.")

@@ -11,26 +11,25 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from thunderfleet_crds.common import (
-    LABEL_DOMAIN_PREFIX,
+from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.fields import (
     UUID,
     Address,
-    ApiModel,
-    Condition,
     Count,
     Int64,
     LongMessage,
     Message,
     Name,
-    ObjectMeta,
     Path,
     Port,
     Quantity,
-    Reason,
+    ReasonText,
     Time,
     Token,
     Word,
 )
+from thunderfleet_crds.names import LABEL_DOMAIN_PREFIX
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState, ReachabilityState, SizedBy
 
 CONDITION_TYPES: Final = (
@@ -169,7 +168,7 @@ class RDMA(ApiModel):
     """RDMA over Thunderbolt."""
 
     enabled: bool | None = Field(default=None, description="Whether RDMA is switched on (in Recovery); unset: unknown.")
-    state: Reason | None = Field(
+    state: ReasonText | None = Field(
         default=None, description="The reason of the condition RDMAReady, such as Ready or RDMADisabled (a column)."
     )
     devices: Annotated[tuple[RDMADevice, ...], Field(max_length=16)] = Field(
@@ -297,7 +296,7 @@ class Quarantine(ApiModel):
 
     boot_id: Token = Field(description="Boot ID of the Node when it happened; another one ends the quarantine.")
     since: Time = Field(description="Since when.")
-    reason: Reason = Field(description="Why, as one word.")
+    reason: ReasonText = Field(description="Why, as one word.")
     evidence: LongMessage = Field(default="", description="The failure's own text, and which group saw it.")
 
 

@@ -10,18 +10,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from thunderfleet_crds.common import (
-    Address,
-    ApiModel,
-    Condition,
-    Int64,
-    Name,
-    ObjectMeta,
-    Reason,
-    Time,
-    Token,
-    Word,
-)
+from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.fields import Address, Int64, Name, ReasonText, Time, Token, Word
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, RDMADeviceState
 
@@ -109,7 +100,7 @@ class ThunderboltLinkStatus(ApiModel):
     )
     speed: Word | None = Field(default=None, description="Negotiated speed for people, such as 80G (a column).")
     generation: Word | None = Field(default=None, description="TB5 above 40 Gb/s, else TB4 (a column).")
-    rdma: Reason | None = Field(default=None, description="The reason of the condition RDMAUsable (a column).")
+    rdma: ReasonText | None = Field(default=None, description="The reason of the condition RDMAUsable (a column).")
     gbps: Word | None = Field(default=None, description="Measured throughput in Gbit/s from a to b / from b to a (a column).")
     rtt: Word | None = Field(default=None, description="Measured round trip for people, such as 36us (a column).")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(

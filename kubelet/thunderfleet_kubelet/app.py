@@ -29,13 +29,17 @@ from thunderfleet_kubelet.bootstrap.certificates import (
 )
 from thunderfleet_kubelet.bootstrap.join import Identity, JoinError, parse_server
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.node import keeper as nodes
-from thunderfleet_kubelet.node.keeper import NodeKeeper
-from thunderfleet_kubelet.node.machine import Asker, Machine, Reader, look
-from thunderfleet_kubelet.pods.manager import PodManager, RuntimeSettings
+from thunderfleet_kubelet.node import status as node_status
+from thunderfleet_kubelet.node.controller import NodeController
+from thunderfleet_kubelet.node.facts import Machine
+from thunderfleet_kubelet.node.machine import Asker, Reader, look
+from thunderfleet_kubelet.pods.manager import PodManager
+from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.serving.auth import Guard
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_kubelet.serving.server import Server, server_context
+from thunderfleet_kubelet.timestamps import format_time
+from thunderfleet_kubelet.version import kubelet_version
 
 log = logging.getLogger(__name__)
 
@@ -62,22 +66,22 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def runtime_settings(config: Config, machine: Machine, server: str, *, uid: int) -> RuntimeSettings:
+def pod_settings(config: Config, machine: Machine, server: str, *, uid: int) -> PodSettings:
     """What the pods' half needs to know of settings and machine. ``uid`` is the kubelet's own."""
     api = parse_server(server)
     user = config.default_user
     if uid != 0 and "default_user" not in config.model_fields_set:
         # Only root can start processes as somebody else; whoever is not root has no privilege to give away.
         user = None
-    return RuntimeSettings(
+    return PodSettings(
         path=tuple(config.path),
         python_path=tuple(config.python_path),
         images=dict(config.images),
         default_user=(user.uid, user.gid) if user else None,
         api_server=(api.host, api.port),
         addresses=tuple(config.addresses),
-        allocatable=nodes.capacity(config, machine)[1],
-        labels=nodes.labels(config, machine),
+        allocatable=node_status.capacity(config, machine)[1],
+        labels=node_status.labels(config, machine),
         mac=machine.is_mac,
     )
 
@@ -95,16 +99,16 @@ class Kubelet:
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
-        self.keeper = NodeKeeper(config, machine, reader.read, self.kube, self._node_vanished)
+        self.node = NodeController(config, machine, reader.read, self.kube, self._node_vanished)
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
             kube=self.kube,
-            runtime=runtime_settings(config, machine, identity.server, uid=os.geteuid()),
+            settings=pod_settings(config, machine, identity.server, uid=os.geteuid()),
         )
-        self.metrics = Metrics(identity.node_name, nodes.version(), self._api_counts)
+        self.metrics = Metrics(identity.node_name, kubelet_version(), self._api_counts)
         self.server = Server(
-            self.pods,
+            self.pods.queries,
             Guard(identity.node_name, self.kube),
             self.metrics,
             server_context(identity.ca),
@@ -168,7 +172,7 @@ class Kubelet:
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.keeper.run())
+            tasks.create_task(self.node.run())
             tasks.create_task(self.reflector.run())
             tasks.create_task(self._sync())
             tasks.create_task(self._serve())
@@ -212,12 +216,12 @@ class Kubelet:
             except OSError as error:
                 said = f"cannot listen on {self.config.addresses[0]}:{self.config.port}: {error.strerror or error}"
                 log.warning("%s; again in %g s", said, BIND_RETRY_SECONDS)
-                self.keeper.problems["ServerNotListening"] = said
-                self.keeper.nudge()
+                self.node.problems["ServerNotListening"] = said
+                self.node.nudge()
                 await asyncio.sleep(BIND_RETRY_SECONDS)
-        if self.keeper.problems.pop("ServerNotListening", None):
-            self.keeper.nudge()
-        await self.keeper.registered.wait()
+        if self.node.problems.pop("ServerNotListening", None):
+            self.node.nudge()
+        await self.node.registered.wait()
         self.metrics.registered.set(1)
 
     async def _ask_client(self) -> Pair:
@@ -242,7 +246,7 @@ class Kubelet:
         old, self._kube = self._kube, self.identity.kube()
         self._retired.append(old)
         self.reflector.kube = self._kube
-        self.keeper.use(self._kube)
+        self.node.use(self._kube)
         self.metrics.expires("client", pair.leaf.not_valid_after_utc.timestamp())
         task = asyncio.create_task(_close_later(old))
         self._closing.add(task)
@@ -250,7 +254,7 @@ class Kubelet:
 
     async def _ask_serving(self) -> Pair:
         # An approver compares with the addresses that the Node publishes: they must stand there first.
-        await self.keeper.registered.wait()
+        await self.node.registered.wait()
         return await obtain(
             self.kube(),
             self.identity.node_name,
@@ -269,7 +273,7 @@ class Kubelet:
         self._has_certificate.set()
 
     def _trouble(self, sentence: str | None) -> None:
-        if sentence is not None and sentence != self._last_trouble and self.keeper.registered.is_set():
+        if sentence is not None and sentence != self._last_trouble and self.node.registered.is_set():
             task = asyncio.create_task(self._event("CertificateNotRenewed", sentence))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -287,8 +291,8 @@ class Kubelet:
             "message": message[:1024],
             "type": "Warning",
             "source": {"component": "thunderfleet-kubelet", "host": name},
-            "firstTimestamp": nodes.timestamp(now),
-            "lastTimestamp": nodes.timestamp(now),
+            "firstTimestamp": format_time(now.timestamp()),
+            "lastTimestamp": format_time(now.timestamp()),
             "count": 1,
         }
         with suppress(ApiError):

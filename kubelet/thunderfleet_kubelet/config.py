@@ -154,8 +154,9 @@ def known_keys() -> list[str]:
 
 
 def parse(text: str, where: str, defaults: Mapping[str, Any] | None = None) -> Config:
-    """Settings from YAML ``text``; ``where`` is named in errors, ``defaults`` (camelCase) fill in what the text leaves out.
-    Raises ConfigError.
+    """Parses the YAML ``text``. Raises ConfigError.
+
+    ``where`` is named in errors. ``defaults`` (camelCase) are used for settings that the text does not have.
     """
     try:
         data = yaml.safe_load(text)

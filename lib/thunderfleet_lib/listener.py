@@ -136,9 +136,11 @@ class Listener:
             if connection is not None and connection in self._connections:
                 connection.request_ended()
 
-    async def listen(self, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Serves the application of ``runner`` there until its ``cleanup``. Raises OSError when the port is taken."""
-        await _Site(self, runner, address, port, tls).start()
+    async def listen(self, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Serves the application of ``runner`` there until its ``cleanup``. Returns the port. Raises OSError if it is taken."""
+        site = _Site(self, runner, address, port, tls)
+        await site.start()
+        return site.port
 
     # For the site and the connections.
 
@@ -178,6 +180,7 @@ class _Site(web.BaseSite):
         self._http: web.Server = runner.server
         self._listener = listener
         self._at = (address, port)
+        self.port = port
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -191,6 +194,7 @@ class _Site(web.BaseSite):
         family = socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET
         bound = socket.create_server(self._at, family=family, backlog=_BACKLOG)
         bound.setblocking(False)
+        self.port = int(bound.getsockname()[1])
         await super().start()
         self._begin(self._accept(bound))
 

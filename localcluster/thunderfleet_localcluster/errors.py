@@ -1,8 +1,8 @@
-"""The one exception that the command line turns into a sentence and an exit code."""
+"""The error that the command line prints as a message with an exit code."""
 
 
 class LocalClusterError(Exception):
-    """Something that the user can understand and mend; ``usage`` tells bad input (exit code 2) from a failure (1)."""
+    """A failure that the user can understand and fix. ``usage``: invalid input (exit code 2), else a failure (1)."""
 
     def __init__(self, message: str, *, usage: bool = False) -> None:
         super().__init__(message)

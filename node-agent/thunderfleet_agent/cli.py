@@ -151,7 +151,7 @@ def _seconds(text: str) -> float:
 
 
 async def _inspect(arguments: argparse.Namespace) -> int:
-    from thunderfleet_crds.common import ObjectMeta
+    from thunderfleet_crds.apimodel import ObjectMeta
     from thunderfleet_crds.nodeprofile import NodeProfile
     from thunderfleet_lib.hostcmd import Host
 

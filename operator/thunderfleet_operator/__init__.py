@@ -4,15 +4,17 @@ Packages, in the order in which a key passes through them:
 
 watch      events from the API server in, keys out
 observe    the cached objects as immutable values
-decide     from values to a decision; pure
+decide     from what was observed to one decision; pure
 placement  the planner; pure
-act        writes to the API server, requests to the groups
+act        carries the decision out
 plan_cli   `thunderfleet-operator plan`: the planner on files, without a cluster
 
 Modules:
 
 cli        the command line
 app        starts and stops everything in order
+worker     takes keys from the queue and runs their rounds
 reconcile  one round for one ModelDeployment
+health     the endpoints /metrics, /healthz and /readyz
 metrics    the operator's own Prometheus metrics
 """

@@ -89,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     # Later than the arguments, so that --help does not wait for kopf.
     from thunderfleet_operator.app import Configuration, run
+    from thunderfleet_operator.decide.deployment import Settings
     from thunderfleet_operator.decide.manifests import PodSettings
-    from thunderfleet_operator.reconcile import Settings
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:

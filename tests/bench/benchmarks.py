@@ -33,7 +33,7 @@ class Benchmark:
 
 def up(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The start of the cluster that everything else is measured on."""
-    seconds = line.cluster.began_seconds
+    seconds = line.cluster.start_seconds
     if seconds is None:
         raise BenchFailed("the cluster does not say how long its start took")
     return [Figure("up", "s", (seconds,), note=f"{len(line.cluster.machines)} machines, programs built")]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 
 from tests.bench import client, models, processes
 
@@ -126,7 +127,7 @@ class Line:
         cluster = Cluster.start(name=NAME, audit=True)
         try:
             line = cls(cluster)
-            say(f"cluster up in {cluster.began_seconds:.1f} s; installing the chart")
+            say(f"cluster up in {cluster.start_seconds:.1f} s; installing the chart")
             line._install()
             say("chart installed; waiting until every Mac knows its models")
             line._discovered()

@@ -16,13 +16,15 @@ from pathlib import Path
 
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers import hardware, network, rdma, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, field_manager
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
 from thunderfleet_lib.kube import Kube
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_lib.rdma import parse
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import texts
@@ -66,8 +68,8 @@ def _status() -> NodeProfileStatus:
         services=network.parse_service_order(said["serviceorder"]),
         interfaces=network.parse_ifconfig(said["ifconfig"]),
         rdma_switch=True,
-        rdma_devices=rdma.parse_devices(said["ibv_devices"]),
-        rdma_info=rdma.parse_devinfo(info),
+        rdma_devices=parse.parse_devices(said["ibv_devices"]),
+        rdma_info=parse.parse_devinfo(info),
         models=(),
     )
     return profile(facts, datetime.now(UTC)).status

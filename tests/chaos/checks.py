@@ -84,7 +84,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         continue
     if fields[0] != "Z" and command and int(pid) != os.getpid():
         table[int(pid)] = (int(fields[1]), command)
-found = {pid: re.search(r"shim\\.py .*/pods/([0-9a-f-]{36})/", command) for pid, (_, command) in table.items()}
+found = {pid: re.search(r"thunderfleet_kubelet/shim .*/pods/([0-9a-f-]{36})/", command) for pid, (_, command) in table.items()}
 shims = {pid: match[1] for pid, match in found.items() if match}
 # The installed command, or its entry point through the checkout's Python.
 kubelet = re.compile(r"/thunderfleet-kubelet |thunderfleet_kubelet\\.cli")

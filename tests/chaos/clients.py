@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.proxy import proxy_headers
+
 ANSWER_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
 
@@ -125,7 +127,7 @@ class Clients:
     """Threads that ask in a loop. ``endpoint`` says where, each time anew."""
 
     def __init__(self, proxy: str, endpoint: Callable[[], str], model: str, questions: Sequence[Question]) -> None:
-        self._proxy = urlsplit(proxy)
+        self._proxy, self._proxy_headers = urlsplit(proxy), proxy_headers(proxy)
         self._endpoint = endpoint
         self._model = model
         self._questions = questions
@@ -187,7 +189,7 @@ class Clients:
         connection = http.client.HTTPConnection(self._proxy.hostname or "", self._proxy.port, timeout=ANSWER_SECONDS)
         try:
             try:
-                headers = {"Content-Type": "application/json", "Connection": "close"}
+                headers = {"Content-Type": "application/json", "Connection": "close", **self._proxy_headers}
                 connection.request("POST", f"{endpoint}/chat/completions", json.dumps(body), headers)
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:

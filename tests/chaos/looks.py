@@ -16,6 +16,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.support.api import REQUEST_SECONDS, Api, Unreachable
 from tests.support.https import client_context, get
+from tests.support.proxy import proxy_headers
 
 Json = dict[str, Any]
 
@@ -55,7 +56,7 @@ class GroupDoor:
     """Rank 0's own account of its group, asked as the operator does: with the group's keys, by its control port."""
 
     def __init__(self, cluster: Cluster, plan: Json, keys: Mapping[str, str]) -> None:
-        self._proxy = urlsplit(cluster.proxy)
+        self._proxy, self._proxy_headers = urlsplit(cluster.proxy), proxy_headers(cluster.proxy)
         leader = plan["ranks"][0]
         self._address, self._port = str(leader["address"]), int(leader["controlPort"])
         certificate, key = (base64.b64decode(keys[name]).decode() for name in ("tls.crt", "tls.key"))
@@ -70,7 +71,7 @@ class GroupDoor:
         connection = http.client.HTTPSConnection(
             self._proxy.hostname or "", self._proxy.port, timeout=seconds + REQUEST_SECONDS, context=self._context
         )
-        connection.set_tunnel(self._address, self._port)
+        connection.set_tunnel(self._address, self._port, self._proxy_headers)
         try:
             status, body = get(connection, path)
         except OSError as error:

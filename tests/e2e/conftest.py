@@ -12,7 +12,8 @@ import sys
 from collections.abc import Generator, Iterator
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import ANSWER_SECONDS, Alone, Deploy, Deployment, Line, on_fleet
@@ -82,17 +83,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
         return known[prompt, tokens, layers]
 
     return ask
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs files with fleets of their own first: a shared cluster, once started, costs processor time until the end."""
-    shared = {
-        item.path
-        for item in items
-        for definitions in item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
-        if definitions[-1].scope == "session" and definitions[-1].argname in ("line", "control_plane")
-    }
-    items.sort(key=lambda item: item.path in shared)
 
 
 @pytest.hookimpl(wrapper=True)

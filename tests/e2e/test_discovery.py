@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
+from thunderfleet_localcluster.client.launch import kubelet_command
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.api import OURS, Api
@@ -168,7 +170,7 @@ def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(health
     assert said(profiles["book-1"], "RDMAReady")[1] == "RDMADisabled"
     assert said(profiles["studio-4"], "BridgeFree")[:2] == ("False", "BridgeMember")
     virtual = said(profiles["virtual-1"], "RDMAReady")
-    assert virtual[:2] == ("False", "Unsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
+    assert virtual[:2] == ("False", "RDMAUnsupported") and "virtual machine (VirtualMac2,1)" in virtual[2]
     hardware = {name: profiles[name]["status"]["hardware"] for name in ("studio-1", "book-1")}
     assert {name: one["gpuCores"] for name, one in hardware.items()} == {"studio-1": 60, "book-1": 40}
     columns = healthy.cluster.kubectl("get", "tbl").stdout
@@ -368,7 +370,7 @@ def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
     machine = cluster.machines["book-1"]
     settings = machine.folder / "kubelet.yaml"
     settings.write_text(settings.read_text().replace("nodeName: book-1\n", "nodeName: notebook\n"))
-    told = cluster.order(do="token")
+    told = cluster.command(do="token")
     files = ["--root", str(machine.folder / "renamed"), "--config", str(settings), "--no-run"]
     join = ["join", "--server", cluster.state["innerServer"], "--token", told["token"], "--ca-hash", told["caHash"], *files]
     done = machine.run([*kubelet_command(), *join], seconds=60)

@@ -23,7 +23,9 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
+from thunderfleet_localcluster.client.launch import kubelet_command
 
 from tests.support.api import Api
 from tests.support.waiting import until
@@ -419,7 +421,7 @@ def joining(fleet: Fleet, folder: Path, name: str, *more: str, **given: str) -> 
     """``thunderfleet-kubelet join --no-run`` on the Linux machine, into ``folder``."""
     machine = fleet.cluster.machines[LINUX]
     known = json.loads((machine.folder / "kubelet/identity/cluster.json").read_text())
-    fresh = fleet.cluster.order(do="token")
+    fresh = fleet.cluster.command(do="token")
     config = folder.parent / f"{folder.name}.yaml"
     config.write_text(json.dumps({"nodeName": name, "addresses": [machine.address]}))
     words = {"server": known["server"], "token": fresh["token"], "ca-hash": fresh["caHash"]} | given
@@ -693,7 +695,7 @@ def test_exec(fleet: Fleet) -> None:
     assert "err\n" in done.stderr
     missing = fleet.kubectl("exec", "talks", "--", "no-such-command", check=False)
     assert missing.returncode != 0
-    assert "command 'no-such-command' was not found on PATH=" in missing.stderr
+    assert "command 'no-such-command' not found on PATH=" in missing.stderr
     nowhere = fleet.kubectl("exec", "talks", "-c", "none", "--", "true", check=False)
     assert nowhere.returncode != 0
 

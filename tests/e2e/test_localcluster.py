@@ -14,13 +14,17 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, kubelet_command, running
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import running
+from thunderfleet_localcluster.client.launch import kubelet_command
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
-from thunderfleet_localcluster.paths import ClusterFolder
 
+from tests.support.proxy import proxy_headers
 from tests.support.waiting import until
 
 FLEET = """
@@ -240,16 +244,20 @@ class _Background:
         self.pool.shutdown()
 
 
-def test_the_proxy_reaches_machines_and_no_others(cluster: Cluster) -> None:
+def test_the_proxy_reaches_machines_only_and_needs_its_token(cluster: Cluster) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": cluster.proxy}))
     assert code_of(opener, "http://10.99.99.99/") == 403
-    host, port = cluster.proxy.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), 10) as channel:
-        channel.sendall(f"CONNECT {cluster.machines['studio-1'].address}:10250 HTTP/1.1\r\n\r\n".encode())
+    kubelet = f"{cluster.machines['studio-1'].address}:10250"
+    at = urlsplit(cluster.proxy)
+    stranger = urllib.request.build_opener(urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{at.port}"}))
+    assert code_of(stranger, f"http://{kubelet}/") == 407
+    known = "\r\n".join(f"{name}: {value}" for name, value in proxy_headers(cluster.proxy).items())
+    with socket.create_connection((str(at.hostname), at.port or 0), 10) as channel:
+        channel.sendall(f"CONNECT {kubelet} HTTP/1.1\r\n{known}\r\n\r\n".encode())
         assert channel.recv(100).startswith(b"HTTP/1.1 200 ")
         context = ssl.create_default_context(cafile=str(cluster.folder.pki / "ca.crt"))
         with context.wrap_socket(channel, server_hostname=cluster.machines["studio-1"].address) as tls:
-            # The kubelet's serving certificate, approved by the keeper and signed by the cluster, for this address.
+            # The kubelet's serving certificate, approved by the supervisor and signed by the cluster, for this address.
             certificate = tls.getpeercert()
             assert certificate is not None
             assert ("IP Address", cluster.machines["studio-1"].address) in certificate["subjectAltName"]
@@ -263,10 +271,10 @@ def test_a_killed_kubelet_and_a_machine_without_power(cluster: Cluster) -> None:
 
     machine.kill_kubelet()
     assert (mine()["kubelet"], mine()["end"], mine()["on"]) == (None, "signal 9", True)
-    with pytest.raises(LocalClusterError, match="its kubelet does not run"):
+    with pytest.raises(LocalClusterError, match="its kubelet is not running"):
         machine.kill_kubelet()
     machine.start_kubelet()
-    with pytest.raises(LocalClusterError, match="its kubelet runs already"):
+    with pytest.raises(LocalClusterError, match="its kubelet is already running"):
         machine.start_kubelet()
     machine.off()
     assert (mine()["kubelet"], mine()["on"]) == (None, False)
@@ -307,7 +315,7 @@ def test_the_api_server_may_go_away_for_a_while(cluster: Cluster) -> None:
 
 
 def test_the_same_folder_takes_one_cluster(cluster: Cluster) -> None:
-    with pytest.raises(LocalClusterError, match="runs already"):
+    with pytest.raises(LocalClusterError, match="is already running"):
         Cluster.start(FLEET, name=cluster.name, directory=cluster.folder.root)
     assert Cluster.attach(cluster.name, cluster.folder.root).server == cluster.server
 
@@ -325,16 +333,16 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("whom", ["parent", "keeper"])
+@pytest.mark.parametrize("whom", ["parent", "supervisor"])
 def test_a_killed_parent_leaves_nothing(mode: str, whom: str, tmp_path: Path) -> None:
     code = _PARENT.format(fleet=FLEET, folder=str(tmp_path), mode=mode)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        server, proxy, keeper = parent.stdout.readline().split()
+        server, proxy, supervisor = parent.stdout.readline().split()
         ports = tuple(int(address.rsplit(":", 1)[1]) for address in (server, proxy))
         try:
             assert left_of(tmp_path, but=parent.pid)
-            os.kill(parent.pid if whom == "parent" else int(keeper), signal.SIGKILL)
+            os.kill(parent.pid if whom == "parent" else int(supervisor), signal.SIGKILL)
             assert_nothing_left(tmp_path, ports, but=parent.pid)
         finally:
             parent.kill()
@@ -391,9 +399,10 @@ def test_up_and_down_by_command(tmp_path: Path) -> None:
 
 
 def test_a_control_plane_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, find_assets
+    from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE
+    from thunderfleet_localcluster.programs import find_programs
 
-    real, broken = find_assets(lambda event: None), tmp_path / "assets"
+    real, broken = find_programs(lambda event: None), tmp_path / "assets"
     broken.mkdir()
     for name in CONTROL_PLANE.programs:
         (broken / name).symlink_to(real / name)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.network.namespaces import rate_rule
+from thunderfleet_localcluster.network.plan import rate_rule
 
 from tests.support.line import SYSTEM, Deploy, Line, on_fleet
 from tests.support.waiting import until

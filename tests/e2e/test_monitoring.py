@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.controlplane.assets import MONITORING, find_assets
+from thunderfleet_localcluster.controlplane.assets import MONITORING
+from thunderfleet_localcluster.programs import find_programs
 
 from tests.support.line import Deployment, Line
 from tests.support.waiting import until
@@ -52,7 +53,7 @@ subjects: [{kind: ServiceAccount, name: prometheus, namespace: default}]
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The folder with prometheus and promtool."""
-    return find_assets(lambda event: None, MONITORING)
+    return find_programs(lambda event: None, MONITORING)
 
 
 def promtool(programs: Path, *arguments: str, text: str | None = None) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.waiting import until

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import yaml
-from thunderfleet_localcluster.client.cluster import Cluster, remove
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 

@@ -92,7 +92,7 @@ def check_hash(text: str) -> str:
 
 
 def ca_hash(certificate: x509.Certificate) -> str:
-    """kubeadm's hash of a CA: SHA-256 of its DER SubjectPublicKeyInfo."""
+    """Kubeadm's hash of a CA: SHA-256 of its DER SubjectPublicKeyInfo."""
     return tls.public_key_hash(certificate.public_key())
 
 

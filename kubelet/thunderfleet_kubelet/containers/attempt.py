@@ -1,20 +1,22 @@
-"""One start of one container, as its folder records it."""
+"""One start of one container, as its folder records it. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 BACKOFF_RESET_SECONDS = 600.0
-"""A container that ran this long starts its back-off anew."""
+"""A container that runs longer than this restarts without delay, and its back-off starts over."""
 
 START_ERROR = "StartError"
 STATUS_UNKNOWN = "ContainerStatusUnknown"
+START_EXIT_CODE = 128
 LOST_EXIT_CODE = 137
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of one container, as its folder tells it. ``number`` counts from 0; ``backoff`` is how long after the end of
-    this attempt (seconds) the next one may start at the earliest.
+    """One start of one container. Times are seconds since the epoch.
+
+    ``number`` counts from 0. ``backoff``: seconds between the end of this attempt and the earliest start of the next one.
     """
 
     number: int
@@ -33,20 +35,25 @@ class Attempt:
 
     @property
     def live(self) -> bool:
+        """Starting or running."""
         return self.state != "exited"
+
+    @property
+    def seconds(self) -> float:
+        """How long an attempt ran that has ended."""
+        finished = self.finished_at or 0.0
+        return finished - (self.started_at or finished)
 
     @property
     def retry_at(self) -> float:
         """When the next attempt may start."""
         finished = self.finished_at or 0.0
-        if finished - (self.started_at or finished) > BACKOFF_RESET_SECONDS:
-            return finished
-        return finished + self.backoff
+        return finished if self.seconds > BACKOFF_RESET_SECONDS else finished + self.backoff
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start attempt ``number`` of ``container``; its record keeps ``backoff``."""
+    """Start attempt ``number`` of ``container``; its record keeps ``backoff`` (seconds)."""
 
     container: str
     number: int

@@ -1,69 +1,33 @@
-"""The environment and command line of a container: the pod's, the image's, and the few things that the kubelet adds.
+"""The environment and command line of a container: the image's, the pod's, and what the kubelet adds. Pure.
 
-No variable of the kubelet leaks in. ConfigMaps and Secrets are handed in already read, so all of this is pure.
+None of the kubelet's own variables leak in.
 """
 
-import base64
-import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.quantity import parse_quantity
 from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
 
+from thunderfleet_kubelet.containers.errors import ContainerConfigError
 from thunderfleet_kubelet.containers.images import Image
-from thunderfleet_kubelet.containers.user import ConfigProblem
+from thunderfleet_kubelet.containers.sources import Sources, data_of, field_value, resource_value
 
 Json = dict[str, Any]
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _NAME = re.compile(r"[^=\0]+")
-_SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
-
-
-@dataclass(frozen=True)
-class Sources:
-    """What the environment is made from beside the pod. ``config_maps`` and ``secrets``: by name, in the pod's namespace; the
-    value is None when there is no such object.
-    """
-
-    node_name: str = ""
-    host_ip: str = ""
-    host_ips: tuple[str, ...] = ()
-    api_server: tuple[str, int] = ("", 0)
-    path: tuple[Path, ...] = ()
-    python_path: tuple[Path, ...] = ()
-    allocatable: Mapping[str, str] = field(default_factory=dict)
-    config_maps: Mapping[str, Json | None] = field(default_factory=dict)
-    secrets: Mapping[str, Json | None] = field(default_factory=dict)
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))", re.DOTALL)
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """``$(NAME)`` replaced where NAME is known and left as it is where not; ``$$`` is a plain ``$``."""
-    result, at = [], 0
-    while at < len(text):
-        if text[at] != "$" or at + 1 == len(text):
-            result.append(text[at])
-            at += 1
-        elif text[at + 1] == "$":
-            result.append("$")
-            at += 2
-        elif text[at + 1] == "(" and ")" in text[at + 2 :]:
-            end = text.index(")", at + 2)
-            name = text[at + 2 : end]
-            result.append(variables.get(name, f"$({name})"))
-            at = end + 1
-        else:
-            result.append(text[at])
-            at += 1
-    return "".join(result)
+    """Replaces ``$(NAME)`` where NAME is known and ``$$`` by ``$``; everything else stays."""
+    return _REFERENCE.sub(lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text)
 
 
 def references(containers: list[Json]) -> tuple[set[str], set[str]]:
-    """Names of the ConfigMaps and Secrets that the containers' environments need."""
+    """Names of the ConfigMaps and Secrets that the containers' variables refer to."""
     config_maps, secrets = set(), set()
     for container in containers:
         for source in container.get("envFrom") or []:
@@ -80,83 +44,38 @@ def references(containers: list[Json]) -> tuple[set[str], set[str]]:
     return config_maps, secrets
 
 
-def data_of(kind: str, item: Json) -> dict[str, bytes]:
-    """All keys of a ConfigMap or Secret, as bytes."""
-    if kind == "Secret":
-        return {key: base64.b64decode(value) for key, value in (item.get("data") or {}).items()}
-    plain = {key: str(value).encode() for key, value in (item.get("data") or {}).items()}
-    return plain | {key: base64.b64decode(value) for key, value in (item.get("binaryData") or {}).items()}
+def _object(kind: str, objects: Mapping[str, Json | None], reference: Json) -> dict[str, bytes] | None:
+    """The data of the object that an ``envFrom`` or ``valueFrom`` names; None for an optional one that does not exist."""
+    item = objects.get(str(reference["name"]))
+    if item is not None:
+        return data_of(kind, item)
+    if reference.get("optional"):
+        return None
+    raise ContainerConfigError(f"{kind} {reference['name']!r} not found in the pod's namespace")
 
 
-def field_value(pod: Json, path: str, sources: Sources) -> str:
-    """The downward API's ``fieldRef``. Raises ConfigProblem for a path that it does not have."""
-    metadata, spec = pod["metadata"], pod["spec"]
-    simple: dict[str, Callable[[], str]] = {
-        "metadata.name": lambda: str(metadata["name"]),
-        "metadata.namespace": lambda: str(metadata["namespace"]),
-        "metadata.uid": lambda: str(metadata["uid"]),
-        "metadata.labels": lambda: _pairs(metadata.get("labels")),
-        "metadata.annotations": lambda: _pairs(metadata.get("annotations")),
-        "spec.nodeName": lambda: str(spec.get("nodeName") or sources.node_name),
-        "spec.serviceAccountName": lambda: str(spec.get("serviceAccountName") or "default"),
-        "status.hostIP": lambda: sources.host_ip,
-        "status.hostIPs": lambda: ",".join(sources.host_ips),
-        "status.podIP": lambda: sources.host_ip,
-        "status.podIPs": lambda: ",".join(sources.host_ips),
-    }
-    if path in simple:
-        return simple[path]()
-    match = _SUBSCRIPT.match(path)
-    if match:
-        return str((metadata.get(match[1]) or {}).get(match[2], ""))
-    raise ConfigProblem(f"fieldRef {path!r} is not a field of the downward API")
+def _key(kind: str, objects: Mapping[str, Json | None], reference: Json) -> str | None:
+    data, key = _object(kind, objects, reference), str(reference["key"])
+    if data is not None and key in data:
+        return data[key].decode("utf-8", "surrogateescape")
+    if reference.get("optional"):
+        return None
+    raise ContainerConfigError(f"{kind} {reference['name']!r} has no key {key!r}")
 
 
-def _pairs(values: Mapping[str, str] | None) -> str:
-    quoted = {
-        key: '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-        for key, value in (values or {}).items()
-    }
-    return "\n".join(f"{key}={quoted[key]}" for key in sorted(quoted))
-
-
-def resource_value(pod: Json, container: Json, reference: Json, sources: Sources) -> str:
-    """The downward API's ``resourceFieldRef``: a request or limit in units of its divisor, rounded up. A limit that is not
-    set is the node's allocatable.
-    """
-    name = reference.get("containerName") or container["name"]
-    every = (pod["spec"].get("initContainers") or []) + (pod["spec"].get("containers") or [])
-    found = next((item for item in every if item["name"] == name), None)
-    if found is None:
-        raise ConfigProblem(f"resourceFieldRef names container {name!r}, which the pod does not have")
-    kind, _, resource = str(reference["resource"]).partition(".")
-    if kind not in ("limits", "requests") or not resource:
-        raise ConfigProblem(f"resourceFieldRef {reference['resource']!r} is neither limits.NAME nor requests.NAME")
-    resources = found.get("resources") or {}
-    value = (resources.get(kind) or {}).get(resource)
-    if value is None:
-        value = sources.allocatable.get(resource, "0") if kind == "limits" else "0"
-    divisor = parse_quantity(str(reference.get("divisor") or "1")) or parse_quantity("1")
-    return str(-(-parse_quantity(str(value)) // divisor))
-
-
-def _from_object(kind: str, objects: Mapping[str, Json | None], reference: Json) -> str | None:
-    name, key = str(reference["name"]), str(reference["key"])
-    item = objects.get(name)
-    if item is None:
-        if reference.get("optional"):
-            return None
-        raise ConfigProblem(f"{kind} {name!r} does not exist in the pod's namespace")
-    value = data_of(kind, item).get(key)
-    if value is None:
-        if reference.get("optional"):
-            return None
-        raise ConfigProblem(f"{kind} {name!r} has no key {key!r}")
-    return value.decode("utf-8", "surrogateescape")
+def _env_from(container: Json, sources: Sources) -> Iterator[tuple[str, str]]:
+    for source in container.get("envFrom") or []:
+        for kind, key, objects in (
+            ("ConfigMap", "configMapRef", sources.config_maps),
+            ("Secret", "secretRef", sources.secrets),
+        ):
+            for name, data in ((_object(kind, objects, source[key]) or {}) if source.get(key) else {}).items():
+                if b"\0" not in data and _NAME.fullmatch(name):
+                    yield str(source.get("prefix") or "") + name, data.decode("utf-8", "surrogateescape")
 
 
 def build(pod: Json, container: Json, image: Image, sandbox: Path, sources: Sources) -> dict[str, str]:
-    """The whole environment of one container. Raises ConfigProblem for what is missing."""
+    """All environment variables of a container. Raises ContainerConfigError."""
     base = {
         "KUBERNETES_SERVICE_HOST": sources.api_server[0],
         "KUBERNETES_SERVICE_PORT": str(sources.api_server[1]),
@@ -167,23 +86,7 @@ def build(pod: Json, container: Json, image: Image, sandbox: Path, sources: Sour
         MOUNT_POINT_VARIABLE: str(sandbox),
         "PATH": SYSTEM_PATH,
     }
-    variables = base | dict(image.env)
-    for source in container.get("envFrom") or []:
-        for kind, key, objects in (
-            ("ConfigMap", "configMapRef", sources.config_maps),
-            ("Secret", "secretRef", sources.secrets),
-        ):
-            reference = source.get(key)
-            if not reference:
-                continue
-            item = objects.get(str(reference["name"]))
-            if item is None:
-                if reference.get("optional"):
-                    continue
-                raise ConfigProblem(f"{kind} {reference['name']!r} does not exist in the pod's namespace")
-            for name, data in data_of(kind, item).items():
-                if b"\0" not in data and _NAME.fullmatch(name):
-                    variables[str(source.get("prefix") or "") + name] = data.decode("utf-8", "surrogateescape")
+    variables = base | dict(image.env) | dict(_env_from(container, sources))
     for variable in container.get("env") or []:
         value = _value(pod, container, variable, variables, sources)
         if value is not None:
@@ -193,7 +96,7 @@ def build(pod: Json, container: Json, image: Image, sandbox: Path, sources: Sour
     if sources.python_path:
         own = [variables["PYTHONPATH"]] if variables.get("PYTHONPATH") else []
         variables["PYTHONPATH"] = ":".join([str(folder) for folder in sources.python_path] + own)
-    # The kubelet finds a container's processes by it.
+    # The kubelet finds the container's processes by this variable, so the pod cannot change it.
     variables[MOUNT_POINT_VARIABLE] = str(sandbox)
     return variables
 
@@ -205,33 +108,29 @@ def _value(pod: Json, container: Json, variable: Json, known: Mapping[str, str],
     if origin.get("resourceFieldRef"):
         return resource_value(pod, container, origin["resourceFieldRef"], sources)
     if origin.get("configMapKeyRef"):
-        return _from_object("ConfigMap", sources.config_maps, origin["configMapKeyRef"])
+        return _key("ConfigMap", sources.config_maps, origin["configMapKeyRef"])
     if origin.get("secretKeyRef"):
-        return _from_object("Secret", sources.secrets, origin["secretKeyRef"])
+        return _key("Secret", sources.secrets, origin["secretKeyRef"])
     if origin:
-        raise ConfigProblem(f"variable {variable['name']!r} comes from {', '.join(origin)}, which this kubelet does not know")
+        raise ContainerConfigError(f"variable {variable['name']!r}: unsupported valueFrom {', '.join(origin)}")
     return expand(str(variable.get("value") or ""), known)
 
 
 def command_line(container: Json, image: Image, variables: Mapping[str, str]) -> list[str]:
-    """argv: command or the image's entrypoint, then args or, unless command is given, the image's command."""
+    """The command or the image's entrypoint, then args or, without a command, the image's own. Raises ContainerConfigError."""
     if container.get("command"):
         words = list(container["command"]) + list(container.get("args") or [])
     else:
         words = list(image.entrypoint) + list(container.get("args") or image.command)
-    argv = [expand(str(word), variables) for word in words]
-    if not argv:
-        raise ConfigProblem(
+    if not words:
+        raise ContainerConfigError(
             f"container {container['name']!r} has no command, and image {image.name!r} has neither entrypoint nor command"
         )
-    inside = image.folder / argv[0].lstrip("/")
-    if argv[0].startswith("/") and os.path.exists(inside):
-        argv[0] = str(inside)
-    return argv
+    return [expand(str(word), variables) for word in words]
 
 
 def working_folder(container: Json, image: Image, sandbox: Path) -> Path:
-    """The folder to start in: ``workingDir`` (else the image's) under the sandbox, else the sandbox itself."""
+    """The working folder: ``workingDir`` or the image's, below the sandbox; the sandbox itself without either."""
     wanted = str(container.get("workingDir") or image.working_folder or "")
     if not wanted or wanted == str(sandbox) or wanted.startswith(f"{sandbox}/"):
         return Path(wanted) if wanted else sandbox

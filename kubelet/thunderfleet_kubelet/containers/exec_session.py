@@ -1,8 +1,8 @@
-"""Programs inside a running container's surroundings: ``kubectl exec``, exec probes, preStop.
+"""Commands in a running container: ``kubectl exec``, exec probes, hooks.
 
-Same user, environment, sandbox and working folder as the container's own program, taken from the record of its attempt. Such a
-program is the kubelet's child, not the shim's: it ends with its connection or its time limit, never with a container's restart.
-It carries the container's marker, so what it leaves behind ends with the container.
+A command runs with the user, environment, sandbox and working directory of the container's program, taken from the record of
+its attempt. It is a child of the kubelet, not of the shim: it ends with its connection or its time limit. It has the
+container's marker in its environment, so whatever it leaves behind ends with the container.
 """
 
 import asyncio
@@ -15,29 +15,32 @@ import termios
 from collections.abc import AsyncIterator
 from typing import Any
 
-from thunderfleet_kubelet import shim
-from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.folder import PodFolder, read_json
+from thunderfleet_kubelet.shim.program import Program, explain
 
 Json = dict[str, Any]
 
 OUTPUT_LIMIT = 10 * 1024
+READ_BYTES = 65536
+WRITE_RETRY_SECONDS = 0.02
 
 DRAIN_SECONDS = 0.5
-"""How long more output is waited for when the program has ended and something that it left behind holds its streams."""
+"""How long to wait for more output after the program has ended, if a process that it left behind holds its streams."""
 
 LATE_BYTES = 2 * 1024 * 1024
-"""The most that is still taken then: more than pipes hold, so nothing that the program itself said is lost."""
+"""The limit for such output. Pipes and terminals hold less, so nothing that the program itself wrote is lost."""
 
 KILL_SECONDS = 5.0
 
 
 class Input:
-    """The program's standard input. Writing to a program that reads no more is no error."""
+    """The program's standard input. Writing to a program that no longer reads is not an error."""
 
     def __init__(self, stream: asyncio.StreamWriter | None, terminal: "Terminal | None") -> None:
         self._stream, self._terminal = stream, terminal
 
     async def write(self, data: bytes) -> None:
+        """Writes when the program has room for it."""
         if self._terminal is not None:
             await self._terminal.write(data)
         elif self._stream is not None:
@@ -46,8 +49,9 @@ class Input:
                 await self._stream.drain()
 
     async def close(self) -> None:
+        """Ends the input."""
         if self._terminal is not None:
-            # End of file, typed.
+            # Control-D, as typed.
             await self._terminal.write(b"\x04")
         elif self._stream is not None:
             with contextlib.suppress(ConnectionError, RuntimeError):
@@ -61,71 +65,95 @@ class Terminal:
         self.fd = fd
         os.set_blocking(fd, False)
         self._loop = asyncio.get_running_loop()
-        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
-        self._loop.add_reader(fd, self._readable)
+        self._readable: asyncio.Future[None] | None = None
 
-    def _readable(self) -> None:
-        try:
-            data = os.read(self.fd, 65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            # Linux answers EIO when the last process has closed its end.
-            data = b""
-        if not data:
-            self._loop.remove_reader(self.fd)
-        self._chunks.put_nowait(data)
+    async def read(self, ended: asyncio.Event) -> AsyncIterator[bytes]:
+        """Output until the terminal closes, or until the program has ended and no more comes for ``DRAIN_SECONDS``.
 
-    async def read(self) -> AsyncIterator[bytes]:
-        while True:
-            data = await self._chunks.get()
+        Reads only on demand: when the caller is slow, the terminal fills up and the program blocks.
+        """
+        left = LATE_BYTES
+        while self.fd >= 0 and left > 0:
+            try:
+                data = os.read(self.fd, READ_BYTES)
+            except BlockingIOError:
+                if not await self._wait(ended):
+                    return
+                continue
+            except OSError:
+                # Linux returns EIO when the last process has closed its end.
+                return
             if not data:
                 return
+            if ended.is_set():
+                left -= len(data)
             yield data
+            await asyncio.sleep(0)
 
-    def finish(self) -> None:
-        """The program has ended: what is still in the terminal is read, then its output ends."""
-        self._loop.call_later(0.1, self._chunks.put_nowait, b"")
+    async def _wait(self, ended: asyncio.Event) -> bool:
+        """Waits for output. False if the program has ended and there is none."""
+        readable = self._readable = self._loop.create_future()
+        self._loop.add_reader(self.fd, self._wake)
+        end = asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait({readable, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not readable.done():
+                await asyncio.wait({readable}, timeout=DRAIN_SECONDS)
+            return readable.done()
+        finally:
+            end.cancel()
+            self._readable = None
+            if self.fd >= 0:
+                self._loop.remove_reader(self.fd)
+
+    def _wake(self) -> None:
+        if self._readable is not None and not self._readable.done():
+            self._readable.set_result(None)
 
     async def write(self, data: bytes) -> None:
+        """Types ``data``; waits while the terminal is full."""
         while data and self.fd >= 0:
             try:
                 data = data[os.write(self.fd, data) :]
             except BlockingIOError:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(WRITE_RETRY_SECONDS)
             except OSError:
                 return
 
     def resize(self, columns: int, rows: int) -> None:
+        """Sets the size; the program gets SIGWINCH."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def close(self) -> None:
+        """Hangs up."""
         if self.fd >= 0:
             self._loop.remove_reader(self.fd)
             os.close(self.fd)
             self.fd = -1
+            self._wake()
 
 
 class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
-    """Tells when the program itself has ended: asyncio's own ``wait`` waits for whoever holds its streams, too."""
+    """Sets ``ended`` when the program has ended; asyncio's own ``wait`` also waits for others that hold its streams."""
 
     def __init__(self) -> None:
         super().__init__(limit=2**16, loop=asyncio.get_running_loop())
         self.ended = asyncio.Event()
 
     def process_exited(self) -> None:
+        """Called by asyncio."""
         super().process_exited()
         self.ended.set()
 
 
 async def _chunks(stream: asyncio.StreamReader, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """The stream to its end, or until the program has ended and nothing more comes for a moment."""
+    """The stream to its end, or until the program has ended and no more comes for ``DRAIN_SECONDS``."""
     end, left = asyncio.ensure_future(ended.wait()), LATE_BYTES
     try:
         while left > 0:
-            read = asyncio.ensure_future(stream.read(65536))
+            read = asyncio.ensure_future(stream.read(READ_BYTES))
             try:
                 await asyncio.wait({read, end}, return_when=asyncio.FIRST_COMPLETED)
                 if not read.done():
@@ -150,46 +178,50 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 class Session:
-    """One program; see ``podmanager.ExecSession``."""
+    """One running command. ``stdout`` and ``stderr`` end when the command has closed them; a terminal has only ``stdout``."""
 
     def __init__(self, transport: asyncio.SubprocessTransport, protocol: _Protocol, terminal: Terminal | None) -> None:
         self._transport, self._ended, self._terminal = transport, protocol.ended, terminal
         self._input = Input(protocol.stdin, terminal)
-        self._output = terminal.read() if terminal else _chunks(_stream(protocol.stdout), self._ended)
+        self._output = terminal.read(self._ended) if terminal else _chunks(_stream(protocol.stdout), self._ended)
         self._errors = _nothing() if terminal else _chunks(_stream(protocol.stderr), self._ended)
 
     @property
     def stdin(self) -> Input:
+        """Standard input."""
         return self._input
 
     @property
     def stdout(self) -> AsyncIterator[bytes]:
+        """Standard output, or the terminal's output."""
         return self._output
 
     @property
     def stderr(self) -> AsyncIterator[bytes]:
+        """Standard error; empty with a terminal."""
         return self._errors
 
     def resize(self, columns: int, rows: int) -> None:
+        """Sets the size of the terminal, if there is one."""
         if self._terminal is not None:
             self._terminal.resize(columns, rows)
 
     async def wait(self) -> int:
+        """Waits for the command's end. Returns its exit code, or 128 + the number of the signal that killed it."""
         await self._ended.wait()
         code = self._transport.get_returncode() or 0
-        if self._terminal is not None:
-            self._terminal.finish()
         return 128 - code if code < 0 else code
 
     async def kill(self) -> None:
-        # Once it has ended, its number may be another's; what it left in the background ends with the container.
+        """Kills the command's process group, unless the command has ended; closes all streams. May be called twice."""
+        # After the end, the pid may be reused. What the command left in the background ends with the container.
         if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
                 await self._ended.wait()
-        # Our ends of the streams: whoever still holds the others finds them closed.
+        # Processes that still hold the other ends of the streams see them closed.
         self._transport.close()
         if self._terminal is not None:
             self._terminal.close()
@@ -205,8 +237,10 @@ def _take_terminal() -> None:
 
 
 async def start(folder: PodFolder, container: str, number: int, command: list[str], *, stdin: bool, tty: bool) -> Session:
-    """Starts ``command`` in the surroundings of attempt ``number``. Raises FileNotFoundError or PermissionError."""
-    spec = folder.spec(container, number)
+    """Starts ``command`` in the environment of attempt ``number``. Raises FileNotFoundError or PermissionError."""
+    spec = read_json(folder.attempt(container, number) / "spec.json")
+    if spec is None:
+        raise FileNotFoundError(folder.attempt(container, number) / "spec.json")
     identity: Json = {}
     if spec["uid"] != os.geteuid() or spec["gid"] != os.getegid():
         identity = {"user": spec["uid"], "group": spec["gid"], "extra_groups": spec["groups"]}
@@ -241,7 +275,8 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
     except (FileNotFoundError, PermissionError) as error:
         if terminal is not None:
             terminal.close()
-        raise type(error)(f"{shim.explain(spec | {'argv': command}, error)}") from error
+        failed = Program(command, env, spec["cwd"], spec["uid"], spec["gid"], spec["groups"])
+        raise type(error)(explain(failed, error)) from error
     finally:
         if inner >= 0:
             os.close(inner)
@@ -249,26 +284,27 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
 
 
 def _find(name: str, path: str, cwd: str) -> str:
-    """The program's file, looked up on the container's PATH, not the kubelet's."""
+    """The program's file, found on the container's PATH. Raises FileNotFoundError."""
     if "/" in name:
         return name
     for folder in path.split(":"):
         candidate = os.path.join(folder or cwd, name)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
-    raise FileNotFoundError(f"command {name!r} was not found on PATH={path}")
+    raise FileNotFoundError(f"command {name!r} not found on PATH={path}")
 
 
 async def run(folder: PodFolder, container: str, number: int, command: list[str], seconds: float) -> tuple[int, str]:
-    """Runs ``command`` to its end: exit code and the first of what it said. Raises TimeoutError, FileNotFoundError,
-    PermissionError; after the time limit its process group is gone.
+    """Runs ``command`` for at most ``seconds``. Returns its exit code and the first ``OUTPUT_LIMIT`` bytes of its output.
+
+    Raises TimeoutError, FileNotFoundError and PermissionError; the command's process group is killed in any case.
     """
     session = await start(folder, container, number, command, stdin=False, tty=False)
-    said = bytearray()
+    output = bytearray()
 
     async def take(stream: AsyncIterator[bytes]) -> None:
         async for data in stream:
-            said.extend(data[: max(0, OUTPUT_LIMIT - len(said))])
+            output.extend(data[: max(0, OUTPUT_LIMIT - len(output))])
 
     try:
         async with asyncio.timeout(seconds):
@@ -276,4 +312,4 @@ async def run(folder: PodFolder, container: str, number: int, command: list[str]
             code = await session.wait()
     finally:
         await session.kill()
-    return code, said.decode("utf-8", "replace").strip()
+    return code, output.decode("utf-8", "replace").strip()

@@ -1,7 +1,7 @@
-"""From an image name to a folder on this machine that stands for it.
+"""Maps image names to folders on this machine.
 
-A pod here is a native process, so an image is a folder whose programs run from where they lie: ``bin/``, and optionally
-``config.json``, the ``config`` object of an OCI image. Folders come from the kubelet's configuration by exact name.
+A container is a native process, so an image is a folder: programs in ``bin/``, and optionally ``config.json``, the ``config``
+object of an OCI image. The kubelet's configuration names the folders.
 """
 
 import json
@@ -10,20 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_kubelet.containers.errors import ImageError
+
 Json = dict[str, Any]
-
-
-class ImageError(Exception):
-    """The image cannot be used: ``reason`` of the Waiting container, and a sentence."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason, self.message = reason, message
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image that can run here. ``user`` is as the image's config has it: ``""``, ``uid[:gid]`` or names."""
+    """An image as a folder. ``user``: as in the image's config, so empty, ``uid[:gid]`` or names."""
 
     name: str
     folder: Path
@@ -35,25 +29,30 @@ class Image:
 
     @property
     def id(self) -> str:
-        """What stands in ``imageID``."""
+        """The ``imageID`` of the container status."""
         return f"file://{self.folder}"
+
+    def program(self, name: str) -> str:
+        """The path of an absolute program name: inside the image if it exists there, else on the host."""
+        inside = self.folder / name.lstrip("/")
+        return str(inside) if name.startswith("/") and inside.exists() else name
 
 
 def find(images: Mapping[str, Path], name: str, pull_policy: str) -> Image:
-    """The image called ``name``. Raises ImageError when the configuration has none of that name, or its folder is unusable."""
+    """The image ``name``. Raises ImageError if it is not configured or its folder is unusable."""
     folder = images.get(name)
     if folder is None:
         known = ", ".join(sorted(images)) or "none"
-        message = f"image {name!r} is not in this kubelet's map of images ({known}), and images are not pulled here"
+        message = f"image {name!r} is not configured; this kubelet pulls no images, its configuration has {known}"
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
     if not folder.is_dir():
-        raise ImageError("ImageInspectError", f"the folder of image {name!r}, {folder}, does not exist")
+        raise ImageError("ImageInspectError", f"image {name!r}: folder {folder} not found")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         return _parse(name, folder, config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ImageError("ImageInspectError", f"{file} is not the config of an OCI image: {error}") from error
+        raise ImageError("ImageInspectError", f"{file}: invalid OCI image config: {error}") from error
 
 
 def _parse(name: str, folder: Path, config: Json) -> Image:
@@ -61,7 +60,7 @@ def _parse(name: str, folder: Path, config: Json) -> Image:
     for entry in config.get("Env") or []:
         key, mark, value = str(entry).partition("=")
         if not key or not mark:
-            raise ValueError(f"Env entry {entry!r} is not NAME=VALUE")
+            raise ValueError(f"Env entry {entry!r} must be NAME=VALUE")
         env.append((key, value))
     return Image(
         name=name,

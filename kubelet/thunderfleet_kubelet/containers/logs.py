@@ -1,10 +1,11 @@
-"""Reading the log that a shim writes: from the end, from a time, following, over rotated files.
+"""Reads the log that a shim writes: the end, since a time, following, across rotated files.
 
-A line on disk is ``<RFC 3339 time> <stdout|stderr> <F|P> <text>``; P is part of a line that goes on in the next one. All times
-are UTC with nine decimals, so they compare as text.
+A line on disk is ``<RFC 3339 time> <stdout|stderr> <F|P> <text>``; P marks a part of a line that continues in the next one. All
+times are UTC with nine decimals, so they compare as text.
 """
 
 import asyncio
+import contextlib
 import mmap
 import os
 from collections.abc import AsyncIterator, Callable
@@ -18,8 +19,10 @@ CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What part of a log, and how. ``tail`` lines (None: all); ``since``: nothing older; ``stream``: ``stdout`` or ``stderr``
-    alone (None: both).
+    """Which part of a log to read.
+
+    ``tail``: the last lines only. ``since``: nothing older. ``timestamps``: keep the time of each line. ``stream``: ``stdout``
+    or ``stderr`` only.
     """
 
     follow: bool = False
@@ -31,12 +34,12 @@ class LogOptions:
 
 
 def format_stamp(at: datetime) -> str:
-    """``at`` in the form that a log's lines begin with."""
+    """The time as it is written at the start of a line."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
 
 
 def files_of(path: Path) -> list[Path]:
-    """The log's files that exist, oldest first; ``path`` itself is the one being written."""
+    """The log's files, oldest first; ``path`` itself is the current one."""
     rotated = [file for file in path.parent.glob(f"{path.name}.*") if file.name[len(path.name) + 1 :].isdigit()]
     rotated.sort(key=lambda file: int(file.name[len(path.name) + 1 :]), reverse=True)
     return rotated + ([path] if path.exists() else [])
@@ -48,7 +51,7 @@ def _is_full(line: bytes) -> bool:
 
 
 def tail_start(path: Path, lines: int) -> tuple[int, int]:
-    """Where the last ``lines`` whole lines of a file begin: (offset in bytes, how many of them the file holds)."""
+    """The offset in bytes of the last ``lines`` whole lines of a file, and how many of them the file has."""
     if path.stat().st_size == 0:
         return 0, 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -57,7 +60,7 @@ def tail_start(path: Path, lines: int) -> tuple[int, int]:
         while start > 0:
             before = view.rfind(b"\n", 0, start - 1) + 1
             if _is_full(view[before : min(before + 64, start)]):
-                # A whole line ends here: one more than wanted means that the wanted ones begin after it.
+                # A whole line ends here. If enough are found, the wanted ones start after it.
                 if found == lines:
                     return start, found
                 found += 1
@@ -66,7 +69,7 @@ def tail_start(path: Path, lines: int) -> tuple[int, int]:
 
 
 def _first(files: list[Path], tail: int | None) -> list[tuple[Path, int]]:
-    """The files to read and where to begin in each."""
+    """The files to read, and the offset in each."""
     if tail is None:
         return [(file, 0) for file in files]
     chosen: list[tuple[Path, int]] = []
@@ -91,7 +94,7 @@ def _render(line: bytes, options: LogOptions, since: bytes) -> bytes:
 
 
 async def read(path: Path, options: LogOptions, live: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """The log at ``path`` in chunks. With ``follow`` it goes on until ``live`` is false and everything was read."""
+    """The log at ``path`` in chunks. With ``follow``, until ``live`` returns False and everything is read."""
     left = options.limit_bytes
     since = format_stamp(options.since).encode() if options.since else b""
     async for chunk in _lines(path, options, live):
@@ -105,49 +108,64 @@ async def read(path: Path, options: LogOptions, live: Callable[[], bool]) -> Asy
             return
 
 
+class _Reader:
+    """Reads whole lines across the files of a log. Open files are read to their end even if they are rotated meanwhile."""
+
+    def __init__(self, path: Path, tail: int | None) -> None:
+        self._path = path
+        self._rest = b""
+        self._open: list[int] = []
+        for file, offset in _first(files_of(path), tail):
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(file, os.O_RDONLY)
+                os.lseek(fd, offset, os.SEEK_SET)
+                self._open.append(fd)
+
+    def close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+
+    def read(self) -> list[bytes] | None:
+        """The next lines; None if there are none now."""
+        while True:
+            if not self._open:
+                if _inode(self._path) is None:
+                    return None
+                self._open.append(os.open(self._path, os.O_RDONLY))
+            lines = self._chunk(self._open[0])
+            if lines is None and len(self._open) == 1:
+                if not _replaced(self._open[0], self._path):
+                    return None
+                # More may have been written between the last read and the rotation.
+                lines = self._chunk(self._open[0])
+                if lines is None:
+                    self._open.append(os.open(self._path, os.O_RDONLY))
+            if lines is not None:
+                return lines
+            os.close(self._open.pop(0))
+
+    def _chunk(self, fd: int) -> list[bytes] | None:
+        data = os.read(fd, CHUNK_BYTES)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+
 async def _lines(path: Path, options: LogOptions, live: Callable[[], bool]) -> AsyncIterator[list[bytes]]:
-    """Whole lines on disk, in groups."""
-    # Held open from here on: a file that is rotated away meanwhile is still read to its end.
-    opened = []
-    for file, offset in _first(files_of(path), options.tail):
-        try:
-            fd = os.open(file, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        os.lseek(fd, offset, os.SEEK_SET)
-        opened.append(fd)
-    rest = b""
+    """Whole lines as they are on disk, in groups."""
+    reader = _Reader(path, options.tail)
     try:
         while True:
             was_live = live()
-            while opened:
-                data = os.read(opened[0], CHUNK_BYTES)
-                if data:
-                    lines = (rest + data).split(b"\n")
-                    rest = lines.pop()
-                    yield lines
-                    await asyncio.sleep(0)
-                    continue
-                if len(opened) == 1 and not _replaced(opened[0], path):
-                    break
-                if len(opened) == 1:
-                    # Between the last read and the rotation more may have been written to it.
-                    if data := os.read(opened[0], CHUNK_BYTES):
-                        lines = (rest + data).split(b"\n")
-                        rest = lines.pop()
-                        yield lines
-                        continue
-                    opened.append(os.open(path, os.O_RDONLY))
-                os.close(opened.pop(0))
+            while (lines := reader.read()) is not None:
+                yield lines
+                await asyncio.sleep(0)
             if not options.follow or not was_live:
                 return
-            if not opened and _inode(path) is not None:
-                opened.append(os.open(path, os.O_RDONLY))
-                continue
             await asyncio.sleep(FOLLOW_SECONDS)
     finally:
-        for fd in opened:
-            os.close(fd)
+        reader.close()
 
 
 def _replaced(fd: int, path: Path) -> bool:

@@ -1,19 +1,19 @@
-"""CPU and memory of containers, from what the operating system says of their processes.
+"""CPU and memory of containers: the sum over the processes that have the container's marker in their environment.
 
-Processes belong to a container by the marker in their environment. On Linux /proc tells, on macOS ``ps``.
+Read from ``/proc`` on Linux and from ``ps`` on macOS.
 """
 
 import os
 import re
 import subprocess
 
-from thunderfleet_kubelet.shim import MARKER_VARIABLE
+from thunderfleet_kubelet.shim.processes import MARKER_VARIABLE
 
 PS_SECONDS = 10.0
 
 
 def by_marker(markers: set[str]) -> dict[str, tuple[float, int]]:
-    """(CPU seconds, resident bytes) summed over the live processes of each container whose sandbox folder is in ``markers``."""
+    """(CPU seconds, resident bytes) of each container, summed over its live processes. ``markers``: sandbox folders."""
     if not markers:
         return {}
     return _from_proc(markers) if os.path.exists("/proc/self/stat") else _from_ps(markers)
@@ -49,7 +49,7 @@ def _from_ps(markers: set[str]) -> dict[str, tuple[float, int]]:
 
 
 def parse_ps(output: str, markers: set[str]) -> dict[str, tuple[float, int]]:
-    """The same from the text of ``ps -axEww -o rss=,time=,command=`` (memory in KiB, time as ``[[dd-]hh:]mm:ss.ss``)."""
+    """The sums from the output of ``ps -axEww -o rss=,time=,command=`` (memory in KiB, time as ``[[dd-]hh:]mm:ss.ss``)."""
     pattern = re.compile(rf"\s{MARKER_VARIABLE}=(\S+)")
     sums: dict[str, tuple[float, int]] = {}
     for line in output.splitlines():

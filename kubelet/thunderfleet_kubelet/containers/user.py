@@ -1,27 +1,26 @@
-"""Who a container runs as: never root by accident.
+"""The user and groups of a container: never root by accident.
 
-A native process has the machine's real users, so a container's user is a decision with consequences. Pure but for looking up
-names; what the kubelet itself is and may become comes in as a value.
+A native process runs as a real user of the machine. The decision depends only on its arguments and on the machine's users.
 """
 
 import grp
 import os
 import pwd
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_kubelet.containers.errors import ContainerConfigError
+
 Json = dict[str, Any]
 
-
-class ConfigProblem(Exception):
-    """The container cannot be created as its spec asks; the sentence goes into Waiting with CreateContainerConfigError."""
+RUN_AS_USER = "runAsUser"
+IMAGE = "the image's user"
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Numbers of the machine's users and groups. ``groups`` are the supplementary ones."""
+class ContainerUser:
+    """Numeric user and groups of this machine. ``groups``: the supplementary ones."""
 
     uid: int
     gid: int
@@ -29,23 +28,25 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Self:
-    """What the kubelet is: its own user, and the ranges of users it can name (None: all, as outside of a user namespace)."""
+class KubeletUser:
+    """The kubelet's own user, and the users that exist as (first, count) ranges; None outside of a user namespace."""
 
     uid: int
     gid: int
     uids: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
-    def here(cls) -> "Self":
-        """This process."""
+    def here(cls) -> "KubeletUser":
+        """The user of this process."""
         return cls(os.geteuid(), os.getegid(), _mapped(Path("/proc/self/uid_map")))
 
     @property
     def in_user_namespace(self) -> bool:
+        """Whether only some of the machine's users exist here."""
         return self.uids is not None
 
     def maps(self, uid: int) -> bool:
+        """Whether the user exists here."""
         return self.uids is None or any(first <= uid < first + count for first, count in self.uids)
 
 
@@ -59,55 +60,64 @@ def _mapped(file: Path) -> tuple[tuple[int, int], ...] | None:
     return tuple((row[0], row[2]) for row in rows)
 
 
-def decide(pod: Json, container: Json, image_user: str, default: tuple[int, int] | None, kubelet: Self) -> Identity:
-    """The container's identity: runAsUser of container or pod, else the image's user, else the configured ``default`` (uid,
-    gid), else the kubelet's own. Raises ConfigProblem for root that nobody asked for, and for users that cannot be had.
+def decide(pod: Json, container: Json, image_user: str, default: tuple[int, int] | None, kubelet: KubeletUser) -> ContainerUser:
+    """The container's user: runAsUser of container or pod, or the image's, or ``default`` (uid, gid), or the kubelet's own.
+
+    Raises ContainerConfigError for root that the spec does not ask for, and for users that the kubelet cannot switch to.
     """
     of_pod: Json = pod["spec"].get("securityContext") or {}
     of_container: Json = container.get("securityContext") or {}
-    merged: Mapping[str, Any] = {**of_pod, **{key: value for key, value in of_container.items() if value is not None}}
+    context: Json = {**of_pod, **{key: value for key, value in of_container.items() if value is not None}}
     image_uid, image_gid = _image_user(image_user)
-    asked = merged.get("runAsUser")
-    if asked is not None:
-        uid, source = int(asked), "runAsUser"
-    elif image_uid is not None:
-        uid, source = image_uid, "the image's user"
-    elif default is not None:
-        uid, source = default[0], "the kubelet's default user"
-    else:
-        uid, source = kubelet.uid, "the kubelet's own user"
-    if uid == 0 and asked is None and not (kubelet.in_user_namespace and kubelet.uid == 0):
-        raise ConfigProblem(
-            f"container {container['name']!r} would run as root, because {source} is root and runAsUser is not set: "
-            "set securityContext.runAsUser (0 if it must be root)"
-        )
-    if uid == 0 and merged.get("runAsNonRoot"):
-        raise ConfigProblem(f"container {container['name']!r} has runAsNonRoot, and {source} is root (0)")
-    if not kubelet.maps(uid):
-        raise ConfigProblem(
-            f"container {container['name']!r} cannot run as user {uid} ({source}): the kubelet is in a user namespace "
-            f"in which only {_ranges(kubelet.uids or ())} is mapped"
-        )
-    if kubelet.uid != 0 and uid != kubelet.uid:
-        raise ConfigProblem(
-            f"container {container['name']!r} cannot run as user {uid} ({source}): the kubelet is not root, so "
-            f"containers run as its own user, {kubelet.uid}"
-        )
-    if merged.get("runAsGroup") is not None:
-        gid = int(merged["runAsGroup"])
-    elif asked is None and image_uid is not None and image_gid is not None:
+    uid, source = _user(context, image_uid, default, kubelet)
+    _check_user(str(container["name"]), uid, source, context, kubelet)
+    if context.get("runAsGroup") is not None:
+        gid = int(context["runAsGroup"])
+    elif source == IMAGE and image_gid is not None:
         gid = image_gid
     else:
         gid = _group_of(uid, default, kubelet)
     groups = sorted({int(group) for group in of_pod.get("supplementalGroups") or []} | _fs_group(of_pod))
-    same = uid == kubelet.uid
-    if same and gid != kubelet.gid and (kubelet.uid != 0 or kubelet.in_user_namespace):
-        raise ConfigProblem(f"container {container['name']!r} cannot run as group {gid}: the kubelet's is {kubelet.gid}")
-    if groups and (kubelet.uid != 0 or kubelet.in_user_namespace):
-        raise ConfigProblem(
-            f"container {container['name']!r} cannot have the supplementary groups {groups}: the kubelet is not root"
+    _check_groups(str(container["name"]), uid, gid, groups, kubelet)
+    return ContainerUser(uid, gid, tuple(groups))
+
+
+def _user(context: Json, image_uid: int | None, default: tuple[int, int] | None, kubelet: KubeletUser) -> tuple[int, str]:
+    """The uid, and where it comes from."""
+    if context.get("runAsUser") is not None:
+        return int(context["runAsUser"]), RUN_AS_USER
+    if image_uid is not None:
+        return image_uid, IMAGE
+    return (default[0], "the kubelet's default user") if default is not None else (kubelet.uid, "the kubelet's own user")
+
+
+def _check_user(name: str, uid: int, source: str, context: Json, kubelet: KubeletUser) -> None:
+    if uid == 0 and source != RUN_AS_USER and not (kubelet.in_user_namespace and kubelet.uid == 0):
+        raise ContainerConfigError(
+            f"container {name!r} would run as root: {source} is root and runAsUser is not set; "
+            "set securityContext.runAsUser (0 to run as root)"
         )
-    return Identity(uid, gid, tuple(groups))
+    if uid == 0 and context.get("runAsNonRoot"):
+        raise ContainerConfigError(f"container {name!r} has runAsNonRoot, but {source} is root (0)")
+    if not kubelet.maps(uid):
+        raise ContainerConfigError(
+            f"container {name!r} cannot run as user {uid} ({source}): the kubelet's user namespace maps only "
+            f"{_ranges(kubelet.uids or ())}"
+        )
+    if kubelet.uid not in (0, uid):
+        raise ContainerConfigError(
+            f"container {name!r} cannot run as user {uid} ({source}): the kubelet is not root, so containers run as its own "
+            f"user, {kubelet.uid}"
+        )
+
+
+def _check_groups(name: str, uid: int, gid: int, groups: list[int], kubelet: KubeletUser) -> None:
+    if kubelet.uid == 0 and not kubelet.in_user_namespace:
+        return
+    if uid == kubelet.uid and gid != kubelet.gid:
+        raise ContainerConfigError(f"container {name!r} cannot run as group {gid}: the kubelet's group is {kubelet.gid}")
+    if groups:
+        raise ContainerConfigError(f"container {name!r} cannot have supplementary groups {groups}: the kubelet is not root")
 
 
 def _fs_group(context: Json) -> set[int]:
@@ -128,12 +138,12 @@ def _image_user(text: str) -> tuple[int | None, int | None]:
         if group:
             return uid, int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
     except KeyError as error:
-        raise ConfigProblem(f"the image's user {text!r} does not exist on this machine: {error}") from error
+        raise ContainerConfigError(f"the image's user {text!r} not found on this machine: {error}") from error
     return uid, None
 
 
-def _group_of(uid: int, default: tuple[int, int] | None, kubelet: Self) -> int:
-    """The primary group of a user: never group 0 for one that this machine does not know."""
+def _group_of(uid: int, default: tuple[int, int] | None, kubelet: KubeletUser) -> int:
+    """The primary group of a user; for an unknown user never group 0."""
     if uid == kubelet.uid:
         return kubelet.gid
     if default is not None and uid == default[0]:

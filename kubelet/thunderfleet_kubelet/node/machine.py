@@ -1,8 +1,7 @@
-"""Asks the machine what it is: the only module that runs commands and reads /proc for the Node.
+"""Reads the machine: runs commands and reads /proc for the Node.
 
-A Mac is a Mac because its commands say so, never because of a flag: a recorded Mac is a folder of such commands at the front
-of PATH, and the same code reads both. Every command has a time limit and something to fall back on, because a kubelet that
-waits for a hung command takes its pods with it.
+A machine is a Mac if it has the commands of one: a recorded Mac is a folder of such commands at the front of PATH, and the same
+code reads both. Every command has a time limit and a fallback: a kubelet that waits for a hung command neglects its pods.
 """
 
 import asyncio
@@ -15,70 +14,14 @@ import shutil
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers, wired_limit_bytes
 
 log = logging.getLogger(__name__)
 
 COMMAND_SECONDS = 2.0
-GIB = 1024**3
-# macOS lets the GPU wire 75 % of a large Mac's memory and two thirds of a small one's, unless told otherwise.
-LARGE_MAC_BYTES = 36 * GIB
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What stays the same for as long as the machine is up. Bytes are bytes."""
-
-    operating_system: str
-    """``darwin`` or ``linux``."""
-    architecture: str
-    """Go's word: ``arm64`` or ``amd64``."""
-    cpus: int
-    memory_bytes: int
-    """What pods can have of the memory: on a Mac what the GPU may wire, elsewhere all of it."""
-    disk_bytes: int
-    """Size of the file system that holds the kubelet's folder."""
-    os_image: str
-    kernel_version: str
-    machine_id: str
-    boot_id: str
-    chip: str | None = None
-    """Apple's name of the chip (``Apple M3 Ultra``); None on other machines."""
-
-    @property
-    def is_mac(self) -> bool:
-        return self.operating_system == "darwin"
-
-
-@dataclass(frozen=True)
-class Readings:
-    """What changes from moment to moment. None: could not be read."""
-
-    memory_short: bool | None
-    memory_text: str
-    disk_free_bytes: int | None
-    disk_total_bytes: int | None
-    processes: int | None
-    processes_limit: int | None
-
-
-def wired_limit_bytes(memory_bytes: int, limit_mb: int | None) -> int:
-    """What the GPU may wire of ``memory_bytes`` given ``iogpu.wired_limit_mb`` (0 or None: the system's default)."""
-    if limit_mb:
-        return min(limit_mb * 1024**2, memory_bytes)
-    return memory_bytes * 3 // 4 if memory_bytes > LARGE_MAC_BYTES else memory_bytes * 2 // 3
-
-
-def go_architecture(word: str) -> str:
-    """Go's name of an architecture from uname's."""
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(word, word)
-
-
-def parse_sw_vers(text: str) -> dict[str, str]:
-    """``sw_vers`` output to {``ProductName``: …, ``ProductVersion``: …, ``BuildVersion``: …}."""
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines()) if value}
 
 
 class Asker:
@@ -150,11 +93,6 @@ def _read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
-
-
-def meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
-    return {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def _host_memory() -> int:

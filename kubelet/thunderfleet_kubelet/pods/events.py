@@ -1,8 +1,7 @@
-"""Events about pods (core/v1): what somebody sees in ``kubectl describe``.
+"""Writes Events about pods (core/v1), which ``kubectl describe`` shows.
 
-The same thing said again raises the count of the Event that is there, and no more often than every ``QUIET_SECONDS``, so that
-a container that crashes for a week does not fill etcd. Events are news, not state: when the API server is away they are kept
-for a while, then dropped.
+A repeated Event raises the count of the existing one, at most every ``QUIET_SECONDS``, so that a crash-looping container does
+not fill etcd. While the API server is away, the last ``KEPT`` Events are kept.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from typing import Literal
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_kubelet.pods.lifecycle import format_time
+from thunderfleet_kubelet.timestamps import format_time
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class _Known:
 
 @dataclass
 class Recorder:
-    """Takes Events without waiting, and sends them one after the other while ``run`` runs."""
+    """Queues Events; ``run`` sends them one after the other."""
 
     kube: Callable[[], Kube]
     node_name: str
@@ -47,7 +46,7 @@ class Recorder:
     def pod(
         self, pod: Json, kind: Literal["Normal", "Warning"], reason: str, message: str, container: str | None = None
     ) -> None:
-        """An Event about ``pod``, or about one container of it."""
+        """Records an Event about ``pod`` or one of its containers."""
         metadata = pod["metadata"]
         reference: Json = {
             "apiVersion": "v1",
@@ -114,10 +113,10 @@ class Recorder:
                     if error.transient:
                         await asyncio.sleep(RETRY_SECONDS)
                         continue
-                    log.debug("event %s refused: %s", body["reason"], error)
+                    log.debug("event %s rejected: %s", body["reason"], error)
                 except Exception:
-                    # News that cannot be told must not end the telling.
-                    log.exception("event %s lost", body["reason"])
+                    # One bad event must not stop the others.
+                    log.exception("event %s not written", body["reason"])
                 if self._queue and self._queue[0][0] == key:
                     self._queue.popleft()
             self._wake.clear()

@@ -1,7 +1,7 @@
-"""ConfigMaps, Secrets and tokens that pods of this node use, read from the API server and remembered for a short while.
+"""Reads the ConfigMaps, Secrets and tokens of this node's pods from the API server, with a short cache.
 
-A node may read only what its own pods name, by name. Several containers of several pods often name the same object, so what
-was read is shared for ``FRESH_SECONDS``.
+The API server lets a node read only the objects that its own pods name. Pods often share them, so an object is cached for
+``FRESH_SECONDS``.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Literal
 
 from thunderfleet_lib.kube import Json, Kube
 
-from thunderfleet_kubelet.pods.lifecycle import parse_time
+from thunderfleet_kubelet.timestamps import parse_time
 
 FRESH_SECONDS = 30.0
 ROTATE_AT = 0.8
-"""A token is replaced after this share of the life that the API server gave it."""
+"""A token is replaced after this fraction of its lifetime."""
 
 Kind = Literal["ConfigMap", "Secret"]
 _PLURALS: dict[Kind, str] = {"ConfigMap": "configmaps", "Secret": "secrets"}
@@ -24,14 +24,14 @@ _PLURALS: dict[Kind, str] = {"ConfigMap": "configmaps", "Secret": "secrets"}
 
 @dataclass(frozen=True)
 class Token:
-    """A service account's token and when to replace it (seconds since the epoch)."""
+    """A service account token; ``rotate_at``: when to replace it (seconds since the epoch)."""
 
     text: str
     rotate_at: float
 
 
 class Objects:
-    """The API server as volumes and environments see it."""
+    """Cached reads of the API server."""
 
     def __init__(self, kube: Callable[[], Kube]) -> None:
         self._kube = kube
@@ -40,7 +40,7 @@ class Objects:
         self._tokens: dict[tuple[str, str, str, str, int], Token] = {}
 
     async def get(self, kind: Kind, namespace: str, name: str, *, max_age: float = FRESH_SECONDS) -> Json | None:
-        """The object, at most ``max_age`` seconds old, or None when there is none. Raises ApiError."""
+        """The object, at most ``max_age`` seconds old, or None if it does not exist. Raises ApiError."""
         key = (kind, namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             at, item = self._known.get(key, (float("-inf"), None))
@@ -51,7 +51,7 @@ class Objects:
             return item
 
     async def token(self, pod: Json, audience: str, seconds: int) -> Token:
-        """A token of the pod's service account, bound to the pod: the same until ``ROTATE_AT`` of its life. Raises ApiError."""
+        """A token of the pod's service account, bound to the pod; cached for ``ROTATE_AT`` of its life. Raises ApiError."""
         metadata = pod["metadata"]
         account = str(pod["spec"].get("serviceAccountName") or "default")
         key = (metadata["namespace"], account, metadata["uid"], audience, seconds)
@@ -69,14 +69,14 @@ class Objects:
             f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
         )
-        # The token's own expiry may be extended by the API server; what counts is what it says here.
+        # The token's own expiry may be later (the API server extends it); this one counts.
         end = parse_time(str(answer["status"]["expirationTimestamp"]))
         fresh = Token(str(answer["status"]["token"]), now + ROTATE_AT * (end - now))
         self._tokens[key] = fresh
         return fresh
 
     def forget(self, uid: str) -> None:
-        """Forgets the tokens of a pod that has ended, and objects that nobody asked for in a long while."""
+        """Drops the tokens of a pod that has ended, and objects that were not read for ten minutes."""
         self._tokens = {key: token for key, token in self._tokens.items() if key[2] != uid}
         old = time.monotonic() - 600
         self._known = {key: known for key, known in self._known.items() if known[0] > old}

@@ -1,4 +1,4 @@
-"""What the kubelet's configuration says about running containers, as one value that can be replaced while it runs."""
+"""The part of the kubelet's configuration that pods need; it can be replaced while the kubelet runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,13 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class RuntimeSettings:
-    """What the kubelet's configuration says about running containers.
+class PodSettings:
+    """Settings of all pods.
 
-    ``path``: folders in front of every container's PATH. ``python_path``: PYTHONPATH of every container, if any. ``images``:
-    exact image name -> image folder. ``default_user``: (uid, gid) of containers without ``runAsUser``; None is the kubelet's
-    own user. ``api_server``: (host, port) that containers get as KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's
-    InternalIPs, the first is the pods' and host's IP. ``allocatable``: the Node's allocatable quantities (``cpu``, ``memory``,
-    ``pods``) and ``labels`` its labels, for the second admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``.
+    ``path``: folders in front of every container's PATH. ``python_path``: every container's PYTHONPATH. ``images``: image
+    name to folder. ``default_user``: (uid, gid) of containers without a user; None is the kubelet's own. ``api_server``: host
+    and port of KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's InternalIPs, first the one of its pods.
+    ``allocatable`` and ``labels``: the Node's, for admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``.
     """
 
     path: tuple[Path, ...] = ()

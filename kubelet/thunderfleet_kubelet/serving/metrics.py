@@ -1,75 +1,73 @@
-"""The kubelet's own figures, in a registry of its own, and the resource figures that `kubectl top` is made of."""
+"""The kubelet's Prometheus metrics, and ``/metrics/resource`` for ``kubectl top``."""
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from thunderfleet_kubelet.node.machine import meminfo
-from thunderfleet_kubelet.pods.manager import ContainerUsage
+from thunderfleet_kubelet.node.facts import meminfo
+from thunderfleet_kubelet.pods.queries import ContainerUsage, PodCounts
 
 
 class Metrics:
-    """What a scrape of ``/metrics`` shows. ``api`` tells (requests, writes) to the API server so far."""
+    """The metrics of ``/metrics``. ``api``: returns the number of (requests, writes) to the API server."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, node_name: str, version: str, api: Callable[[], tuple[int, int]]) -> None:
         self.registry = CollectorRegistry()
         self._api = api
-        self._counts: Mapping[str, Any] = {}
+        self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
             "thunderfleet_kubelet_http_requests",
-            "Requests to the kubelet's server, by what was asked and how it ended",
+            "Requests to the kubelet's server, by kind and HTTP status",
             ["kind", "code"],
             registry=self.registry,
         )
         self._expiry = Gauge(
             "thunderfleet_kubelet_certificate_expiry_seconds",
-            "When a certificate ends, in seconds since 1970",
+            "When a certificate expires, in seconds since the epoch",
             ["name"],
             registry=self.registry,
         )
         self.registered = Gauge(
-            "thunderfleet_kubelet_node_registered", "1 while the Node stands in the cluster", registry=self.registry
+            "thunderfleet_kubelet_node_registered", "1 while the Node is registered", registry=self.registry
         )
-        Gauge("thunderfleet_kubelet_info", "What runs here", ["node", "version"], registry=self.registry).labels(
-            node_name, version
-        ).set(1)
+        Gauge(
+            "thunderfleet_kubelet_info", "The node and the version of the kubelet", ["node", "version"], registry=self.registry
+        ).labels(node_name, version).set(1)
         self.registry.register(self)
 
     def served(self, kind: str, code: int) -> None:
-        """Counts one answered request."""
+        """Counts one request."""
         self._requests.labels(kind, str(code)).inc()
 
     def expires(self, name: str, seconds: float) -> None:
-        """Certificate ``name`` ends at ``seconds`` since 1970."""
+        """Sets when certificate ``name`` expires (seconds since the epoch)."""
         self._expiry.labels(name).set(seconds)
 
-    def text(self, counts: Mapping[str, Any]) -> bytes:
-        """The whole page; ``counts`` are the pod manager's."""
+    def text(self, counts: PodCounts) -> bytes:
+        """The page, with the current ``counts``."""
         self._counts = counts
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Any]:
-        """Figures that others count; prometheus-client calls this."""
+        """The metrics that others count. Called by prometheus-client."""
         requests, writes = self._api()
         yield CounterMetricFamily("thunderfleet_kubelet_api_requests", "Requests to the API server", value=requests)
         yield CounterMetricFamily("thunderfleet_kubelet_api_writes", "Requests to the API server other than GET", value=writes)
-        for name, help_text in (("pods", "Pods that this node accepted"), ("containers", "Containers that run")):
-            if name in self._counts:
-                yield GaugeMetricFamily(f"thunderfleet_kubelet_{name}", help_text, value=self._counts[name])
-        if "restarts" in self._counts:
-            yield CounterMetricFamily(
-                "thunderfleet_kubelet_container_restarts", "Containers started again", value=self._counts["restarts"]
-            )
+        counts = self._counts
+        yield GaugeMetricFamily("thunderfleet_kubelet_pods", "Accepted pods that have not ended", value=counts.pods)
+        yield GaugeMetricFamily("thunderfleet_kubelet_containers", "Running containers", value=counts.containers)
+        yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts", value=counts.restarts)
 
 
 def _machine_usage() -> tuple[float | None, int | None]:
-    """(CPU seconds since boot, memory in use in bytes) of the whole machine, where /proc tells."""
+    """(CPU seconds since boot, used memory in bytes) of the machine; None without ``/proc``."""
     try:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
         memory = meminfo(Path("/proc/meminfo").read_text())
@@ -77,27 +75,26 @@ def _machine_usage() -> tuple[float | None, int | None]:
         return None, None
     # user nice system idle iowait irq softirq steal; guest time is counted in user already
     busy = sum(fields[:3]) + sum(fields[5:8])
-    import os
-
     return busy / os.sysconf("SC_CLK_TCK"), memory["MemTotal"] - memory["MemAvailable"]
 
 
 class _Families:
-    """One scrape's families, registered for just that scrape."""
+    """The families of one scrape."""
 
     def __init__(self, families: Iterable[Any]) -> None:
         self.families = list(families)
 
     def collect(self) -> Iterable[Any]:
+        """Called by prometheus-client."""
         return self.families
 
 
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
-    """``/metrics/resource`` as metrics-server reads it. Memory is the resident memory: a Mac knows no working set."""
+    """``/metrics/resource`` for metrics-server. Memory is the resident memory; macOS has no working set."""
     labels = ["container", "namespace", "pod"]
     cpu = CounterMetricFamily("container_cpu_usage_seconds", "CPU time of the container in seconds", labels=labels)
     memory = GaugeMetricFamily("container_memory_working_set_bytes", "Memory of the container in bytes", labels=labels)
-    start = GaugeMetricFamily("container_start_time_seconds", "Start of the container, seconds since 1970", labels=labels)
+    start = GaugeMetricFamily("container_start_time_seconds", "Start time in seconds since the epoch", labels=labels)
     pod_cpu = CounterMetricFamily("pod_cpu_usage_seconds", "CPU time of the pod in seconds", labels=labels[1:])
     pod_memory = GaugeMetricFamily("pod_memory_working_set_bytes", "Memory of the pod in bytes", labels=labels[1:])
     pods: dict[tuple[str, str], tuple[float, int, float]] = {}
@@ -116,7 +113,7 @@ def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
     if busy is not None and used is not None:
         families.append(CounterMetricFamily("node_cpu_usage_seconds", "CPU time of the machine in seconds", value=busy))
         families.append(GaugeMetricFamily("node_memory_working_set_bytes", "Memory of the machine in bytes", value=used))
-    families.append(GaugeMetricFamily("resource_scrape_error", "1 if something could not be read", value=0 if busy else 1))
+    families.append(GaugeMetricFamily("resource_scrape_error", "1 if a value could not be read", value=0 if busy else 1))
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return re.sub(rb"# EOF\n$", b"", generate_latest(registry))

@@ -19,7 +19,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
 
-from thunderfleet_lib.kube.names import Json
+from thunderfleet_lib.kube.names import Json, key_of
 from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
 JSON = "application/json"
@@ -27,6 +27,8 @@ APPLY = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 300
@@ -130,10 +132,17 @@ class Kube:
         await self.close()
 
     async def _send(
-        self, method: str, path: str, query: Mapping[str, object] | None, body: object, content: str, timeout: object
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        content: str,
+        timeout: object,
+        accept: str = JSON,
     ) -> Any:
         url = self.host + path + ("?" + urlencode({k: _text(v) for k, v in query.items()}) if query else "")
-        headers = {"Accept": JSON, "Content-Type": content}
+        headers = {"Accept": accept, "Content-Type": content}
         self.requests += 1
         if method != "GET":
             self.writes += 1
@@ -156,9 +165,10 @@ class Kube:
         body: object = None,
         content: str = JSON,
         seconds: float = REQUEST_SECONDS,
+        accept: str = JSON,
     ) -> Json:
         """One request; the answer's JSON object. Raises ApiError."""
-        response = await self._send(method, path, query, body, content, aiohttp.ClientTimeout(total=seconds))
+        response = await self._send(method, path, query, body, content, aiohttp.ClientTimeout(total=seconds), accept)
         try:
             data = await response.read()
         except TimeoutError as error:
@@ -187,17 +197,26 @@ class Kube:
                 return None
             raise
 
-    async def list(self, path: str, **query: object) -> tuple[list[Json], str]:
-        """All items of a collection, page by page, and the list's resourceVersion."""
+    async def _pages(self, path: str, query: Mapping[str, object], accept: str) -> tuple[list[Json], str]:
         items: list[Json] = []
         token = ""
         while True:
-            page = await self.get(path, limit=PAGE, **query, **({"continue": token} if token else {}))
+            full = {"limit": PAGE, **query, **({"continue": token} if token else {})}
+            page = await self.request("GET", path, query=full, accept=accept)
             items.extend(page.get("items") or [])
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or ""
             if not token:
                 return items, str(metadata.get("resourceVersion") or "")
+
+    async def list(self, path: str, **query: object) -> tuple[list[Json], str]:
+        """All items of a collection, page by page, and the list's resourceVersion."""
+        return await self._pages(path, query, JSON)
+
+    async def list_keys(self, path: str, **query: object) -> tuple[set[str], str]:
+        """The keys of all items of a collection and the list's resourceVersion. The server sends only metadata."""
+        items, version = await self._pages(path, query, METADATA_LIST)
+        return {key_of(item) for item in items}, version
 
     async def create(self, path: str, body: Json) -> Json:
         return await self.request("POST", path, body=body)

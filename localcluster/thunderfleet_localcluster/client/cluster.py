@@ -1,45 +1,50 @@
-"""Clusters from Python: for the command line, the demo and the tests.
+"""Local clusters from Python.
 
-``Cluster.start`` brings one up and returns when every Node is Ready; leaving the ``with`` block, or the end of this process
-in any way, takes it down. ``detach`` lets it live on. ``Cluster.attach`` finds one that runs.
+``Cluster.start`` starts one; it ends with the ``with`` block, and with this process however that ends, unless ``detach`` is
+called. ``Cluster.attach`` finds a running one.
 """
 
-import contextlib
-import fcntl
 import json
 import os
-import select
-import shutil
-import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from thunderfleet_localcluster.controlplane.assets import find_assets
+from thunderfleet_localcluster.client.control import end_cluster, running, send_command
+from thunderfleet_localcluster.client.launch import (
+    Event,
+    Network,
+    Supervisor,
+    choose_network,
+    end_supervisor,
+    fleet_text,
+    image_spec,
+    kubelet_command,
+    start_supervisor,
+    wait_until_up,
+)
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet.file import DEFAULT_FLEET, Fleet, parse_fleet
+from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
-from thunderfleet_localcluster.image import IMAGE, Image, make_image
-from thunderfleet_localcluster.network.namespaces import can_isolate
-from thunderfleet_localcluster.paths import DEFAULT_NAME, ClusterFolder, cache_folder
+from thunderfleet_localcluster.fleet.spec import Fleet
+from thunderfleet_localcluster.paths import DEFAULT_NAME, cluster_folder
+from thunderfleet_localcluster.programs import find_programs
+from thunderfleet_localcluster.supervisor.spec import Spec
 
 UP_SECONDS = 300
-DOWN_SECONDS = 30
-ORDER_SECONDS = 60
-
-Event = dict[str, Any]
-Network = Literal["auto", "namespaces", "loopback"]
+COMMAND_SECONDS = 60
+UNPRIVILEGED = 65534
+"""User and group of containers when root runs the cluster: nobody."""
 
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """A machine of a running cluster: where it is, and its folder (``bin`` holds a recorded Mac's commands)."""
+    """A machine of a running cluster; ``bin`` in its folder holds the commands of a recorded Mac."""
 
     name: str
     kind: str
@@ -50,60 +55,60 @@ class MachineInfo:
 
 
 class Machine(MachineInfo):
-    """A machine, and the orders that one can give for it."""
+    """A machine, with what can be done to it."""
 
     cluster: "Cluster"
 
     def _do(self, action: str) -> None:
-        self.cluster.order(do="machine", name=self.name, action=action)
+        self.cluster.command(do="machine", name=self.name, action=action)
 
     def kill_kubelet(self) -> None:
-        """SIGKILL to the kubelet alone; what it started goes on."""
+        """Send SIGKILL to the kubelet only; what it started keeps running."""
         self._do("kill-kubelet")
 
     def stop_kubelet(self) -> None:
-        """SIGTERM to the kubelet alone."""
+        """Send SIGTERM to the kubelet only."""
         self._do("stop-kubelet")
 
     def freeze_kubelet(self) -> None:
-        """SIGSTOP to the kubelet alone."""
+        """Send SIGSTOP to the kubelet only."""
         self._do("freeze-kubelet")
 
     def thaw_kubelet(self) -> None:
-        """SIGCONT to the kubelet."""
+        """Send SIGCONT to the kubelet."""
         self._do("thaw-kubelet")
 
     def start_kubelet(self) -> None:
-        """Starts the kubelet again."""
+        """Start the kubelet again."""
         self._do("start-kubelet")
 
     def off(self) -> None:
-        """Pulls the power plug: every process of the machine is killed, its cables are dead."""
+        """Cut the power: every process of the machine is killed, its cables carry nothing."""
         self._do("off")
 
     def on(self) -> None:
-        """Switches the machine on again; its kubelet starts with it."""
+        """Switch the machine on again; its kubelet starts with it."""
         self._do("on")
 
     def run(self, argv: Sequence[str], text: str = "", seconds: float = 30) -> subprocess.CompletedProcess[str]:
-        """Runs a command on the machine, in its network, with its commands first on PATH."""
-        answer = self.cluster.order(
-            do="run", name=self.name, argv=list(argv), input=text, seconds=seconds, wait=seconds + ORDER_SECONDS
+        """Run a command on the machine, in its network, with its own commands first on PATH."""
+        answer = self.cluster.command(
+            do="run", name=self.name, argv=list(argv), input=text, seconds=seconds, wait=seconds + COMMAND_SECONDS
         )
         return subprocess.CompletedProcess(list(argv), answer["code"], answer["stdout"], answer["stderr"])
 
 
 class Cluster:
-    """A cluster that runs."""
+    """A running cluster."""
 
-    def __init__(self, folder: ClusterFolder, state: Mapping[str, Any], keeper: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, folder: ClusterFolder, state: Mapping[str, Any], supervisor: Supervisor | None = None) -> None:
         self.folder = folder
         self.state = state
-        self._keeper = keeper
-        self.began_seconds: float | None = None
-        """How long ``start`` took, in seconds."""
+        self._supervisor = supervisor
+        self.start_seconds: float | None = None
+        """Duration of ``start``."""
 
-    # -- begin and end -----------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def start(
@@ -119,84 +124,77 @@ class Cluster:
         kubelet: Sequence[str] | None = None,
         join: bool = True,
     ) -> "Cluster":
-        """Brings a cluster up: ``fleet`` is a Fleet, the path of a fleet file, or its text; None is the default fleet. Waits
-        at most ``seconds`` for every Node to be Ready. ``audit`` writes ``<folder>/logs/audit.log``. ``kubelet`` is the
-        command line of the kubelet; with ``join=False`` machines start without one. Raises LocalClusterError.
+        """Start a cluster and wait at most ``seconds`` until every Node is Ready. Raises LocalClusterError.
+
+        ``fleet`` is a Fleet, the path of a fleet file, or its text; None is the default fleet. ``audit`` writes
+        ``logs/audit.log``. ``kubelet`` is the command line of the kubelet; ``join=False`` starts machines without kubelets.
         """
         began = time.monotonic()
         tell = on_event or (lambda event: None)
-        folder = ClusterFolder.of(name, directory)
-        text, file = _fleet_text(fleet)
+        folder = cluster_folder(name, directory)
+        text, file = fleet_text(fleet)
         parsed = parse_fleet(text, file)
-        assets = find_assets(tell)
+        assets = find_programs(tell)
         mode, reason = choose_network(network)
         if running(folder):
-            raise LocalClusterError(f"cluster {name} runs already in {folder.root}: `thunderfleet down` ends it")
-        plan_layout(parsed, "loopback" if mode == "loopback" else "namespaces")
+            raise LocalClusterError(f"cluster {name} is already running in {folder.root}; `thunderfleet down` ends it")
+        plan_layout(parsed, mode)
         tell({"state": "network", "network": mode, "reason": reason})
-        image = _image(tell)
-        _make_folder(folder)
-        spec = {
-            "name": name,
-            "mode": mode,
-            "reason": reason,
-            "assets": str(assets),
-            "fleet": text,
-            "fleetFile": file,
-            "imageName": IMAGE,
-            "imageFolder": str(image.folder),
-            "imageLock": str(image.lock),
-            "kubelet": list(kubelet or kubelet_command()) if join else None,
-            "audit": audit,
-            "defaultUser": {"uid": 65534, "gid": 65534} if os.geteuid() == 0 else None,
-        }
-        file_spec = folder.root / "up.json"
-        file_spec.write_text(json.dumps(spec, indent=2))
-        keeper = _spawn_keeper(folder, file_spec)
+        spec = Spec(
+            name=name,
+            mode=mode,
+            reason=reason,
+            assets=str(assets),
+            fleet=text,
+            fleet_file=file,
+            image=image_spec(tell),
+            kubelet=tuple(kubelet or kubelet_command()) if join else None,
+            audit=audit,
+            user={"uid": UNPRIVILEGED, "gid": UNPRIVILEGED} if os.geteuid() == 0 else None,
+        )
+        supervisor = start_supervisor(folder, spec)
         try:
-            state = _await_ready(keeper, folder, tell, began + seconds)
+            state = wait_until_up(supervisor, folder, tell, began + seconds)
         except BaseException:
-            _end(keeper)
+            end_supervisor(supervisor)
             raise
-        cluster = cls(folder, state, keeper)
-        cluster.began_seconds = time.monotonic() - began
+        cluster = cls(folder, state, supervisor)
+        cluster.start_seconds = time.monotonic() - began
         return cluster
 
     @classmethod
     def attach(cls, name: str = DEFAULT_NAME, directory: Path | None = None) -> "Cluster":
-        """The cluster ``name`` that runs already. Raises LocalClusterError when there is none."""
-        folder = ClusterFolder.of(name, directory)
+        """The running cluster ``name``. Raises LocalClusterError if it is not running."""
+        folder = cluster_folder(name, directory)
         if not running(folder):
-            raise LocalClusterError(f"no cluster runs in {folder.root}: `thunderfleet up` starts one")
+            raise LocalClusterError(f"no cluster is running in {folder.root}; `thunderfleet up` starts one")
         try:
             state = json.loads(folder.state.read_text())
         except FileNotFoundError as error:
-            raise LocalClusterError(
-                f"cluster {name} is still starting, or has just ended; see {folder.log('keeper')}"
-            ) from error
+            raise LocalClusterError(f"cluster {name} is starting or has just ended; see {folder.log('supervisor')}") from error
         return cls(folder, state)
 
     def detach(self) -> None:
-        """From now on the cluster lives until ``down``, whatever happens to this process."""
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.write(b"detach\n")
-            self._keeper.stdin.flush()
-            # The lifeline stays open until the keeper has read the word: its end comes after it in the same pipe.
-            self._keeper.stdin.close()
-            self._keeper.returncode = 0
-            self._keeper = None
+        """Let the cluster run until ``down``, also after the end of this process."""
+        if self._supervisor is not None and self._supervisor.stdin is not None:
+            self._supervisor.stdin.write(b"detach\n")
+            self._supervisor.stdin.flush()
+            # The supervisor reads the word before the end of the pipe.
+            self._supervisor.stdin.close()
+            self._supervisor.returncode = 0
+            self._supervisor = None
 
     def stop(self) -> None:
-        """Takes the cluster down; afterwards no process, port, interface or mount of it is left."""
-        if self._keeper is not None:
-            _end(self._keeper)
-            self._keeper = None
+        """End the cluster; no process, port, interface or mount of it remains."""
+        if self._supervisor is not None:
+            end_supervisor(self._supervisor)
+            self._supervisor = None
         else:
             end_cluster(self.folder)
 
     def wait(self) -> int:
-        """Waits for the end of a cluster that this process started; the keeper's exit code."""
-        return self._keeper.wait() if self._keeper else 0
+        """Wait for the end of a cluster that this process started; returns the exit code of its supervisor."""
+        return self._supervisor.wait() if self._supervisor else 0
 
     def __enter__(self) -> "Cluster":
         return self
@@ -204,7 +202,7 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    # -- where things are --------------------------------------------------------------------------------------------------
+    # -- places --------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -212,22 +210,22 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig; works from this machine."""
+        """The administrator's kubeconfig for this machine."""
         return Path(self.state["kubeconfig"])
 
     @property
     def server(self) -> str:
-        """Address of the API server for this machine."""
+        """URL of the API server for this machine."""
         return str(self.state["server"])
 
     @property
     def proxy(self) -> str:
-        """An HTTP proxy (``http://127.0.0.1:port``) by which this machine reaches every address of the cluster."""
+        """URL of an HTTP proxy from this machine to every address of the cluster. It holds the proxy's token."""
         return str(self.state["proxy"])
 
     @property
     def models(self) -> Path:
-        """The folder of weights that all machines see."""
+        """The folder of models that all machines can read."""
         return Path(self.state["models"])
 
     @property
@@ -236,7 +234,7 @@ class Cluster:
 
     @property
     def image(self) -> str:
-        """Name of the image with all of our programs."""
+        """Name of the image with our programs."""
         return str(self.state["image"]["name"])
 
     @property
@@ -250,7 +248,7 @@ class Cluster:
 
     @property
     def pid(self) -> int:
-        """Process id of the keeper: the parent of everything."""
+        """Process ID of the supervisor."""
         return int(self.folder.lock.read_text())
 
     @property
@@ -264,52 +262,54 @@ class Cluster:
             found[machine.name] = machine
         return found
 
-    # -- what one does with it ---------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
-    def order(self, *, wait: float = ORDER_SECONDS, **order: object) -> dict[str, Any]:
-        """Gives the keeper an order and returns its answer. Raises LocalClusterError."""
-        return send_order(self.folder, dict(order), wait)
+    def command(self, *, wait: float = COMMAND_SECONDS, **command: object) -> dict[str, Any]:
+        """Send a command to the supervisor and return its answer. Raises LocalClusterError."""
+        return send_command(self.folder, command, wait)
 
     def status(self) -> dict[str, Any]:
-        """Components, machines and their Nodes."""
-        return self.order(do="status")
+        """State of components, machines and Nodes."""
+        return self.command(do="status")
 
     def token(self) -> str:
-        """A new bootstrap token, valid for an hour."""
-        return str(self.order(do="token")["token"])
+        """Create a bootstrap token that is valid for an hour."""
+        return str(self.command(do="token")["token"])
 
     def component(self, name: str, action: Literal["on", "off", "freeze", "thaw"]) -> None:
-        """Kills (SIGKILL), starts, stops (SIGSTOP) or continues a program of the control plane: etcd, kube-apiserver, …"""
-        self.order(do="component", name=name, action=action)
+        """Kill (off), start (on), stop (freeze) or continue (thaw) a program of the control plane, such as etcd."""
+        self.command(do="component", name=name, action=action)
 
     def cable(
         self, action: str, end: str, rate_mbps: int | None = None, speed: str | None = None, to: str | None = None
     ) -> None:
-        """Pulls, plugs or slows the cable at ``end`` (machine:port), at both of its ends; moves the plug at ``end`` to the port
-        ``to``; or cuts it one way: connections that begin at ``end`` no longer arrive (namespaces only).
+        """Change the cable at ``end`` (machine:port).
+
+        Actions: pull, plug, slow (both ends), move (the plug at ``end`` to the port ``to``), and cut (connections that the
+        machine at ``end`` opens do not arrive; needs namespaces).
         """
-        self.order(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed, to=to)
+        self.command(do="change", what="cable", action=action, end=end, rate=rate_mbps, speed=speed, to=to)
         if to is not None:
             self.state = json.loads(self.folder.state.read_text())
 
     def lan(self, action: Literal["pull", "plug"], machine: str) -> None:
-        """Unplugs a machine from the LAN, or plugs it in again; its Thunderbolt cables stay. Namespaces only."""
-        self.order(do="change", what="lan", action=action, name=machine)
+        """Unplug a machine from the LAN, or plug it in; its Thunderbolt cables stay. Needs namespaces."""
+        self.command(do="change", what="lan", action=action, name=machine)
 
     def jaccl(self, machine: str, points: Sequence[Mapping[str, object]]) -> None:
-        """Tells a Mac's recorded JACCL where to fail or to be slow (``recorded/python/recorded_jaccl.py``); [] : nowhere."""
-        self.order(do="change", what="jaccl", name=machine, points=list(points))
+        """Make a Mac's recorded JACCL fail or wait at ``points`` (``recorded/python/recorded_jaccl.py``); []: nowhere."""
+        self.command(do="change", what="jaccl", name=machine, points=list(points))
 
     def rdma(self, action: str, machine: str) -> None:
-        """Switches a Mac's RDMA on or off, or lets its stack hang."""
-        self.order(do="change", what="rdma", action=action, name=machine)
+        """Turn a Mac's RDMA on or off, or make its stack hang."""
+        self.command(do="change", what="rdma", action=action, name=machine)
 
     def damage(self, action: str, machine: str, command: str) -> None:
-        """Damages one command of a Mac (``live.DAMAGES``), or mends it."""
-        self.order(do="change", what="command", action=action, name=machine, command=command)
+        """Damage one command of a Mac (``fault_state.DAMAGES``), or mend it."""
+        self.command(do="change", what="command", action=action, name=machine, command=command)
 
     def tool(self, name: Literal["kubectl", "helm"]) -> Path:
-        """Path of kubectl or helm of the cluster's version."""
+        """Path of kubectl or helm."""
         return Path(self.state["assets"]) / name
 
     def environment(self) -> dict[str, str]:
@@ -323,13 +323,13 @@ class Cluster:
     def kubectl(
         self, *arguments: str, text: str | None = None, seconds: float = 60, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs kubectl with ``text`` as its input. Raises LocalClusterError with what it said when it fails (and ``check``)."""
+        """Run kubectl with ``text`` as input. Raises LocalClusterError with its output if it fails and ``check`` is set."""
         return self._tool("kubectl", arguments, text, seconds, check)
 
     def helm(
         self, *arguments: str, text: str | None = None, seconds: float = 120, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs helm, like ``kubectl``."""
+        """Run helm, like ``kubectl``."""
         return self._tool("helm", arguments, text, seconds, check)
 
     def _tool(
@@ -347,188 +347,7 @@ class Cluster:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise LocalClusterError(f"{name} {' '.join(arguments)} did not end within {seconds} s") from error
+            raise LocalClusterError(f"{name} {' '.join(arguments)} did not finish within {seconds} s") from error
         if check and done.returncode != 0:
             raise LocalClusterError(f"{name} {' '.join(arguments)} failed: {done.stderr.strip() or done.stdout.strip()}")
         return done
-
-
-def kubelet_command() -> list[str]:
-    """The kubelet's command line: the installed command, else the same entry point through this Python."""
-    installed = Path(sys.executable).parent / "thunderfleet-kubelet"
-    if installed.exists():
-        return [str(installed)]
-    return [sys.executable, "-c", "import sys; from thunderfleet_kubelet.cli import main; sys.exit(main())"]
-
-
-def choose_network(network: Network) -> tuple[str, str]:
-    """The mode to use and why. Raises LocalClusterError when namespaces are wanted and cannot be had."""
-    if network == "loopback":
-        return "loopback", "asked for"
-    problem = can_isolate()
-    if problem is None:
-        return "namespaces", ""
-    if network == "namespaces":
-        raise LocalClusterError(f"no namespaces: {problem}")
-    return "loopback", problem
-
-
-def running(folder: ClusterFolder) -> bool:
-    """Whether a keeper lives in ``folder``."""
-    try:
-        with folder.lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def end_cluster(folder: ClusterFolder, seconds: float = DOWN_SECONDS) -> bool:
-    """Ends the cluster in ``folder``, by force if it does not go by itself; False when none ran. Raises LocalClusterError."""
-    if not running(folder):
-        return False
-    with contextlib.suppress(LocalClusterError):
-        send_order(folder, {"do": "down"}, 5)
-    pid = int(folder.lock.read_text())
-    deadline = time.monotonic() + seconds
-    for number, until in ((None, deadline - seconds / 2), (signal.SIGTERM, deadline - seconds / 4), (signal.SIGKILL, deadline)):
-        if number is not None and running(folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        while running(folder) and time.monotonic() < until:
-            time.sleep(0.02)
-    if running(folder):
-        raise LocalClusterError(f"the cluster in {folder.root} did not end within {seconds} s (keeper: process {pid})")
-    return True
-
-
-def remove(folder: ClusterFolder, everything: bool = False) -> None:
-    """Removes a cluster's data from disk: all but logs and models, or those too with ``everything``."""
-    if everything:
-        shutil.rmtree(folder.root, ignore_errors=True)
-        return
-    for path in (folder.control_plane, folder.machines):
-        shutil.rmtree(path, ignore_errors=True)
-    for file in (folder.state, folder.kubeconfig, folder.socket, folder.lock, folder.root / "up.json"):
-        file.unlink(missing_ok=True)
-    for path in (folder.models, folder.logs, folder.root):
-        with contextlib.suppress(OSError):
-            path.rmdir()
-
-
-def send_order(folder: ClusterFolder, order: Mapping[str, object], seconds: float) -> dict[str, Any]:
-    """One order to the keeper in ``folder``, and its answer. Raises LocalClusterError."""
-    try:
-        with _connected(folder) as channel:
-            channel.settimeout(seconds)
-            channel.sendall(json.dumps(order).encode() + b"\n")
-            answer = b""
-            while chunk := channel.recv(65536):
-                answer += chunk
-    except TimeoutError as error:
-        raise LocalClusterError(f"the keeper in {folder.root} did not answer {order.get('do')!r} within {seconds} s") from error
-    except OSError as error:
-        raise LocalClusterError(f"cannot reach the keeper in {folder.root}: {error}") from error
-    if not answer:
-        raise LocalClusterError(f"the keeper in {folder.root} went away; see {folder.log('keeper')}")
-    data: dict[str, Any] = json.loads(answer)
-    if "error" in data:
-        raise LocalClusterError(str(data["error"]), usage=bool(data.get("usage")))
-    return data
-
-
-@contextlib.contextmanager
-def _connected(folder: ClusterFolder) -> Iterator[socket.socket]:
-    """A connection to the keeper's socket. Paths of sockets hold 100 bytes: Linux reaches it by its folder's descriptor."""
-    with socket.socket(socket.AF_UNIX) as channel:
-        if sys.platform.startswith("linux"):
-            descriptor = os.open(folder.root, os.O_RDONLY)
-            try:
-                channel.connect(f"/proc/self/fd/{descriptor}/{folder.socket.name}")
-            finally:
-                os.close(descriptor)
-        else:
-            channel.connect(str(folder.socket))
-        yield channel
-
-
-def _fleet_text(fleet: Fleet | Path | str | None) -> tuple[str, str]:
-    if fleet is None:
-        return DEFAULT_FLEET, "the default fleet"
-    if isinstance(fleet, Fleet):
-        return json.dumps(fleet.model_dump(mode="json", by_alias=True, exclude_defaults=True)), "the fleet"
-    if isinstance(fleet, str):
-        return fleet, "the fleet"
-    try:
-        return fleet.read_text(encoding="utf-8"), str(fleet)
-    except (OSError, UnicodeDecodeError) as error:
-        raise LocalClusterError(f"{fleet}: cannot be read: {error}", usage=True) from error
-
-
-def _image(tell: Callable[[Event], None]) -> Image:
-    title = f"image {IMAGE}"
-    began = time.monotonic()
-    tell({"step": title, "state": "start"})
-    image = make_image(cache_folder() / "images")
-    tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
-    return image
-
-
-def _make_folder(folder: ClusterFolder) -> None:
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        folder.root.chmod(0o755)
-        folder.logs.mkdir(exist_ok=True)
-    except OSError as error:
-        raise LocalClusterError(f"cannot make the cluster's folder {folder.root}: {error.strerror}", usage=True) from error
-
-
-def _spawn_keeper(folder: ClusterFolder, spec: Path) -> subprocess.Popen[bytes]:
-    with folder.log("keeper").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "thunderfleet_localcluster.supervisor", str(spec), "--folder", str(folder.root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
-def _await_ready(
-    keeper: subprocess.Popen[bytes], folder: ClusterFolder, tell: Callable[[Event], None], deadline: float
-) -> dict[str, Any]:
-    assert keeper.stdout is not None
-    buffer = b""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([keeper.stdout], [], [], left)[0]:
-            raise LocalClusterError(f"the cluster was not up in time; see {folder.logs}")
-        chunk = os.read(keeper.stdout.fileno(), 65536)
-        if not chunk:
-            raise LocalClusterError(f"the keeper ended before the cluster was up; see {folder.log('keeper')}")
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        for line in lines:
-            event: Event = json.loads(line)
-            if event.get("state") == "ready":
-                state: dict[str, Any] = event["cluster"]
-                return state
-            if event.get("state") == "failed":
-                raise LocalClusterError(str(event["error"]))
-            tell(event)
-
-
-def _end(keeper: subprocess.Popen[bytes]) -> None:
-    """Lets go of the lifeline and waits for the keeper's end."""
-    if keeper.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            keeper.stdin.close()
-    try:
-        keeper.wait(DOWN_SECONDS)
-    except subprocess.TimeoutExpired:
-        keeper.kill()
-        keeper.wait(10)
-    finally:
-        if keeper.stdout is not None:
-            keeper.stdout.close()

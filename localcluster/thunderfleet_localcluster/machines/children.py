@@ -1,7 +1,7 @@
-"""The keeper's children: started, watched, reaped.
+"""Child processes of the supervisor: started, watched, reaped.
 
-The keeper is the first process of its PID namespace (or a subreaper), so orphans of every machine become its children. All
-of them are reaped in one place, which is why nothing else in the keeper waits for a process in another thread.
+The supervisor is the first process of its PID namespace (or a subreaper), so orphans of every machine become its children.
+They are all reaped here, so nothing else in the supervisor may wait for a process.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ TAIL_LINES = 12
 
 @dataclass
 class Child:
-    """A process of ours. ``code`` is its exit code once ``ended`` is set (negative: the signal that ended it)."""
+    """A child process. ``code`` is its exit code once ``ended`` is set (negative: the signal that ended it)."""
 
     name: str
     pid: int
@@ -45,13 +45,13 @@ class Child:
                 os.kill(self.pid, number)
 
     def describe_end(self) -> str:
-        """How it ended, with the last lines of its log."""
+        """How the process ended, with the last lines of its log."""
         how = f"signal {-self.code}" if self.code is not None and self.code < 0 else f"exit code {self.code}"
         return f"{self.name} ended ({how})" + (f"; the last lines of {self.log}:\n{tail(self.log)}" if self.log else "")
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a file, indented; empty when it cannot be read."""
+    """The last lines of a file, indented; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -63,19 +63,19 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 
 class Children:
-    """All processes that the keeper started, by process id."""
+    """Child processes by process ID."""
 
     def __init__(self) -> None:
         self.all: dict[int, Child] = {}
         self.on_end: Callable[[Child], None] | None = None
 
     def listen(self) -> None:
-        """Begins to reap. Call once, from within the event loop."""
+        """Start to reap. Call once, in the event loop."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
         self.reap()
 
     def adopt(self, child: Child) -> Child:
-        """Takes note of a process that became ours without being started here."""
+        """Register a child that another process started."""
         self.all[child.pid] = child
         return child
 
@@ -89,8 +89,10 @@ class Children:
         pipes: bool = False,
         die_with_us: bool = True,
     ) -> Child:
-        """Starts a process that is killed when the keeper dies (``die_with_us``, Linux). ``pipes``: its standard input and
-        output are ours; else its output goes to ``log``.
+        """Start a process.
+
+        ``die_with_us``: it is killed when the supervisor dies (Linux). ``pipes``: its standard input and output are pipes to
+        us; otherwise its output goes to ``log``.
         """
         linux = die_with_us and sys.platform.startswith("linux")
         with contextlib.ExitStack() as stack:
@@ -105,12 +107,12 @@ class Children:
                 start_new_session=True,
                 preexec_fn=_die_with_parent if linux else None,
             )
-        # Reaped by reap(): Popen must not try to.
+        # reap() collects it, so Popen must not wait for it.
         process.returncode = 0
         return self.adopt(Child(name, process.pid, log, process.stdin, process.stdout))
 
     def reap(self) -> None:
-        """Collects every ended child, ours or inherited."""
+        """Collect every ended child, also inherited ones."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,11 +1,11 @@
-"""The first process of a machine: what launchd is on a Mac, as little of it as a recorded Mac needs.
+"""The first process of a machine, as launchd is on a Mac.
 
-It makes the machine (namespaces for its network, its processes and its name, where the cluster has them), starts and ends the
-kubelet when told to, adopts what the kubelet leaves behind, and takes everything with it when it goes: killed, it is the
-power plug of that Mac; when the keeper at the other end of its input goes away, it ends by itself.
+It creates the machine (in namespace mode: namespaces for network, processes and host name), starts and ends the kubelet on
+command, and adopts what the kubelet leaves behind. When it ends, the machine ends: killing it cuts the power of the Mac, and
+it ends by itself when the supervisor closes its input.
 
-Run as a file with the standard library alone, so that a fleet of many machines costs little memory. Orders come as JSON
-lines on standard input, events go out as JSON lines on standard output.
+It runs as a file and uses the standard library only, so that a large fleet needs little memory. Orders come as JSON lines on
+standard input, events go out as JSON lines on standard output.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def libc_call(name: str, *arguments: object) -> None:
-    """Calls a function of the C library that gives 0 on success. Raises OSError naming it."""
+    """Call a C library function that returns 0 on success. Raises OSError with its name."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
         error = ctypes.get_errno()
@@ -33,13 +33,13 @@ def libc_call(name: str, *arguments: object) -> None:
 
 
 def mount_own_proc() -> None:
-    """Gives this mount namespace a /proc that shows this PID namespace, without a trace outside."""
+    """Mount a /proc that shows this PID namespace, in this mount namespace only."""
     libc_call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     libc_call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
 
 
 def parents() -> dict[int, int]:
-    """Parent of every process that /proc shows; empty where there is no /proc."""
+    """Parent of every process in /proc; empty on systems without /proc."""
     found: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for entry in os.listdir("/proc"):
@@ -50,7 +50,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> set[int]:
-    """All processes that descend from ``root`` (which is not among them)."""
+    """All descendants of the process ``root``, without ``root``."""
     table = parents()
     if not table:
         table = _parents_by_ps()
@@ -71,14 +71,14 @@ def _parents_by_ps() -> dict[int, int]:
 
 
 def kill_all(pids: set[int]) -> None:
-    """SIGKILL to each that still is."""
+    """Send SIGKILL to every process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def scratch() -> IO[bytes]:
-    """A file without a name. Linux has them without a module that takes memory in every machine."""
+    """An anonymous file. On Linux it needs no import of tempfile, which would cost memory in every machine."""
     if sys.platform.startswith("linux"):
         return os.fdopen(os.memfd_create("scratch"), "w+b")
     import tempfile
@@ -87,7 +87,7 @@ def scratch() -> IO[bytes]:
 
 
 class Launchd:
-    """Runs jobs by order of the keeper."""
+    """Runs jobs on orders of the supervisor."""
 
     def __init__(self, own_namespace: bool) -> None:
         self.own_namespace = own_namespace
@@ -102,11 +102,11 @@ class Launchd:
     def start(self, order: dict[str, Any]) -> None:
         name = str(order["name"])
         if name in self.jobs:
-            self.say(event="refused", name=name, reason=f"{name} runs already (process {self.jobs[name]})")
+            self.say(event="refused", name=name, reason=f"{name} is already running (process {self.jobs[name]})")
             return
         try:
             with open(order["log"], "ab") as log:
-                # Not Popen.wait: this process reaps every child itself.
+                # reap() collects every child, so Popen must not wait for it.
                 job = subprocess.Popen(
                     order["argv"],
                     env=order["env"],
@@ -126,13 +126,13 @@ class Launchd:
     def kill(self, order: dict[str, Any]) -> None:
         pid = self.jobs.get(str(order["name"]))
         if pid is None:
-            self.say(event="refused", name=order["name"], reason=f"{order['name']} does not run")
+            self.say(event="refused", name=order["name"], reason=f"{order['name']} is not running")
         else:
             os.kill(pid, int(order["signal"]))
 
     def run(self, order: dict[str, Any]) -> None:
-        """One command in the machine, with its output in the event that follows."""
-        # They are closed when the command has ended, in reap().
+        """Run one command; its output follows in an event when it ends."""
+        # reap() closes them when the command has ended.
         out, err, given = scratch(), scratch(), scratch()
         given.write(str(order.get("input") or "").encode())
         given.seek(0)
@@ -177,7 +177,7 @@ class Launchd:
                     os.killpg(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Takes the whole machine down. In a PID namespace of its own the kernel does it when this process goes."""
+        """End the whole machine. In its own PID namespace the kernel does that when this process ends."""
         if self.own_namespace:
             os._exit(0)
         for _ in range(200):
@@ -191,7 +191,7 @@ class Launchd:
         os._exit(0)
 
     def loop(self) -> None:
-        """Until the input ends."""
+        """Serve orders until the input ends."""
         read, write = os.pipe()
         for end in (read, write):
             os.set_blocking(end, False)
@@ -202,7 +202,7 @@ class Launchd:
         watched.register(0, selectors.EVENT_READ, "orders")
         watched.register(read, selectors.EVENT_READ, "signals")
         buffer = b""
-        # Where orphans go to another parent (macOS) only a record kept while they still belong shows what to end.
+        # On macOS orphans get another parent, so descendants are recorded while they still are.
         recording = not self.own_namespace and not sys.platform.startswith("linux")
         while True:
             wait = 1.0 if self.runs else 2.0 if recording else None
@@ -243,7 +243,7 @@ def main(name: str, mode: str) -> int:
         libc_call("sethostname", name.encode(), len(name))
         pid = os.fork()
         if pid:
-            # The keeper is this process's parent and the first process of its PID namespace, so it inherits the child.
+            # The supervisor, our parent, is the first process of its PID namespace and so inherits the child.
             os.write(1, json.dumps({"event": "born", "pid": pid}).encode() + b"\n")
             os._exit(0)
         mount_own_proc()

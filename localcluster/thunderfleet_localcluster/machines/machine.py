@@ -1,4 +1,4 @@
-"""One machine of a running cluster as the keeper sees it: its launchd, its plugs, its kubelet."""
+"""One machine of a running cluster: its first process (launchd) and its kubelet."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ ORDER_SECONDS = 10
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that ran in a machine."""
+    """Result of a command in a machine."""
 
     code: int
     stdout: str
@@ -34,7 +34,7 @@ class Ran:
 
 
 class Machine:
-    """A machine that can be switched on and off."""
+    """A machine. Its launchd takes orders as JSON lines and reports events in the same way."""
 
     def __init__(self, layout: MachineLayout, mode: Mode, children: Children, log_file: Path, bin_folder: Path | None) -> None:
         self.layout = layout
@@ -62,15 +62,15 @@ class Machine:
 
     @property
     def pid(self) -> int:
-        """Process id of the machine's first process, as the keeper sees it."""
+        """ID of the first process, in the supervisor's PID namespace. Raises LocalClusterError if the machine is off."""
         if self.first is None or not self.first.running:
             raise LocalClusterError(f"{self.name} is off")
         return self.first.pid
 
     def environment(self) -> dict[str, str]:
-        """What a program started on this machine begins with."""
+        """Environment of programs on this machine."""
         folders = [str(self.bin_folder)] if self.bin_folder else []
-        # By what this Python found its library and its modules the kubelet's will: it is the same one.
+        # The kubelet runs with this Python and needs the same libraries and modules.
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
         return {
             **kept,
@@ -80,14 +80,14 @@ class Machine:
         }
 
     async def switch_on(self) -> None:
-        """Starts the machine: afterwards it has processes, and in namespaces a network with nothing plugged in."""
+        """Start the machine. In namespaces its network has no connections yet. Raises LocalClusterError."""
         starter = self.children.start(
             f"launchd of {self.name}",
             [sys.executable, "-S", "-s", str(Path(launchd.__file__)), self.name, self.mode],
             env=dict(os.environ),
             log=self.log_file,
             pipes=True,
-            # What it starts has to die with it: in loopback mode it sees to that itself when its input ends.
+            # In loopback mode it must outlive us to end what it started; it does so when its input ends.
             die_with_us=False,
         )
         loop = asyncio.get_running_loop()
@@ -142,34 +142,34 @@ class Machine:
             async with asyncio.timeout(ORDER_SECONDS), self._changed:
                 await self._changed.wait_for(lambda: (self.kubelet_pid is not None) == running or self._refusal != "")
         except TimeoutError as error:
-            raise LocalClusterError(f"{self.name}: {what} did not happen within {ORDER_SECONDS} s") from error
+            raise LocalClusterError(f"{self.name}: its kubelet did not {what} within {ORDER_SECONDS} s") from error
         if self._refusal:
             raise LocalClusterError(f"{self.name}: {self._refusal}")
 
     async def start_kubelet(self, argv: Sequence[str], log_file: Path) -> None:
-        """Starts the kubelet. Raises LocalClusterError when it runs or cannot be started."""
+        """Start the kubelet. Raises LocalClusterError if it is running or cannot be started."""
         if self.kubelet_pid is not None:
-            raise LocalClusterError(f"{self.name}: its kubelet runs already (process {self.kubelet_pid})")
+            raise LocalClusterError(f"{self.name}: its kubelet is already running (process {self.kubelet_pid})")
         self._refusal = ""
         await self._order(do="start", name="kubelet", argv=list(argv), env=self.environment(), log=str(log_file))
-        await self._until("the start of its kubelet", True)
+        await self._until("start", True)
 
     async def kill_kubelet(self, number: signal.Signals) -> None:
-        """Ends the kubelet alone; what it started goes on."""
+        """End the kubelet only; what it started keeps running."""
         if self.on and self.kubelet_pid is None:
-            raise LocalClusterError(f"{self.name}: its kubelet does not run")
+            raise LocalClusterError(f"{self.name}: its kubelet is not running")
         self._refusal = ""
         await self._order(do="kill", name="kubelet", signal=int(number))
-        await self._until("the end of its kubelet", False)
+        await self._until("end", False)
 
     async def signal_kubelet(self, number: signal.Signals) -> None:
-        """A signal that the kubelet alone gets and that does not end it: SIGSTOP, SIGCONT."""
+        """Send the kubelet a signal that does not end it: SIGSTOP or SIGCONT."""
         if self.kubelet_pid is None:
-            raise LocalClusterError(f"{self.name}: its kubelet does not run")
+            raise LocalClusterError(f"{self.name}: its kubelet is not running")
         await self._order(do="kill", name="kubelet", signal=int(number))
 
     async def run(self, argv: Sequence[str], text: str = "", seconds: float = 30, env: Mapping[str, str] | None = None) -> Ran:
-        """Runs one command inside the machine with ``text`` as its input."""
+        """Run a command in the machine with ``text`` as its input. Raises LocalClusterError after ``seconds``."""
         number = next(self._numbers)
         future: asyncio.Future[Ran] = asyncio.get_running_loop().create_future()
         self._runs[number] = future
@@ -180,12 +180,12 @@ class Machine:
             async with asyncio.timeout(seconds + ORDER_SECONDS):
                 return await future
         except TimeoutError as error:
-            raise LocalClusterError(f"{self.name}: {argv[0]} did not end within {seconds} s") from error
+            raise LocalClusterError(f"{self.name}: {argv[0]} did not finish within {seconds} s") from error
         finally:
             self._runs.pop(number, None)
 
     async def switch_off(self) -> None:
-        """Pulls the power plug: every process of the machine is gone when this returns, however deep it hid."""
+        """Cut the power: when this returns, every process of the machine has ended."""
         if self.first is None:
             return
         first, self.first = self.first, None
@@ -198,7 +198,7 @@ class Machine:
                 await first.ended.wait()
         except TimeoutError as error:
             raise LocalClusterError(f"{self.name}: its processes did not end within {ORDER_SECONDS} s") from error
-        # Without a PID namespace there is no plug: what was there is ended one by one.
+        # Without a PID namespace the processes are ended one by one.
         launchd.kill_all(left)
         if self._input is not None:
             self._input.close()

@@ -1,5 +1,7 @@
-"""The cluster's own network.
+"""The network of a local cluster.
 
-namespaces  LAN and cables in network namespaces
-forward     forwarder to the API server, and the HTTP proxy
+plan        what to configure with ip and tc for a layout and its faults
+namespaces  network namespaces: enter, check, run ip
+forward     TCP forwarder from the user's shell to the API server
+http_proxy  HTTP proxy from the user's shell to every address of the cluster; needs a token
 """

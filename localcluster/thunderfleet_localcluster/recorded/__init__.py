@@ -3,12 +3,14 @@
 The texts have the shapes of real captures. They agree with each other, with the other end of every cable and with the addresses
 that the machine really has.
 
-folder       writes commands, texts and JACCL of one Mac
-commands     the commands as shell scripts
-thunderbolt  system_profiler SPThunderboltDataType
-hardware     the other reports of system_profiler, sysctl, sw_vers, vm_stat
-network      networksetup, ifconfig, netstat, route
-rdma         ibv_devices, ibv_devinfo
-jaccl        JACCL without RDMA: what is copied from ``python/`` and how it is made to fail
-python/      the modules on the Mac's PYTHONPATH
+folder        writes commands, texts and JACCL of one Mac
+commands      the commands as shell scripts
+thunderbolt   system_profiler SPThunderboltDataType
+hardware      the other reports of system_profiler, sysctl, sw_vers, vm_stat
+network       networksetup, ifconfig, netstat, route
+rdma          ibv_devices, ibv_devinfo
+jaccl         stand-in for JACCL: the modules in ``python/`` and their record of devices and cables
+jaccl_faults  where the stand-in can be made to fail
+files         replacing a file in one step
+python/       modules on the Mac's PYTHONPATH
 """

@@ -13,7 +13,7 @@ from thunderfleet_localcluster.recorded import hardware, network, rdma
 
 
 def damaged(name: str, whole: Path, how: str) -> str:
-    """The script of a command that does not work; ``whole`` is where the one that does lies."""
+    """The script of a damaged command; ``whole`` is the path of the undamaged one."""
     true = shlex.quote(str(whole))
     body = {
         "hang": "exec sleep 2147483647",
@@ -27,7 +27,7 @@ def damaged(name: str, whole: Path, how: str) -> str:
 
 
 def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict[str, str]:
-    """Name → script of every command."""
+    """The script of every command, by name."""
     here = shlex.quote(str(texts_folder))
 
     def script(body: str) -> str:

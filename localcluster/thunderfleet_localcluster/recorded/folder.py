@@ -3,7 +3,6 @@
 Every file is replaced in one step, so a command that runs at that moment prints either the old text or the new one.
 """
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.recorded import hardware, jaccl, network, rdma
 from thunderfleet_localcluster.recorded.commands import commands, damaged
+from thunderfleet_localcluster.recorded.files import replace_file
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
 
 def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: Mapping[str, str] | None = None) -> None:
-    """Writes the commands of one Mac into ``folder`` and their texts beside it. Each file is replaced in one step, so that
-    a command that runs at that moment prints either the old or the new text. ``damage`` says which commands do not work, and
-    how (``live.DAMAGES``).
+    """Write the commands of one Mac into ``folder``, and their texts beside it.
+
+    ``damage``: the damaged commands and how (``fault_state.DAMAGES``).
     """
     texts_folder = folder.parent / "recorded"
     folder.mkdir(parents=True, exist_ok=True)
@@ -26,37 +26,27 @@ def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: 
     if machine.machine.jaccl == "recorded":
         jaccl.write(layout, machine, jaccl.python_folder(folder))
     for name, text in texts(layout, machine).items():
-        _replace(texts_folder / name, text, 0o644)
+        replace_file(texts_folder / name, text, 0o644)
     for name, script in commands(layout, machine, texts_folder).items():
         how = (damage or {}).get(name)
         if how is None:
-            _replace(folder / name, script, 0o755)
+            replace_file(folder / name, script, 0o755)
             continue
         whole = texts_folder / f"whole-{name}"
-        _replace(whole, script, 0o755)
+        replace_file(whole, script, 0o755)
         if how == "absent":
             (folder / name).unlink(missing_ok=True)
         else:
-            _replace(folder / name, damaged(name, whole, how), 0o755)
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if path.read_text(encoding="utf-8") == text:
-            return
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.chmod(mode)
-    fresh.replace(path)
+            replace_file(folder / name, damaged(name, whole, how), 0o755)
 
 
 def as_json(report: Mapping[str, Any]) -> str:
-    """JSON in the layout of ``system_profiler``."""
+    """JSON in the style of ``system_profiler``."""
     return json.dumps(report, indent=2, separators=(",", " : "), sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def texts(layout: Layout, machine: MachineLayout) -> dict[str, str]:
-    """File name → content of everything that is printed from a file."""
+    """Content of every file that commands print, by file name."""
     found = rdma.devices(layout, machine)
     files = {
         "SPThunderboltDataType.json": as_json(thunderbolt(layout, machine)),

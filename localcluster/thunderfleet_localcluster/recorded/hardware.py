@@ -4,8 +4,8 @@ import hashlib
 import uuid
 from typing import Any
 
-from thunderfleet_localcluster.fleet.file import Machine
 from thunderfleet_localcluster.fleet.layout import port_uuid
+from thunderfleet_localcluster.fleet.spec import Machine
 
 PAGE = 16384
 
@@ -16,7 +16,7 @@ def memory_gib(machine: Machine) -> int:
 
 
 def hardware(machine: Machine) -> dict[str, Any]:
-    """``system_profiler SPHardwareDataType -json``"""
+    """``system_profiler SPHardwareDataType -json``."""
     mac = machine.mac
     return {
         "SPHardwareDataType": [

@@ -56,7 +56,7 @@ def has_bridge(machine: MachineLayout) -> bool:
 
 
 def hardware_ports(machine: MachineLayout) -> str:
-    """``networksetup -listallhardwareports``"""
+    """``networksetup -listallhardwareports``."""
     blocks = [(item.port, item.device, item.ether) for item in interfaces(machine)]
     if has_bridge(machine):
         blocks.insert(1, (BRIDGE_PORT, BRIDGE, mac_address(machine.name, BRIDGE)))
@@ -76,7 +76,7 @@ def services(machine: MachineLayout) -> list[tuple[str, str, str]]:
 
 
 def service_order(machine: MachineLayout) -> str:
-    """``networksetup -listnetworkserviceorder``"""
+    """``networksetup -listnetworkserviceorder``."""
     blocks = [
         f"({number}) {service}\n(Hardware Port: {port}, Device: {device})\n"
         for number, (service, port, device) in enumerate(services(machine), 1)
@@ -85,7 +85,7 @@ def service_order(machine: MachineLayout) -> str:
 
 
 def service_list(machine: MachineLayout) -> str:
-    """``networksetup -listallnetworkservices``"""
+    """``networksetup -listallnetworkservices``."""
     names = "\n".join(service for service, _, _ in services(machine))
     return f"An asterisk (*) denotes that a network service is disabled.\n{names}\n"
 

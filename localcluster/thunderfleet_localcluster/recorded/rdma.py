@@ -56,7 +56,7 @@ def devices(layout: Layout, machine: MachineLayout) -> list[Device]:
 
 
 def ibv_devices(found: list[Device]) -> str:
-    """``ibv_devices``"""
+    """``ibv_devices``."""
     return HEAD + "".join(f"    {device.name:<16}\t{device.guid}\n" for device in found)
 
 

@@ -8,8 +8,8 @@ import hashlib
 from typing import Any
 
 from thunderfleet_localcluster.fleet.catalogue import TB4_GBPS
-from thunderfleet_localcluster.fleet.file import Device
 from thunderfleet_localcluster.fleet.layout import CableEnd, Layout, MachineLayout, port_uuid, switch_uid
+from thunderfleet_localcluster.fleet.spec import Device
 
 Json = dict[str, Any]
 

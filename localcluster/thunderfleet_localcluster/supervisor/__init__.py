@@ -1,4 +1,16 @@
-"""The process that owns everything in one cluster.
+"""The process that runs one cluster; all other processes of the cluster end with it.
 
-supervisor  start, commands and end of a cluster
+__main__       started by ``thunderfleet up``
+process        lock, namespaces, first process of the PID namespace
+run            life of a cluster: start, commands, end
+startup        steps of the start, in order
+commands       commands on the UNIX socket
+local_cluster  the parts of a cluster, its addresses, its end
+joining        kubelets: tokens, joining, Ready
+machine_pool   machines: files, power, network, faults
+control_plane  programs of the control plane
+changes        what a command changes: faults and network (pure)
+state          state file and status (pure)
+spec           what to run (pure)
+report         progress for ``thunderfleet up``
 """

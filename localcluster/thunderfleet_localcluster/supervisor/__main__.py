@@ -2,7 +2,7 @@
 
 import sys
 
-from thunderfleet_localcluster.supervisor.supervisor import main
+from thunderfleet_localcluster.supervisor.process import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from thunderfleet_lib.rdma.parse import DeviceInfo
+
 from thunderfleet_agent.derive.profile import port_interfaces
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers.network import Interface
-from thunderfleet_agent.observe.parsers.rdma import DeviceInfo
 from thunderfleet_agent.observe.parsers.thunderbolt import Port
 
 # So many changes within the window are flapping; so long without one is calm again. In seconds.

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.common import Condition, binary_size, set_condition
+from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.nodeprofile import (
     RDMA,
     Agent,
@@ -32,6 +33,7 @@ from thunderfleet_crds.nodeprofile import (
     ThunderboltPort,
     domain_labels,
 )
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import (
     MAX_NODE_NAME_LENGTH,
     Endpoint,
@@ -43,11 +45,12 @@ from thunderfleet_crds.thunderboltlink import (
 )
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState
 from thunderfleet_lib.hostcmd import FailureKind
+from thunderfleet_lib.rdma import parse as rdma_parser
+from thunderfleet_lib.rdma import rules
 
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import hardware as hardware_parser
 from thunderfleet_agent.observe.parsers import network as network_parser
-from thunderfleet_agent.observe.parsers import rdma as rdma_parser
 from thunderfleet_agent.observe.parsers import thunderbolt as thunderbolt_parser
 
 # The conditions that the agent writes; Quarantined is the operator's.
@@ -57,6 +60,9 @@ OWN_CONDITIONS = (
     ConditionType.BRIDGE_FREE,
     ConditionType.BENCHMARKS_FRESH,
 )
+
+RDMA_SOURCES = (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO)
+THIS_MAC = "this Mac"
 
 MAX_INTERFACES = 64
 MAX_ADDRESSES = 32
@@ -70,13 +76,6 @@ _THUNDERBOLT_PORT = re.compile(r"^Thunderbolt (\d{1,3})$")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 _PRIVATE = tuple(ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
 _VPN = re.compile(r"^(utun|ipsec|ppp|tun|tap|wg|zt|tailscale)\d*")
-_STATES = {
-    "PORT_ACTIVE": RDMADeviceState.ACTIVE,
-    "PORT_ACTIVE_DEFER": RDMADeviceState.ACTIVE_DEFER,
-    "PORT_ARMED": RDMADeviceState.ARMED,
-    "PORT_INIT": RDMADeviceState.INIT,
-    "PORT_DOWN": RDMADeviceState.DOWN,
-}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def profile(
         (ConditionType.BRIDGE_FREE, _bridge_free(facts, bridged)),
         (
             ConditionType.BENCHMARKS_FRESH,
-            measured or Verdict(False, "NotMeasured", "nothing has been measured on this Mac yet"),
+            measured or Verdict(False, Reason.NOT_MEASURED, "nothing has been measured on this Mac yet"),
         ),
     ):
         conditions = set_condition(conditions, type_, verdict.holds, verdict.reason, verdict.message, now=now)
@@ -290,8 +289,8 @@ def _devices(facts: Facts) -> tuple[RDMADevice, ...]:
     devices = []
     for name in sorted(set(facts.rdma_devices or ()))[:MAX_DEVICES]:
         described = info.get(name)
-        state = _STATES.get(described.state or "", RDMADeviceState.UNKNOWN) if described else RDMADeviceState.UNKNOWN
-        interface = name.removeprefix("rdma_") if name.startswith("rdma_") and name != "rdma_" else None
+        state = rdma_parser.port_state(described.state if described else None)
+        interface = rules.interface_of(name)
         devices.append(RDMADevice(name=name, interface=interface, state=state, gid=described.gid if described else None))
     return tuple(devices)
 
@@ -314,8 +313,8 @@ def _inventory_complete(facts: Facts) -> Verdict:
         problems += [f"`{thunderbolt_parser.NAME}`: {problem}" for problem in facts.thunderbolt.problems]
     problems += _contradictions(facts)
     if not problems:
-        return Verdict(True, "Complete", "every command answered")
-    return Verdict(False, "CommandFailed", "; ".join(problems))
+        return Verdict(True, Reason.COMPLETE, "every command answered")
+    return Verdict(False, Reason.COMMAND_FAILED, "; ".join(problems))
 
 
 def _contradictions(facts: Facts) -> list[str]:
@@ -367,7 +366,7 @@ def _without_gid(device: rdma_parser.DeviceInfo, facts: Facts) -> str | None:
     """The IPv4 address of an Active device's interface when none of its GIDs is mapped from one: each command says
     something else, so a list of GIDs that broke off is not taken for a port without an address.
     """
-    if device.gid is not None or _STATES.get(device.state or "") is not RDMADeviceState.ACTIVE:
+    if device.gid is not None or rdma_parser.port_state(device.state) is not RDMADeviceState.ACTIVE:
         return None
     name = device.name.removeprefix("rdma_")
     addresses = (a.address for i in facts.interfaces or () if i.name == name and i.up for a in i.addresses)
@@ -381,75 +380,77 @@ def is_virtual(facts: Facts) -> bool:
 
 
 def _rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> Verdict:
-    """Whether this Mac's side of RDMA works: switch, devices, an Active port with an address."""
+    """Whether RDMA works on a port of this Mac."""
     if is_virtual(facts):
         model = facts.hardware.model_identifier if facts.hardware else None
-        return Verdict(
-            False, "Unsupported", f"this is a virtual machine ({model}), which has no Thunderbolt port: use a Mac itself"
-        )
-    for source in (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO):
-        failure = facts.failures.get(source)
-        if failure and failure.kind is FailureKind.TIMED_OUT:
-            return Verdict(False, "StackHung", f"{failure}; the RDMA stack is dead: reboot this Mac")
+        text = f"this is a virtual machine ({model}), which has no Thunderbolt port: use the Mac itself"
+        return Verdict(False, Reason.RDMA_UNSUPPORTED, text)
+    failures = [facts.failures[source] for source in RDMA_SOURCES if source in facts.failures]
+    observed = not failures and facts.rdma_switch is not None and facts.rdma_devices is not None
+    hung = next((str(failure) for failure in failures if failure.kind is FailureKind.TIMED_OUT), "")
     switch = facts.failures.get(Source.RDMA_SWITCH)
-    if switch and switch.kind is FailureKind.ABSENT:
-        return Verdict(False, "Unsupported", f"{switch}; RDMA over Thunderbolt needs macOS 26.2 or newer: update this Mac")
-    if facts.rdma_switch is False:
-        return Verdict(
-            False, "RDMADisabled", "RDMA is switched off: start this Mac in Recovery, run `rdma_ctl enable` there, and restart"
+    absent = str(switch) if switch and switch.kind is FailureKind.ABSENT else ""
+    stack = rules.Stack(
+        supported=not absent, hung=bool(hung), enabled=facts.rdma_switch, has_devices=bool(devices) if observed else None
+    )
+    if reason := rules.stack_fault(stack):
+        evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: absent}.get(reason, "")
+        return Verdict(False, reason, rules.explain(reason, THIS_MAC, evidence=evidence))
+    if failures:
+        return Verdict(None, Reason.COMMAND_FAILED, f"{failures[0]}; run it on this Mac to see why")
+    if not observed:
+        return Verdict(None, Reason.NOT_OBSERVED, "RDMA has not been observed yet")
+    return _rdma_ports(facts, stack, devices, bridged)
+
+
+def _rdma_ports(facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> Verdict:
+    """As ``_rdma_ready``, of the ports: one that works is enough; of those that do not, Active ones count first."""
+    described = {device.name: device for device in facts.rdma_info or ()}
+    ports = [
+        rules.Port(
+            device=device.name,
+            interface=device.interface or device.name,
+            state=device.state,
+            bridge=bridged.get(device.interface or ""),
+            mapped=device.gid is not None,
+            address=_without_gid(described[device.name], facts) if device.name in described else None,
         )
-    for source in (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO):
-        if failure := facts.failures.get(source):
-            return Verdict(None, "CommandFailed", f"{failure}; run it on this Mac to see why")
-    if facts.rdma_switch is None or facts.rdma_devices is None:
-        return Verdict(None, "NotObserved", "RDMA has not been looked at yet")
-    if not devices:
-        return Verdict(
-            False, "NoDevices", "RDMA is switched on, but `ibv_devices` lists no device: RDMA needs a Mac with Thunderbolt 5"
-        )
-    active = [device for device in devices if device.state is RDMADeviceState.ACTIVE]
-    if not active:
+        for device in devices
+    ]
+    if ready := [port.device for port in ports if port.device and rules.port_fault(port) is None]:
+        return Verdict(True, Reason.READY, f"Active: {', '.join(ready)}")
+    candidates = [port for port in ports if port.state is RDMADeviceState.ACTIVE] or ports
+    found = rules.first_fault((stack, port) for port in candidates)
+    assert found is not None
+    reason, index = found
+    if reason is Reason.BRIDGE_MEMBER:
+        members = {port.interface: port.bridge for port in candidates if port.interface and port.bridge}
+        return Verdict(False, reason, _unbridge(members, facts))
+    if reason is Reason.PORT_DOWN:
         names = ", ".join(device.name for device in devices)
-        return Verdict(
-            False,
-            "PortDown",
-            f"no port of {names} is Active: connect another Mac with RDMA switched on by a Thunderbolt 5 cable",
-        )
-    ready = [device for device in active if device.gid and device.interface not in bridged]
-    if ready:
-        return Verdict(True, "Ready", f"Active: {', '.join(device.name for device in ready)}")
-    members = [device.interface for device in active if device.interface in bridged]
-    if members:
-        return Verdict(False, "BridgeMember", _unbridge({str(name): bridged[str(name)] for name in members}, facts))
-    interface = active[0].interface or active[0].name
-    lacks = f"{', '.join(device.name for device in active)}: Active without an IPv4-mapped GID"
-    info = {device.name: device for device in facts.rdma_info or ()}
-    address = _without_gid(info[active[0].name], facts) if active[0].name in info else None
-    if address is not None:
-        mend = f"run `ibv_devinfo -v` here; if it says the same, set it anew: `sudo ifconfig {interface} inet {address}`"
-        return Verdict(False, "NoIPv4Address", f"{lacks}, though `ifconfig -a` shows {address} on {interface}: {mend}")
-    mend = f"give the port an IPv4 address, such as `sudo ifconfig {interface} inet 10.0.0.1/30`"
-    return Verdict(False, "NoIPv4Address", f"{lacks}: {mend}")
+        text = f"no port of {names} is Active: connect another Mac that has RDMA enabled with a Thunderbolt 5 cable"
+        return Verdict(False, reason, text)
+    return Verdict(False, reason, rules.explain(reason, THIS_MAC, candidates[index]))
 
 
 def _bridge_free(facts: Facts, bridged: Mapping[str, str]) -> Verdict:
     """Whether no Thunderbolt port is a member of a bridge (which takes its own address, and with it RDMA)."""
     for source in (Source.INTERFACES, Source.HARDWARE_PORTS):
         if failure := facts.failures.get(source):
-            return Verdict(None, "CommandFailed", f"{failure}; run it on this Mac to see why")
+            return Verdict(None, Reason.COMMAND_FAILED, f"{failure}; run it on this Mac to see why")
     if facts.interfaces is None or facts.hardware_ports is None:
-        return Verdict(None, "NotObserved", "bridges have not been looked at yet")
+        return Verdict(None, Reason.NOT_OBSERVED, "bridges have not been looked at yet")
     thunderbolt = set(port_interfaces(facts).values())
     members = {name: bridge for name, bridge in bridged.items() if name in thunderbolt}
     if members:
-        return Verdict(False, "BridgeMember", _unbridge(members, facts))
+        return Verdict(False, Reason.BRIDGE_MEMBER, _unbridge(members, facts))
     # What is not wholly there may have members.
     bridges = {i.name: i.active for i in facts.interfaces if re.match(r"^bridge\d+$", i.name)}
     for name in sorted({name for name in _expected(facts) if name.startswith("bridge")} | set(bridges)):
         if bridges.get(name) is None:
             lacks = f"all of {name}" if name in bridges else name
-            return Verdict(None, "CommandFailed", f"`ifconfig -a` does not show {lacks}: run it on this Mac")
-    return Verdict(True, "NoMembers", "no Thunderbolt port is a member of a bridge")
+            return Verdict(None, Reason.COMMAND_FAILED, f"`ifconfig -a` does not show {lacks}: run it on this Mac")
+    return Verdict(True, Reason.NO_MEMBERS, "no Thunderbolt port is a member of a bridge")
 
 
 def _unbridge(members: Mapping[str, str], facts: Facts) -> str:

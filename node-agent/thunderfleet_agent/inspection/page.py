@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from thunderfleet_crds.common import binary_size
+from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.nodeprofile import Interface, Model, NodeProfileStatus, ThunderboltPort
 from thunderfleet_crds.thunderboltlink import generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, RDMADeviceState

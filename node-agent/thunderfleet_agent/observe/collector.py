@@ -20,10 +20,12 @@ from typing import Any
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Runtime
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Host, Output, quote
+from thunderfleet_lib.parsing import ParseError, Partial, require_text
+from thunderfleet_lib.rdma import parse as rdma
 
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.models import RUNNER, Library
-from thunderfleet_agent.observe.parsers import ParseError, Partial, hardware, network, rdma, require_text, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
 
 log = logging.getLogger(__name__)
 

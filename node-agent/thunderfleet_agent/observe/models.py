@@ -21,8 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_lib.hostcmd import Failure, Host, quote
-
-from thunderfleet_agent.observe.parsers import clean
+from thunderfleet_lib.parsing import clean
 
 log = logging.getLogger(__name__)
 

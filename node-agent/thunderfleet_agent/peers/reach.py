@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 
-from thunderfleet_crds.common import GROUP
+from thunderfleet_crds.names import GROUP
 from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, GroupUse, NodeProfile, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind, ReachabilityState

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from thunderfleet_crds.common import (
+from thunderfleet_crds.apimodel import ApiModel, ObjectMeta, OwnerReference
+from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.names import (
     API_VERSION,
     GROUP,
     LABEL_DOMAIN_PREFIX,
@@ -22,10 +24,6 @@ from thunderfleet_crds.common import (
     NODEPROFILE_PLURAL,
     THUNDERBOLTLINK_KIND,
     THUNDERBOLTLINK_PLURAL,
-    ApiModel,
-    Condition,
-    ObjectMeta,
-    OwnerReference,
 )
 from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink

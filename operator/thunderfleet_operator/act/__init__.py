@@ -1,10 +1,12 @@
-"""Decisions carried out: writes to the API server and requests to the groups.
+"""Carries decisions out.
 
-executor         server-side apply and deletes
-group_client     polls rank 0 of each group, and asks it to drain
-drains           groups that are draining, and since when
+executor         the decision of one round for a ModelDeployment
 mac_controller   one round for one Mac
 link_controller  one round for one cable
-events           Events about what changed
+group_client     polls rank 0 of each group, and asks it to drain
+drains           groups that are draining, and since when
+writer           server-side apply, deletes and Events
+events           Events, as objects of the API server
 keys             the TLS keys of a group, derived from the operator's key
+operator_key     the operator's own key
 """

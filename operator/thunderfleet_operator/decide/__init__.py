@@ -1,11 +1,17 @@
-"""From values to decisions. Pure: the same input gives the same decision.
+"""From what was observed to one decision. Pure: equal inputs give equal decisions.
 
-lifecycle             keep, drain, place, back off or give up, for one group
-port_aware_placement  where a group goes, with ports
+deployment            one round for a ModelDeployment: all its groups at once
+account               what is taken, as it grows with each group that is placed
+lifecycle             one group: keep, drain, place, back off or give up
+trouble               why a group cannot go on
+rollout               which group a changed spec replaces next
+port_aware_placement  a place for one group, with its ports
 ports                 the allocation of ports
+request               what a spec asks of the planner
+model                 whether any Mac has the model
 manifests             the objects that a placement consists of
-model                 whether the model is on any Mac's disk
-status                status and conditions of a ModelDeployment
-link                  status and conditions of a ThunderboltLink
-mac_usage             the operator's part of a NodeProfile's status
+status                status and Events of a ModelDeployment
+mac_usage             one round for a Mac: its part of the NodeProfile's status
+link                  one round for a cable
+link_status           conditions and columns of its ThunderboltLink
 """

@@ -1,4 +1,4 @@
-"""The objects that a placement stands for. Pure: values in, manifests out, equal for equal inputs."""
+"""The objects that a placement consists of. Equal inputs give equal manifests."""
 
 import base64
 import hashlib
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds.common import (
+from thunderfleet_crds.modeldeployment import ModelDeployment, duration_seconds
+from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
     API_VERSION,
-    GROUP,
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
     LABEL_GROUP,
@@ -23,7 +23,6 @@ from thunderfleet_crds.common import (
     RUNNER_NAME,
     RUNTIME_CLASS,
 )
-from thunderfleet_crds.modeldeployment import ModelDeployment, duration_seconds
 from thunderfleet_crds.plan import (
     API_KEY_FOLDER,
     KEYS_FOLDER,
@@ -41,19 +40,19 @@ from thunderfleet_crds.plan import (
 )
 from thunderfleet_crds.vocabulary import Backend, Transport
 
-from thunderfleet_operator.observe.snapshot import RankPorts
+from thunderfleet_operator.observe.plans import ANNOTATION_REASON
+from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.placement import Placement
 
 Manifest = dict[str, Any]
 
-ANNOTATION_REASON = f"{GROUP}/reason"
 RING_PORTS_PER_ATTEMPT = 2
 GATEWAY_PORT = "http"
 
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """What the operator's own configuration says of runner pods."""
+    """The fields of runner pods that the operator's command line sets."""
 
     image: str
     pull_policy: str = "IfNotPresent"
@@ -61,13 +60,15 @@ class PodSettings:
 
 
 def group_name(deployment: str, group: int, epoch: int) -> str:
-    """Name of the ConfigMap and the Secret of one placement; its pods add their rank. The epoch is in it, since a Mac that
-    does not answer keeps its pod, and an object of that name could not be made anew.
+    """The name of a placement's ConfigMap and Secret; its pods add their rank.
+
+    It includes the epoch, because the pod on a Mac that does not answer stays and keeps its name.
     """
     return f"{deployment}-{group}-e{epoch}"
 
 
 def labels(deployment: str, group: int | None = None, epoch: int | None = None, rank: int | None = None) -> dict[str, str]:
+    """The labels of a child of a ModelDeployment."""
     found = {LABEL_DEPLOYMENT: deployment, LABEL_MANAGED_BY: MANAGED_BY, LABEL_NAME: RUNNER_NAME}
     for key, value in ((LABEL_GROUP, group), (LABEL_EPOCH, epoch), (LABEL_RANK, rank)):
         if value is not None:
@@ -76,18 +77,18 @@ def labels(deployment: str, group: int | None = None, epoch: int | None = None, 
 
 
 def serving_selector(deployment: str) -> dict[str, str]:
-    """The pods whose gateway serves: every group's rank 0."""
+    """Selects the pods whose gateway serves: rank 0 of every group."""
     return {LABEL_DEPLOYMENT: deployment, LABEL_NAME: RUNNER_NAME, LABEL_RANK: "0"}
 
 
 def served_name(deployment: ModelDeployment) -> str:
-    """The name that clients use: the repository, or the path's last parts as the hub would write them."""
+    """The model name that clients use: the repository, or the last two parts of the path."""
     model = deployment.spec.model
     return model.repository or "/".join((model.path or "").rstrip("/").split("/")[-2:])
 
 
 def owner(deployment: ModelDeployment) -> Manifest:
-    """``controller`` so that `kubectl drain` takes the pods for managed ones; nothing blocks a deletion."""
+    """The owner reference of a child. ``controller`` makes `kubectl drain` treat the pods as managed."""
     return {
         "apiVersion": API_VERSION,
         "kind": MODELDEPLOYMENT_KIND,
@@ -99,19 +100,20 @@ def owner(deployment: ModelDeployment) -> Manifest:
 
 
 def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
-    """Ring ports of each rank that has any."""
+    """Ring ports of each rank that needs them."""
     return RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts if len(placement.ranks) > 1 else 0
 
 
 def ring_ranks(placement: Placement) -> int | None:
-    """How many ranks have ring ports; None for all. Over JACCL rank 0 alone may need them: for MLX's own exchange, where the
-    runner is told to leave it to MLX.
+    """How many ranks, from rank 0 on, have ring ports; None for all.
+
+    Over JACCL only rank 0 has them, for the exchange that MLX does itself when the runner leaves it to MLX.
     """
     return None if placement.transport is Transport.RING else 1
 
 
 def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Placement, ports: Sequence[RankPorts]) -> Plan:
-    """What every supervisor of the group is told."""
+    """The plan that every supervisor of the group reads."""
     meta, spec = deployment.metadata, deployment.spec
     name = group_name(meta.name, index, epoch)
     ranks = tuple(
@@ -160,6 +162,13 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
     )
 
 
+def renumbered(plan: Plan, epoch: int) -> Plan:
+    """The same placement under another epoch, and so with other names."""
+    name = group_name(plan.deployment, plan.index, epoch)
+    ranks = tuple(rank.model_copy(update={"pod": f"{name}-{rank.rank}"}) for rank in plan.ranks)
+    return plan.model_copy(update={"epoch": epoch, "ranks": ranks})
+
+
 def _metadata(deployment: ModelDeployment, plan: Plan, name: str, rank: int | None = None) -> Manifest:
     return {
         "name": name,
@@ -170,6 +179,7 @@ def _metadata(deployment: ModelDeployment, plan: Plan, name: str, rank: int | No
 
 
 def config_map(deployment: ModelDeployment, plan: Plan, spec_hash: str, reason: str) -> Manifest:
+    """The immutable ConfigMap that carries a plan. ``reason``: why the planner chose this place."""
     metadata = _metadata(deployment, plan, group_name(plan.deployment, plan.index, plan.epoch))
     metadata["annotations"] = {ANNOTATION_HASH: spec_hash, ANNOTATION_REASON: reason}
     data = {PLAN_KEY: plan.model_dump_json(by_alias=True, exclude_none=True, indent=1)}
@@ -177,7 +187,7 @@ def config_map(deployment: ModelDeployment, plan: Plan, spec_hash: str, reason: 
 
 
 def secret(deployment: ModelDeployment, plan: Plan, certificate: str, key: str) -> Manifest:
-    """The group's keys (PEM) for its runner pods."""
+    """The immutable Secret that carries a placement's certificate and key (PEM)."""
     files = {"tls.crt": certificate, "tls.key": key}
     return {
         "apiVersion": "v1",
@@ -191,7 +201,7 @@ def secret(deployment: ModelDeployment, plan: Plan, certificate: str, key: str) 
 
 
 def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSettings) -> Manifest:
-    """The pod of one rank: a native process on its Mac, with no credentials for Kubernetes."""
+    """The pod of one rank: a native process on its Mac, without credentials for Kubernetes."""
     entry = plan.ranks[rank]
     group = group_name(plan.deployment, plan.index, plan.epoch)
     metadata = _metadata(deployment, plan, entry.pod, rank)
@@ -236,7 +246,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         "ports": [{"name": name, "containerPort": port, "hostPort": port, "protocol": "TCP"} for name, port in numbered],
         "resources": {"requests": {"memory": str(entry.memory_bytes)}},
         "readinessProbe": probe("/readyz", 2, 2),
-        # What a supervisor says that cannot start is in the pod's status; of one that crashes, the end of its log.
+        # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "livenessProbe": {**probe("/healthz", 10, 3), "initialDelaySeconds": 30},
         "volumeMounts": mounts,
@@ -263,7 +273,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
 
 
 def service(deployment: ModelDeployment) -> Manifest:
-    """A stable name for the gateways of all groups. Headless: its EndpointSlices carry each group's own port."""
+    """A stable name for the gateways of all groups. It is headless: its EndpointSlices carry each group's own port."""
     meta = deployment.metadata
     manifest: Manifest = {
         "apiVersion": "v1",

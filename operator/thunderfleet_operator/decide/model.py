@@ -1,11 +1,23 @@
-"""Whether a model is on any Mac's disk, and if not, where it was looked for. Pure."""
+"""Whether any Mac has the model on its disk, and if not, where the agents looked."""
 
-from thunderfleet_operator.decide.status import Resolution
+from dataclasses import dataclass
+
+from thunderfleet_crds.reasons import Reason
+
 from thunderfleet_operator.placement import Fleet, Mac, Request
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 LISTED = 8
 """Macs named in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The condition ModelResolved."""
+
+    found: bool
+    reason: str
+    message: str
 
 
 def _folders(mac: Mac) -> str:
@@ -21,20 +33,20 @@ def _names(names: list[str]) -> str:
 
 
 def resolve(fleet: Fleet, request: Request) -> Resolution:
-    """The condition ModelResolved."""
+    """Finds the model that the spec names."""
     what = f"path {request.path}" if request.path else f"repository {request.repository}"
     macs = sorted(fleet.macs.values(), key=lambda mac: mac.name)
     found = {mac.name: wanted_model(mac, request) for mac in macs}
     whole = [name for name, models in found.items() if any(model.complete for model in models)]
     if whole:
         folders = sorted({model.path for models in found.values() for model in models if model.complete})
-        return Resolution(True, "Found", f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
+        return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
     partial = [(name, model) for name, models in found.items() for model in models]
     if partial:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
-        return Resolution(False, "ModelIncomplete", f"{what} is not complete on any Mac: {_names(texts)}")
+        return Resolution(False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac: {_names(texts)}")
     if not macs:
-        return Resolution(False, "ModelNotFound", f"{what} was not found: there is no Mac in the cluster")
+        return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found: the cluster has no Mac")
     looked = _names([_folders(mac) for mac in macs])
-    advice = "put it there, or into a model folder that the agents look at"
-    return Resolution(False, "ModelNotFound", f"{what} was not found on any Mac; looked on {looked}; {advice}")
+    advice = "put it there, or into another model folder of the agents"
+    return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac; searched {looked}; {advice}")

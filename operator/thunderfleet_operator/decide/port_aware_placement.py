@@ -1,6 +1,6 @@
-"""Where a group goes, with ports. Pure.
+"""A place for one group, with its ports.
 
-Which Macs have no port left is told to the planner beforehand, so its answer is the best of those that can be carried out.
+The planner is told beforehand which Macs have no port left, so its answer is the best of those that can be carried out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,47 +10,46 @@ from thunderfleet_crds.modeldeployment import ModelDeployment
 
 from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortSettings, allocate
-from thunderfleet_operator.observe import snapshot
-from thunderfleet_operator.observe.snapshot import RankPorts, Taken
+from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, plan
 
 
 def _without_ports(
     fleet: Fleet,
     deployment: ModelDeployment,
-    used: Taken,
+    taken: Taken,
     settings: PortSettings,
-    kept: Mapping[str, RankPorts] | None,
+    kept: Mapping[str, RankPorts],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Macs that have no port for any rank, and those that have none for a ring; what they lack."""
+    """Macs without ports for any rank, and Macs without ports for a ring, each with the reason."""
     ring = manifests.RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts
-    anywhere, of_ring = dict[str, str](), dict[str, str]()
-    # All Macs of which nothing is taken or kept are alike.
-    alike: list[tuple[str | None, str | None]] = []
+    no_ports, no_ring_ports = dict[str, str](), dict[str, str]()
 
     def lack(node: str, size: int) -> str | None:
         try:
-            allocate(settings, (node,), used.ports, ring_size=size, gateway=deployment.spec.server.port, kept=kept)
+            allocate(settings, (node,), taken.ports, ring_size=size, gateway=deployment.spec.server.port, kept=kept)
         except NoPortsLeft as error:
             return error.lack
         return None
 
-    for node in fleet.macs:
-        plain = node not in used.ports and node not in (kept or {})
-        lacks = alike[0] if plain and alike else (lack(node, 0), lack(node, ring))
-        if plain and not alike:
-            alike.append(lacks)
-        if lacks[0] is not None:
-            anywhere[node] = lacks[0]
-        elif lacks[1] is not None:
-            of_ring[node] = lacks[1]
-    return anywhere, of_ring
+    # Macs without any port taken or kept are alike, and most of a large fleet is.
+    untouched = {node: node not in taken.ports and node not in kept for node in fleet.macs}
+    alike = next(((lack(node, 0), lack(node, ring)) for node, plain in untouched.items() if plain), (None, None))
+    for node, plain in untouched.items():
+        any_rank, any_ring = alike if plain else (lack(node, 0), lack(node, ring))
+        if any_rank is not None:
+            no_ports[node] = any_rank
+        elif any_ring is not None:
+            no_ring_ports[node] = any_ring
+    return no_ports, no_ring_ports
 
 
 def choose(
     fleet: Fleet,
     deployment: ModelDeployment,
-    used: Taken,
+    taken: Taken,
     settings: PortSettings,
     *,
     current: tuple[str, ...] = (),
@@ -58,14 +57,17 @@ def choose(
     kept: Mapping[str, RankPorts] | None = None,
     runners_up: int = 0,
 ) -> tuple[Placement, Sequence[RankPorts]] | Unplaceable:
-    """``current``: where the group is. ``avoid``: Macs that are taken only when no others will do. ``kept``: the ports that
-    the group had.
+    """The best place and its ports by rank, or why there is none.
+
+    ``current``: the group's Macs by rank. ``avoid``: Macs to use only if no others will do, with the reason. ``kept``: by Mac
+    the ports that the group has. ``runners_up``: how many of the places that lost to report.
     """
-    full, no_ring_ports = _without_ports(fleet, deployment, used, settings, kept)
+    kept = kept or {}
+    no_ports, no_ring_ports = _without_ports(fleet, deployment, taken, settings, kept)
 
     def planned(avoided: Mapping[str, str]) -> Placement | Unplaceable:
-        request = snapshot.request(deployment.spec, current, {**avoided, **full})
-        return plan(fleet, replace(request, no_ring_ports=no_ring_ports), runners_up=runners_up)
+        asked = request(deployment.spec, current, {**avoided, **no_ports})
+        return plan(fleet, replace(asked, no_ring_ports=no_ring_ports), runners_up=runners_up)
 
     found = planned(avoid or {})
     if isinstance(found, Unplaceable) and avoid:
@@ -75,7 +77,7 @@ def choose(
     return found, allocate(
         settings,
         found.nodes,
-        used.ports,
+        taken.ports,
         ring_size=manifests.ring_size(deployment, found),
         ring_ranks=manifests.ring_ranks(found),
         gateway=deployment.spec.server.port,

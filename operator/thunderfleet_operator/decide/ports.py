@@ -1,45 +1,47 @@
-"""Ports, given out: pods share their Mac's network, so a port is a resource like memory. Pure.
+"""The allocation of ports. Pods share their Mac's network, so a port is a resource like memory.
 
-What pods declare is the source of truth: after a restart the ports in use are read off the pods, nothing is remembered.
+The ports in use are read from pods and plans, so an operator that restarts knows them.
 """
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from thunderfleet_operator.observe.snapshot import RankPorts
+from thunderfleet_operator.observe.pods import RankPorts
 
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Both ends included."""
+    """A range of ports, both ends included."""
 
     first: int
     last: int
 
     @classmethod
     def parse(cls, text: str) -> "PortRange":
-        """``20000-20999``. Raises ``ValueError`` with a sentence."""
+        """Reads ``20000-20999``. Raises ``ValueError`` that says what is allowed."""
         first, _, last = text.partition("-")
         try:
             found = cls(int(first), int(last))
         except ValueError:
-            raise ValueError(f"a range of ports is written FIRST-LAST, such as 20000-20999, not {text!r}") from None
+            raise ValueError(f"a port range is written FIRST-LAST, such as 20000-20999, not {text!r}") from None
         if not 1024 <= found.first <= found.last <= 65535:
-            raise ValueError(f"a range of ports lies in 1024-65535 and does not run backwards, not {text!r}")
+            raise ValueError(f"a port range is within 1024-65535 and ascending, not {text!r}")
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class PortSettings:
+    """The ports that runner pods may use."""
+
     lasting: PortRange = PortRange(20000, 20999)
     """Gateway and control ports."""
     ring: PortRange = PortRange(21000, 29999)
-    """Blocks of ring ports, a port an attempt and as many again."""
+    """Blocks of ring ports: two ports for each attempt."""
 
 
 class NoPortsLeft(Exception):
-    """A Mac has no port left; ``lack`` is the end of a sentence that begins with its name."""
+    """A Mac has no free port. ``lack`` completes a sentence that begins with its name."""
 
     def __init__(self, node: str, lack: str) -> None:
         super().__init__(f"{node} {lack}")
@@ -52,6 +54,16 @@ def _lowest(settings: PortRange, taken: AbstractSet[int], node: str, what: str) 
         if port not in taken:
             return port
     raise NoPortsLeft(node, f"has no {what} port left in {settings.first}-{settings.last}")
+
+
+def _gateway(settings: PortRange, taken: AbstractSet[int], node: str, wanted: int | None, before: RankPorts | None) -> int:
+    if wanted is not None and wanted in taken:
+        raise NoPortsLeft(node, f"has port {wanted} (spec.server.port) in use by another pod")
+    if wanted is not None:
+        return wanted
+    if before and before.gateway not in taken and settings.first <= before.gateway <= settings.last:
+        return before.gateway
+    return _lowest(settings, taken, node, "gateway")
 
 
 def _block(settings: PortRange, taken: AbstractSet[int], node: str, size: int) -> tuple[int, ...]:
@@ -74,26 +86,18 @@ def allocate(
     gateway: int | None = None,
     kept: Mapping[str, RankPorts] | None = None,
 ) -> tuple[RankPorts, ...]:
-    """Ports for each rank, in the order of ``nodes``.
+    """Ports for each rank, in the order of ``nodes``. Raises ``NoPortsLeft``.
 
-    ``taken``: per Mac what others hold. ``kept``: per Mac what this group held in its last epoch; kept where it is free, so
-    that an endpoint stays what it was. ``gateway``: the port that the deployment asks for. ``ring_size`` 0: no ring;
-    ``ring_ranks``: only so many ranks, from rank 0 on, get a block.
-    Raises ``NoPortsLeft``.
+    ``taken``: by Mac, the ports that others hold. ``ring_size``: size of each block of ring ports, 0 for none.
+    ``ring_ranks``: how many ranks, from rank 0 on, get a block; None for all. ``gateway``: the port that the spec sets.
+    ``kept``: by Mac, the ports of the group's last placement, reused where they are free so that its endpoint stays the same.
     """
     result: list[RankPorts] = []
     given: dict[str, set[int]] = {}
     for rank, node in enumerate(nodes):
         used = set(taken.get(node, frozenset())) | given.setdefault(node, set())
         before = (kept or {}).get(node)
-        if gateway is not None:
-            if gateway in used:
-                raise NoPortsLeft(node, f"has port {gateway}, which server.port asks for, taken by another pod")
-            public = gateway
-        elif before and before.gateway not in used and settings.lasting.first <= before.gateway <= settings.lasting.last:
-            public = before.gateway
-        else:
-            public = _lowest(settings.lasting, used, node, "gateway")
+        public = _gateway(settings.lasting, used, node, gateway, before)
         used.add(public)
         kept_control = before is not None and before.control not in used
         control = before.control if before and kept_control else _lowest(settings.lasting, used, node, "control")

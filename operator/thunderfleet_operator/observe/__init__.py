@@ -1,5 +1,13 @@
 """Cached objects as immutable values.
 
-snapshot    groups, pods, plans and what is taken on each Mac
-fleet       Nodes, NodeProfiles and ThunderboltLinks as the planner's Fleet
+observed  what one round knows
+reader    reads the index once for a round
+index     the values of all cached objects, kept from round to round
+concerns  which keys to work on after an object has changed
+fleet     Nodes, NodeProfiles and ThunderboltLinks as the planner's Fleet
+usage     what pods and plans take on each Mac
+plans     placements that were made, and the groups that they belong to
+pods      a pod as a value
+nodes     a Node as a value
+objects   metadata of the children of a ModelDeployment
 """

@@ -1,14 +1,9 @@
-"""The fleet for the planner, kept from round to round: what has not changed is not made again.
+"""The planner's Fleet, from Nodes, NodeProfiles and ThunderboltLinks."""
 
-Every object is turned into its value once a version, equal models are one value for all Macs, and a fleet that differs in
-few Macs from the last is made from it (``Fleet.changed``). Nothing is decided here.
-"""
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from collections.abc import Mapping
-from functools import lru_cache
-from operator import is_
-
-from thunderfleet_crds.common import LABEL_OS, find_condition
+from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
@@ -20,10 +15,9 @@ from thunderfleet_crds.vocabulary import (
     MeasurementTransport,
     ReachabilityState,
 )
-from thunderfleet_lib.kube import Json
-from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.snapshot import Parsed, Taken, internal_ip, is_ready
+from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import (
     QUEUE_PAIRS,
     AddressKind,
@@ -36,16 +30,63 @@ from thunderfleet_operator.placement import (
     KVLayer,
     Mac,
     ModelFacts,
-    Taint,
     TensorFacts,
 )
-from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, Cache
 
 KINDS = {
     InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,
     InterfaceKind.ETHERNET: Kind.ETHERNET,
     InterfaceKind.WIFI: Kind.WIFI,
 }
+Nodes = Mapping[str, Node]
+Profiles = Mapping[str, NodeProfile | None]
+Links = Mapping[str, ThunderboltLink | None]
+
+
+# --- what is taken ---------------------------------------------------------------------------------------------------
+
+
+def _occupied_mac(mac: Mac, taken: Taken) -> Mac:
+    free = max(0, mac.allocatable_bytes - taken.memory.get(mac.name, 0))
+    in_use = mac.name in taken.groups
+    return mac if (mac.free_bytes, mac.in_use) == (free, in_use) else replace(mac, free_bytes=free, in_use=in_use)
+
+
+def _occupied_cable(cable: Cable, taken: Taken) -> Cable:
+    def occupied(end: End) -> End:
+        left = max(0, QUEUE_PAIRS - taken.queue_pairs.get((end.node, end.device or ""), 0))
+        return end if end.queue_pairs == left else replace(end, queue_pairs=left)
+
+    a, b = occupied(cable.a), occupied(cable.b)
+    in_use = any(
+        (end.node, end.address or "") in taken.addresses or (end.node, end.device or "") in taken.queue_pairs for end in (a, b)
+    )
+    if a is cable.a and b is cable.b and in_use == cable.in_use:
+        return cable
+    return replace(cable, a=a, b=b, in_use=in_use)
+
+
+def _occupation(fleet: Fleet, before: Taken, after: Taken) -> tuple[dict[str, Mac], dict[str, Cable]]:
+    """The Macs and cables of ``fleet``, made with ``before``, that differ with ``after``."""
+    names = {name for name in before.memory.keys() | after.memory.keys() if before.memory.get(name) != after.memory.get(name)}
+    names |= before.groups ^ after.groups
+    ends = {node for node, _ in before.addresses ^ after.addresses}
+    ends |= {node for node, _ in dict(before.queue_pairs.items() ^ after.queue_pairs.items())}
+    macs = {name: _occupied_mac(fleet.macs[name], after) for name in names if name in fleet.macs}
+    cables = {cable.name: _occupied_cable(cable, after) for node in ends for cable in fleet.links(node)}
+    return (
+        {name: mac for name, mac in macs.items() if mac is not fleet.macs[name]},
+        {name: cable for name, cable in cables.items() if cable is not fleet.cables[name]},
+    )
+
+
+def occupied(fleet: Fleet, before: Taken, after: Taken) -> Fleet:
+    """``fleet``, which was made with ``before`` taken, with ``after`` taken."""
+    macs, cables = _occupation(fleet, before, after) if before is not after else ({}, {})
+    return fleet.changed(macs.values(), cables.values()) if macs or cables else fleet
+
+
+# --- Macs ------------------------------------------------------------------------------------------------------------
 
 
 def _facts(model: Model) -> ModelFacts:
@@ -68,22 +109,6 @@ def _facts(model: Model) -> ModelFacts:
     )
 
 
-@lru_cache(maxsize=256)
-def _kind(kind: InterfaceKind, private: bool, speed_mbps: int) -> AddressKind:
-    """One value for the many addresses that are alike."""
-    return AddressKind(KINDS.get(kind, Kind.OTHER), private, speed_mbps)
-
-
-def _kinds(status: NodeProfileStatus) -> dict[str, AddressKind]:
-    # An address of 127/8 on a port is a recorded Mac's, and counts as private.
-    private = (AddressClass.PRIVATE, AddressClass.LOOPBACK)
-    return {
-        entry.address: _kind(interface.kind, entry.class_ in private, interface.speed_mbps or 0)
-        for interface in (status.network.interfaces if status.network else ())
-        for entry in interface.addresses
-    }
-
-
 def _dials(status: NodeProfileStatus) -> Dials | None:
     if not status.reachability:
         return None
@@ -101,21 +126,14 @@ def _memory_rate(status: NodeProfileStatus) -> int:
     return measured.megabytes_per_second if measured else 0
 
 
-def taints(node: Json) -> tuple[Taint, ...]:
-    # What a cordon and a missed heartbeat leave behind is judged by its cause, with a better sentence.
-    return tuple(
-        Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
-        for t in (node.get("spec") or {}).get("taints") or []
-        if not str(t.get("key")).startswith("node.kubernetes.io/")
-        or str(t.get("key")).endswith(("-pressure", "/out-of-service"))
-    )
+# --- cables ----------------------------------------------------------------------------------------------------------
 
 
 def endpoint_of(link: ThunderboltLink, end: LinkEnd, profile: NodeProfile | None) -> Endpoint | None:
-    """What one end says of the cable; else, where a display hides the other end from it, what its Mac says of the port."""
-    told = next((entry for entry in link.status.endpoints if entry.node == end.node), None)
-    if told is not None or profile is None:
-        return told
+    """One end as its agent reports it, or as its NodeProfile describes the port while a display hides the other end."""
+    reported = next((entry for entry in link.status.endpoints if entry.node == end.node), None)
+    if reported is not None or profile is None:
+        return reported
     status = profile.status
     ports = status.thunderbolt.ports if status.thunderbolt else ()
     port = next((entry for entry in ports if entry.receptacle == end.port), None)
@@ -136,7 +154,7 @@ def endpoint_of(link: ThunderboltLink, end: LinkEnd, profile: NodeProfile | None
 
 
 def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int | None:
-    """The worse direction, by the first of these that was measured."""
+    """Mbit/s in the slower direction, over the first of these transports that was measured."""
     for transport in transports:
         rates = [m.throughput_mbps for m in link.status.measurements if m.transport is transport and m.throughput_mbps]
         if rates:
@@ -144,202 +162,172 @@ def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int |
     return None
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether a cable would be made from the very same: objects are replaced, never changed."""
-    if not isinstance(one, tuple) or not isinstance(other, tuple):
-        return one is other
-    return one[0] == other[0] and len(one) == len(other) and all(map(is_, one[1:], other[1:]))
+def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
+    endpoints = [endpoint_of(link, end, profiles.get(end.node)) for end in (link.spec.a, link.spec.b)]
+    known = [endpoint for endpoint in endpoints if endpoint is not None]
+    usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
+    lack = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
+    connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
+    unsteady = connected is not None and connected.reason in (Reason.FLAPPING, Reason.NOTHING_PLUGGED_IN)
+    a, b = (
+        End(end.node, endpoint.address if endpoint else None, endpoint.rdma_device if endpoint else None)
+        for end, endpoint in zip((link.spec.a, link.spec.b), endpoints, strict=True)
+    )
+    return Cable(
+        name=link.metadata.name,
+        a=a,
+        b=b,
+        speed_mbps=min((endpoint.speed_mbps for endpoint in known if endpoint.speed_mbps), default=0),
+        connected=any(endpoint.sees_peer for endpoint in known) and not unsteady,
+        rdma_problem=None if usable is not None and usable.status is ConditionStatus.TRUE else lack,
+        ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
+        rdma_mbps=_measured(link, MeasurementTransport.RDMA),
+    )
 
 
-class Fleets:
-    """Makes fleets, each from the one before it."""
+def _cable_sources(link: ThunderboltLink, profiles: Profiles) -> tuple[object, ...]:
+    """The objects that a cable's value is made from."""
+    if len(link.status.endpoints) > 1:
+        return (link,)
+    return (link, profiles.get(link.spec.a.node), profiles.get(link.spec.b.node))
+
+
+def _same_objects(some: tuple[object, ...] | None, others: tuple[object, ...]) -> bool:
+    # Values are replaced when their object changes, never modified.
+    return some is not None and len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
+# --- the fleet -------------------------------------------------------------------------------------------------------
+
+
+class FleetBuilder:
+    """Makes each Fleet from the one before it: a thousand Macs, of which few have changed.
+
+    Equal models, backends and interfaces of different Macs are one value in memory.
+    """
 
     def __init__(self) -> None:
-        self._models: dict[ModelFacts, ModelFacts] = {}
-        self._lists: dict[tuple[ModelFacts, ...], tuple[ModelFacts, ...]] = {}
-        self._nodes: dict[str, Json] = {}
-        self._profiles: dict[str, Json | None] = {}
-        """By Mac, the objects that it was made from."""
-        self._cable_states: dict[str, object] = {}
-        """By cable, what it was made from: the link alone, where nothing else counts."""
-        self._seen: tuple[int, int, int] | None = None
-        self._used: Taken | None = None
+        self._shared: dict[object, object] = {}
+        self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
+        self._cables: dict[str, tuple[object, ...]] = {}
+        self._inputs: tuple[object, ...] = ()
+        self._taken = Taken()
         self._fleet = Fleet()
 
-    def fleet(self, cache: Cache, parsed: Parsed, used: Taken) -> Fleet:
-        """All Macs (Nodes that say darwin) and all cables. The same value as last time while nothing has changed."""
-        seen = (cache[NODES].revision, cache[NODEPROFILES].revision, cache[LINKS].revision)
-        past, past_used = self._seen, self._used
-        macs_are_news = past is None or past[:2] != seen[:2] or used is not past_used
-        cables_are_news = past is None or past_used is None or past[1:] != seen[1:]
-        if past_used is not None and used is not past_used:
-            cables_are_news |= (used.addresses, used.queue_pairs) != (past_used.addresses, past_used.queue_pairs)
-        before, gone = self._fleet, set[str]()
-        macs = self._changed_macs(cache, parsed, used, gone) if macs_are_news else []
-        cables = self._changed_cables(cache, parsed, used, gone) if cables_are_news else []
-        self._seen, self._used = seen, used
+    def fleet(self, nodes: Nodes, profiles: Profiles, links: Links, taken: Taken) -> Fleet:
+        """All Nodes that run macOS, and all cables. The same value as before while nothing that counts has changed."""
+        inputs = (nodes, profiles, links, taken)
+        if _same_objects(self._inputs, inputs):
+            return self._fleet
+        before = self._fleet
+        macs, cables = _occupation(before, self._taken, taken)
+        gone: set[str] = set()
+        self._add_macs(macs, gone, nodes, profiles, taken)
+        self._add_cables(cables, gone, links, profiles, taken)
+        self._inputs, self._taken = inputs, taken
         if macs or cables or gone:
-            self._fleet = before.changed(macs, cables, gone) if before.macs else Fleet(macs, cables)
+            changed = before.macs or before.cables
+            made = before.changed(macs.values(), cables.values(), gone) if changed else Fleet(macs.values(), cables.values())
+            self._fleet = made
         return self._fleet
 
-    def _changed_macs(self, cache: Cache, parsed: Parsed, used: Taken, gone: set[str]) -> list[Mac]:
-        """Adds to ``gone`` the Macs that are."""
-        profiles, before = cache[NODEPROFILES].items, self._fleet.macs
-        past_nodes, past_profiles = self._nodes, self._profiles
-        following: dict[str, Json] = {}
-        their_profiles: dict[str, Json | None] = {}
-        changed: list[Mac] = []
-        for name, node in cache[NODES].items.items():
-            profile = profiles.get(name)
-            if past_nodes.get(name) is node and past_profiles[name] is profile:
-                known = before[name]
-                free = max(0, known.allocatable_bytes - used.memory.get(name, 0))
-                if known.free_bytes == free and known.in_use == (name in used.groups):
-                    following[name], their_profiles[name] = node, profile
-                    continue
-            if ((node["metadata"].get("labels") or {}).get(LABEL_OS)) != "darwin":
+    def _add_macs(self, macs: dict[str, Mac], gone: set[str], nodes: Nodes, profiles: Profiles, taken: Taken) -> None:
+        """Adds the Macs that differ to ``macs``, and the names of those that are no more to ``gone``."""
+        before, past, following = self._fleet.macs, self._macs, dict[str, tuple[Node, NodeProfile | None]]()
+        for name, node in nodes.items():
+            profile, known = profiles.get(name), past.get(name)
+            if known is not None and known[0] is node and known[1] is profile:
+                following[name] = known
                 continue
-            mac = self._mac(node, parsed.get(NodeProfile, profile) if profile else None, used)
-            following[name], their_profiles[name] = node, profile
+            if not node.mac:
+                continue
+            same_profile = known is not None and known[1] is profile
+            models = before[name].models if same_profile else self._models(profile)
+            mac = _occupied_mac(self._mac(node, profile, models), taken)
+            following[name] = (node, profile)
             if before.get(name) != mac:
-                changed.append(mac)
+                macs[name] = mac
+            else:
+                macs.pop(name, None)
         gone |= before.keys() - following.keys()
-        self._nodes, self._profiles = following, their_profiles
-        return changed
+        for name in gone:
+            macs.pop(name, None)
+        self._macs = following
 
-    def _changed_cables(self, cache: Cache, parsed: Parsed, used: Taken, gone: set[str]) -> list[Cable]:
-        """Adds to ``gone`` the cables that are."""
-        profiles, before, states = cache[NODEPROFILES].items, self._fleet.cables, self._cable_states
-        busy = {node for node, _ in used.addresses} | {node for node, _ in used.queue_pairs}
-        following: dict[str, object] = {}
-        changed: list[Cable] = []
-        for name, item in cache[LINKS].items.items():
-            spec, past = item["spec"], states.get(name)
-            ends = (str(spec["a"]["node"]), str(spec["b"]["node"]))
-            state: object = item
-            if past is not item or not busy.isdisjoint(ends):
-                used_by_others = () if busy.isdisjoint(ends) else self._usage(item, used)
-                # What an end does not say is taken from its profile.
-                complete = len((item.get("status") or {}).get("endpoints") or ()) > 1
-                if used_by_others or not complete:
-                    state = (used_by_others, item, *(() if complete else map(profiles.get, ends)))
-            following[name] = state
-            if _same(past, state):
-                continue
-            link = parsed.get(ThunderboltLink, item)
+    def _add_cables(self, cables: dict[str, Cable], gone: set[str], links: Links, profiles: Profiles, taken: Taken) -> None:
+        """Adds the cables that differ to ``cables``, and the names of those that are no more to ``gone``."""
+        before, past, following = self._fleet.cables, self._cables, dict[str, tuple[object, ...]]()
+        for name, link in links.items():
             if link is None:
-                del following[name]
                 continue
-            cable = self._cable(link, {end: parsed.get(NodeProfile, profiles[end]) for end in ends if end in profiles}, used)
+            known, sources = past.get(name), _cable_sources(link, profiles)
+            if known is not None and _same_objects(known, sources):
+                following[name] = known
+                continue
+            following[name] = sources
+            cable = _occupied_cable(_cable(link, profiles), taken)
             if before.get(name) != cable:
-                changed.append(cable)
-        gone |= before.keys() - following.keys()
-        self._cable_states = following
-        return changed
+                cables[name] = cable
+            else:
+                cables.pop(name, None)
+        removed = before.keys() - following.keys()
+        gone |= removed
+        for name in removed:
+            cables.pop(name, None)
+        self._cables = following
 
-    def without(self, fleet: Fleet, cache: Cache, parsed: Parsed, used: Taken, less: Taken) -> Fleet:
-        """``fleet``, which was made with ``used``, as it is for a group whose own use ``less`` leaves out."""
-        other = {name for name in used.memory.keys() | less.memory.keys() if used.memory.get(name) != less.memory.get(name)}
-        other |= used.groups ^ less.groups
-        macs = []
-        for name in other & fleet.macs.keys():
-            profile = cache[NODEPROFILES].items.get(name)
-            macs.append(self._mac(cache[NODES].items[name], parsed.get(NodeProfile, profile) if profile else None, less))
-        cables = []
-        if used.addresses != less.addresses or used.queue_pairs != less.queue_pairs:
-            near = {cable.name for name in other for cable in fleet.links(name)}
-            for name in near:
-                link = parsed.get(ThunderboltLink, cache[LINKS].items[name])
-                if link is not None:
-                    ends = (link.spec.a.node, link.spec.b.node)
-                    known = cache[NODEPROFILES].items
-                    cables.append(self._cable(link, {e: parsed.get(NodeProfile, known[e]) for e in ends if e in known}, less))
-        return fleet.changed(macs, cables) if macs or cables else fleet
+    def _share(self, value: object) -> object:
+        return self._shared.setdefault(value, value)
 
-    def _usage(self, item: Json, used: Taken) -> tuple[object, ...]:
-        """What others do on a cable, as far as it makes a difference."""
-        told = (item.get("status") or {}).get("endpoints") or []
-        found = tuple(
-            ((e.get("node"), e.get("address")) in used.addresses, used.queue_pairs.get((e.get("node"), e.get("rdmaDevice")), 0))
-            for e in told
+    def _models(self, profile: NodeProfile | None) -> tuple[ModelFacts, ...]:
+        made = tuple(self._share(facts) for facts in map(_facts, profile.status.models)) if profile else ()
+        shared = self._share(made)
+        assert isinstance(shared, tuple)
+        return shared
+
+    def _backends(self, names: Iterable[str]) -> frozenset[str]:
+        shared = self._share(frozenset(names))
+        assert isinstance(shared, frozenset)
+        return shared
+
+    def _kinds(self, status: NodeProfileStatus) -> AddressKinds:
+        # An address in 127.0.0.0/8 on a port is that of a recorded Mac, and counts as private.
+        private = (AddressClass.PRIVATE, AddressClass.LOOPBACK)
+        found: dict[str, AddressKind] = {}
+        for interface in status.network.interfaces if status.network else ():
+            for entry in interface.addresses:
+                kind = AddressKind(KINDS.get(interface.kind, Kind.OTHER), entry.class_ in private, interface.speed_mbps or 0)
+                shared = self._share(kind)
+                assert isinstance(shared, AddressKind)
+                found[entry.address] = shared
+        return AddressKinds.of(found)
+
+    def _mac(self, node: Node, profile: NodeProfile | None, models: tuple[ModelFacts, ...]) -> Mac:
+        bare = Mac(
+            name=node.name,
+            address=node.address,
+            allocatable_bytes=node.allocatable_bytes,
+            free_bytes=node.allocatable_bytes,
+            ready=node.ready and not node.deleting,
+            schedulable=node.schedulable,
+            labels=node.labels or {},
+            taints=node.taints,
+            backends=frozenset(),
+            profiled=False,
         )
-        return found if any(addressed or pairs for addressed, pairs in found) else ()
-
-    def _models_of(self, profile: NodeProfile) -> tuple[ModelFacts, ...]:
-        name = profile.metadata.name
-        past, before = self._profiles.get(name), self._fleet.macs.get(name)
-        if past and before is not None and past["metadata"].get("resourceVersion") == profile.metadata.resource_version:
-            return before.models
-        made = tuple(self._models.setdefault(facts, facts) for facts in map(_facts, profile.status.models))
-        return self._lists.setdefault(made, made)
-
-    def _mac(self, node: Json, profile: NodeProfile | None, used: Taken) -> Mac:
-        name = str(node["metadata"]["name"])
-        status = profile.status if profile else None
-        state = node.get("status") or {}
-        allocatable = _bytes(str((state.get("allocatable") or {}).get("memory") or 0))
-        quarantine = status.quarantine if status else None
-        boot = (state.get("nodeInfo") or {}).get("bootID")
-        runtime = status.runtime if status else None
-        return Mac(
-            name=name,
-            address=internal_ip(node),
-            allocatable_bytes=allocatable,
-            free_bytes=max(0, allocatable - used.memory[name]) if used.memory.get(name) else allocatable,
-            ready=is_ready(node) and not node["metadata"].get("deletionTimestamp"),
-            schedulable=not (node.get("spec") or {}).get("unschedulable"),
-            labels=node["metadata"].get("labels") or {},
-            taints=taints(node),
-            backends=_backends(tuple(runtime.backends)) if runtime else frozenset(),
+        if profile is None:
+            return bare
+        status = profile.status
+        quarantine, runtime = status.quarantine, status.runtime
+        return replace(
+            bare,
+            backends=self._backends(runtime.backends) if runtime else frozenset(),
             mlx_version=runtime.mlx_version if runtime else None,
             mlx_lm_version=runtime.mlx_lm_version if runtime else None,
             profiled=runtime is not None,
-            models=self._models_of(profile) if profile else (),
-            in_use=name in used.groups,
-            quarantine=quarantine.reason if quarantine and quarantine.boot_id == boot else None,
-            dials=_dials(status) if status else None,
-            memory_bandwidth=_memory_rate(status) if status else 0,
-            kinds=AddressKinds.of(_kinds(status)) if status else AddressKinds(),
+            models=models,
+            quarantine=quarantine.reason if quarantine and quarantine.boot_id == node.boot_id else None,
+            dials=_dials(status),
+            memory_bandwidth=_memory_rate(status),
+            kinds=self._kinds(status),
         )
-
-    def _cable(self, link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], used: Taken) -> Cable:
-        known = {name: profile for name, profile in profiles.items() if profile is not None}
-        ends = [(end, endpoint_of(link, end, known.get(end.node))) for end in (link.spec.a, link.spec.b)]
-        told = [endpoint for _, endpoint in ends if endpoint is not None]
-        speed = min((endpoint.speed_mbps for endpoint in told if endpoint.speed_mbps), default=0)
-        usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
-        can = usable is not None and usable.status is ConditionStatus.TRUE
-        why = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
-        connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
-        unsteady = connected is not None and connected.reason in (Reason.FLAPPING, Reason.NOTHING_PLUGGED_IN)
-
-        def value(end: LinkEnd, endpoint: Endpoint | None) -> End:
-            device = endpoint.rdma_device if endpoint else None
-            left = QUEUE_PAIRS - used.queue_pairs.get((end.node, device or ""), 0)
-            return End(end.node, endpoint.address if endpoint else None, device, max(0, left))
-
-        a, b = (value(end, endpoint) for end, endpoint in ends)
-        return Cable(
-            name=link.metadata.name,
-            a=a,
-            b=b,
-            speed_mbps=speed,
-            connected=any(endpoint.sees_peer for endpoint in told) and not unsteady,
-            rdma_problem=None if can else why,
-            ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
-            rdma_mbps=_measured(link, MeasurementTransport.RDMA),
-            in_use=any(
-                (end.node, end.address or "") in used.addresses or (end.node, end.device or "") in used.queue_pairs
-                for end in (a, b)
-            ),
-        )
-
-
-@lru_cache(maxsize=1024)
-def _bytes(quantity: str) -> int:
-    return to_bytes(quantity)
-
-
-@lru_cache(maxsize=64)
-def _backends(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(names)

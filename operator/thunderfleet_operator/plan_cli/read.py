@@ -1,23 +1,22 @@
 """Reads the fleet and the deployment from files, and checks every field that the operator reads."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import ANNOTATION_PORTS, ApiModel
+from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json, key_of
-from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe import snapshot
-from thunderfleet_operator.observe.fleet import taints
+from thunderfleet_operator.observe.nodes import allocatable_bytes, boot_id, internal_ip, is_ready, taints
+from thunderfleet_operator.observe.objects import epoch_number, group_index, owner_uid
+from thunderfleet_operator.observe.plans import read_epoch
+from thunderfleet_operator.observe.pods import annotated_ports, pod_memory, pod_node, pod_ports, read_pod
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
 KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
@@ -94,36 +93,28 @@ def _labels(item: Json) -> dict[str, object]:
     return found
 
 
-def _annotations(item: Json) -> object:
-    text = (item["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
-    ports: Any = json.loads(text) if text else {"gateway": 0, "control": 0}
-    return int(ports["gateway"]), int(ports["control"]), [int(port) for port in ports.get("ring") or ()]
-
-
 _CHILD: dict[str, Callable[[Json], object]] = {
-    "metadata.labels": lambda item: (_labels(item), snapshot.group_index(item), snapshot.epoch_number(item)),
-    "metadata.annotations": _annotations,
-    "metadata.ownerReferences": snapshot.owner_uid,
+    "metadata.labels": lambda item: (_labels(item), group_index(item), epoch_number(item)),
+    "metadata.annotations": annotated_ports,
+    "metadata.ownerReferences": owner_uid,
 }
 _READS: dict[str, dict[str, Callable[[Json], object]]] = {
     "Node": {
         "metadata.labels": _labels,
         "spec.taints": taints,
-        "status.allocatable.memory": lambda item: to_bytes(
-            str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0)
-        ),
-        "status.conditions": snapshot.is_ready,
-        "status.addresses": snapshot.internal_ip,
-        "status.nodeInfo": lambda item: ((item.get("status") or {}).get("nodeInfo") or {}).get("bootID"),
+        "status.allocatable.memory": allocatable_bytes,
+        "status.conditions": is_ready,
+        "status.addresses": internal_ip,
+        "status.nodeInfo": boot_id,
     },
     "Pod": {
         **_CHILD,
-        "spec.affinity": snapshot.pod_node,
-        "spec.containers[].resources.requests.memory": snapshot.pod_memory,
-        "spec.containers[].ports": snapshot.pod_ports,
-        "status": snapshot.pod_view,
+        "spec.affinity": pod_node,
+        "spec.containers[].resources.requests.memory": pod_memory,
+        "spec.containers[].ports": pod_ports,
+        "status": read_pod,
     },
-    "ConfigMap": {**_CHILD, "data": snapshot.read_epoch},
+    "ConfigMap": {**_CHILD, "data": read_epoch},
 }
 """By kind without a model in the API, what is read of its objects, by field."""
 

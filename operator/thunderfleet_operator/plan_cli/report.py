@@ -9,9 +9,9 @@ from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.decide.model import resolve
-from thunderfleet_operator.observe import snapshot
-from thunderfleet_operator.observe.fleet import Fleets
-from thunderfleet_operator.observe.snapshot import Parsed, RankPorts
+from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.placement import Placement, RankPlacement, Unplaceable
 from thunderfleet_operator.placement.score import PARTS
 from thunderfleet_operator.plan_cli.simulate import Planned
@@ -129,11 +129,11 @@ class PlanReport(_Report):
 
 def report(cache: Cache, deployment: ModelDeployment, planned: list[Planned]) -> PlanReport:
     """The report of a deployment's groups on the fleet in ``cache``."""
-    whole = Fleets().fleet(cache, Parsed(), snapshot.taken(cache))
+    whole = Index(cache).fleet
     return PlanReport(
         deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
         model=deployment.spec.model.repository or deployment.spec.model.path or "",
-        model_resolved=resolve(whole, snapshot.request(deployment.spec)).message,
+        model_resolved=resolve(whole, request(deployment.spec)).message,
         placed=all(isinstance(entry.found, Placement) for entry in planned),
         groups=tuple(map(_group, planned)),
     )

@@ -1,6 +1,7 @@
 """Events from the API server in, keys to work on out.
 
 kopf_watch  kopf as the watcher
+lists       lists that keep the cache true where kopf's events do not
 cache       the collections that the operator keeps in memory
 workqueue   keys, each at most once, handed to one worker
 leader      which replica acts: the holder of a Lease

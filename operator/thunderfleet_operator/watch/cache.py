@@ -1,20 +1,19 @@
-"""What the operator knows of the cluster: a few collections, kept true by kopf's events and now and then by a list.
+"""The collections that the operator keeps in memory, from kopf's events, from lists and from its own writes.
 
-kopf tells of no deletion that happened while its watch was broken, so a list (at the start, after every relist of kopf's
-and every few minutes) takes out what is gone. Writes answer with the new object, which goes in at once: the operator
-always sees what it has done. resourceVersions of one cluster are ordered, so an older view never replaces a newer one.
+Each write returns the new object, which goes in at once: the operator always sees what it has done. The resourceVersions of
+one cluster are ordered, so an older object never replaces a newer one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.common import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
+from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import Json, key_of
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A kind that is cached. ``selector``: only objects with these labels."""
+    """One kind of object. ``selector``: a label selector that limits what is listed and watched."""
 
     name: str
     prefix: str
@@ -22,10 +21,12 @@ class Collection:
 
     @property
     def path(self) -> str:
+        """The path of the collection over all namespaces."""
         return f"{self.prefix}/{self.name}"
 
     @property
     def query(self) -> dict[str, object]:
+        """The parameters of a list."""
         return {"labelSelector": self.selector} if self.selector else {}
 
     def item(self, namespace: str | None, name: str) -> str:
@@ -40,7 +41,7 @@ PODS = Collection("pods", "/api/v1")
 CONFIGMAPS = Collection("configmaps", "/api/v1", _OURS)
 SERVICES = Collection("services", "/api/v1", _OURS)
 SECRETS = Collection("secrets", "/api/v1", _OURS)
-"""Written, never read: not among the cached."""
+"""Written, never read, and so not cached."""
 NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
@@ -48,7 +49,7 @@ CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS)
 
 
 def version(item: Json | None) -> int:
-    """The resourceVersion as a number; -1 when there is none."""
+    """The resourceVersion as a number; -1 if there is none."""
     if item is None:
         return -1
     try:
@@ -58,7 +59,7 @@ def version(item: Json | None) -> int:
 
 
 def _lean(item: Json) -> Json:
-    """Without managedFields: half of an object, and of no use here."""
+    """The object without managedFields, which is half of its size and is not used."""
     metadata = item["metadata"]
     if "managedFields" not in metadata:
         return item
@@ -67,17 +68,17 @@ def _lean(item: Json) -> Json:
 
 @dataclass
 class Store:
-    """One collection, by ``namespace/name``."""
+    """The objects of one collection, by ``namespace/name``."""
 
     collection: Collection
     items: dict[str, Json] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
-    """Versions at which objects were deleted, until the next list: a late older view must not bring them back."""
+    """Versions at which objects were deleted, until the next list: an older event that is late must not bring them back."""
     revision: int = 0
-    """Moves with every change: what was derived from the collection stands while it does not."""
+    """Increases with every change. A value made from the collection is valid while it stays the same."""
 
     def put(self, item: Json) -> bool:
-        """Whether this was news."""
+        """Adds or replaces an object; False if it is not newer than the one that is known."""
         key = key_of(item)
         new = version(item)
         if new <= version(self.items.get(key)) or new <= self.gone.get(key, -1):
@@ -87,6 +88,7 @@ class Store:
         return True
 
     def drop(self, item: Json) -> bool:
+        """Removes an object that was deleted; False if it is not known."""
         key = key_of(item)
         known = self.items.get(key)
         self.gone[key] = max(version(item), self.gone.get(key, -1))
@@ -97,21 +99,25 @@ class Store:
         return True
 
     def forget(self, key: str) -> None:
-        """What a write found missing."""
+        """Removes an object that a write found missing."""
         self.items.pop(key, None)
         self.revision += 1
 
     def replace(self, items: Iterable[Json], list_version: str) -> set[str]:
-        """Takes over a list; the keys that differ from what was known."""
+        """Takes over a list of objects; the keys of those that differ from before."""
         listed = {key_of(item): item for item in items}
         changed = {key for key, item in listed.items() if self.put(item)}
+        return changed | self.keep(listed.keys(), list_version)
+
+    def keep(self, keys: Container[str], list_version: str) -> set[str]:
+        """Removes every object that a list did not have; the keys of those removed."""
         limit = int(list_version) if list_version.isdigit() else 0
-        for key in [key for key, item in self.items.items() if key not in listed and version(item) <= limit]:
+        removed = {key for key, item in self.items.items() if key not in keys and version(item) <= limit}
+        for key in removed:
             del self.items[key]
-            changed.add(key)
-        self.revision += bool(changed)
+        self.revision += bool(removed)
         self.gone = {key: at for key, at in self.gone.items() if at > limit}
-        return changed
+        return removed
 
     def __iter__(self) -> Iterator[Json]:
         return iter(list(self.items.values()))

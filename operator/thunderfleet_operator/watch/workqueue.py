@@ -1,7 +1,7 @@
-"""The one work queue: keys, each at most once, handed to one worker.
+"""The work queue: keys, each at most once.
 
-Level-triggered: a key says that something about it may have changed, never what. A key that is added while it is worked on
-is worked on once more afterwards. A key can be asked for later; the earliest wish counts.
+It is level-triggered: a key says that something about it may have changed, not what. A key that is added during its round gets
+another round afterwards. A key can be added with a delay; the earliest time counts.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 
 
 class WorkQueue:
-    """For one event loop. ``get`` hands out a key, ``done`` gives it back."""
+    """For one event loop. Every key from ``get`` is returned with ``done``."""
 
     def __init__(self) -> None:
         self._ready: dict[str, None] = {}
@@ -24,6 +24,7 @@ class WorkQueue:
         return len(self._ready) + len(self._again)
 
     def add(self, key: str) -> None:
+        """Adds a key."""
         self._due.pop(key, None)
         if key in self._working:
             self._again.add(key)
@@ -32,6 +33,7 @@ class WorkQueue:
             self._wake.set()
 
     def add_after(self, key: str, seconds: float) -> None:
+        """Adds a key after a delay, unless it is added earlier anyway."""
         if seconds <= 0:
             self.add(key)
             return
@@ -43,7 +45,7 @@ class WorkQueue:
         self._wake.set()
 
     def _promote(self) -> float | None:
-        """Moves what is due; seconds until the next, None when nothing waits."""
+        """Adds the keys whose delay is over. Seconds until the next one; None if there is none."""
         now = time.monotonic()
         while self._heap:
             due, key = self._heap[0]
@@ -57,6 +59,7 @@ class WorkQueue:
         return None
 
     async def get(self) -> str:
+        """Waits for a key and takes it."""
         while True:
             wait = self._promote()
             if self._ready:
@@ -71,6 +74,7 @@ class WorkQueue:
                 continue
 
     def done(self, key: str) -> None:
+        """The round of a key has ended."""
         self._working.discard(key)
         if key in self._again:
             self._again.discard(key)

@@ -29,7 +29,7 @@ from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
 from thunderfleet_agent.server import Server
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_lib.hostcmd import FailureKind, Host
 

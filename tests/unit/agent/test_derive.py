@@ -21,12 +21,15 @@ from thunderfleet_agent.derive.profile import (
     wanted_uuids,
 )
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.parsers import ParseError, hardware, network, rdma, thunderbolt
-from thunderfleet_crds.common import Condition, ObjectMeta, find_condition
+from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_crds.apimodel import ObjectMeta
+from thunderfleet_crds.conditions import Condition, find_condition
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
 from thunderfleet_lib.hostcmd import Failure, FailureKind
+from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.rdma import parse as rdma
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -177,7 +180,7 @@ def test_a_virtual_machine_says_what_it_is(shapes: Any) -> None:
     facts = observed(shapes, hardware=virtual, thunderbolt=thunderbolt.Thunderbolt(), rdma_switch=None, failures=none)
     status = profile(facts, NOW).status
     verdict = condition(status, "RDMAReady")
-    assert (verdict.status, verdict.reason) == (ConditionStatus.FALSE, "Unsupported")
+    assert (verdict.status, verdict.reason) == (ConditionStatus.FALSE, "RDMAUnsupported")
     assert "virtual machine (VirtualMac2,1)" in verdict.message
     assert status.thunderbolt is not None and status.thunderbolt.ports == ()
 
@@ -198,12 +201,12 @@ def test_nothing_observed_is_a_valid_profile() -> None:
             {"failures": failed(Source.RDMA_INFO, FailureKind.TIMED_OUT, "ibv_devinfo -v", "did not answer")},
             "False",
             "StackHung",
-            "`ibv_devinfo -v` did not answer; the RDMA stack is dead: reboot this Mac",
+            "`ibv_devinfo -v` did not answer; the RDMA stack of this Mac does not answer: reboot this Mac",
         ),
         (
             {"failures": failed(Source.RDMA_SWITCH, FailureKind.ABSENT, "rdma_ctl status", "is not there")},
             "False",
-            "Unsupported",
+            "RDMAUnsupported",
             "macOS 26.2",
         ),
         (
@@ -217,7 +220,7 @@ def test_nothing_observed_is_a_valid_profile() -> None:
             {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)},
             "False",
             "NoIPv4Address",
-            "though `ifconfig -a` shows 10.0.1.1 on en2",
+            "though en2 has 10.0.1.1: run `sudo ifconfig en2 inet 10.0.1.1` on this Mac",
         ),
         (
             {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),), "interfaces": ()},

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from thunderfleet_agent.derive.flap_damper import CALM_SECONDS, CHANGES, WINDOW_SECONDS, Damper
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers.network import Interface
-from thunderfleet_agent.observe.parsers.rdma import DeviceInfo
 from thunderfleet_agent.observe.parsers.thunderbolt import Peer, Port, Thunderbolt
+from thunderfleet_lib.rdma.parse import DeviceInfo
 
 UP = frozenset({"UP"})
 PEER = Peer("906F61D4-D2D0-4D64-838B-635F8E2EF46D", "Mac Studio")

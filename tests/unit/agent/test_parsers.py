@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from thunderfleet_agent.observe.collector import parse_capabilities
-from thunderfleet_agent.observe.parsers import ParseError, Partial, clean, hardware, network, rdma, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_lib.parsing import ParseError, Partial, clean
+from thunderfleet_lib.rdma import parse as rdma
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "thunderbolt": thunderbolt.parse,

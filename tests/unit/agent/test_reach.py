@@ -21,7 +21,7 @@ from thunderfleet_agent.peers.identity import Identity
 from thunderfleet_agent.peers.reach import Ledger, Outcome, Target
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.server import Server
-from thunderfleet_crds.common import ObjectMeta
+from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import (
     MAX_REACHABILITY,
     Agent,

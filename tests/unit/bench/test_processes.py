@@ -15,7 +15,7 @@ from tests.bench.processes import Process, Usage
         ("/opt/bin/python /opt/bin/thunderfleet-kubelet run --root /x", "kubelet"),
         ("python -c import sys; from thunderfleet_kubelet.cli import main; sys.exit(main()) join", "kubelet"),
         ("python -m thunderfleet_kubelet.shim /x/containers/1", "shim"),
-        ("/opt/python -S /x/thunderfleet_kubelet/shim.py spec.json", "shim"),
+        ("/opt/python -I -S /x/thunderfleet_kubelet/shim /x/containers/1", "shim"),
         ("python /i/bin/thunderfleet-agent run --interval 30", "agent"),
         ("python /i/bin/thunderfleet-operator run", "operator"),
         ("python /i/bin/thunderfleet-runner serve", "supervisor"),

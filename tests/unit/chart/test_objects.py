@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from thunderfleet_agent import cli as agent_cli
 from thunderfleet_agent.measure.schedule.settings import Settings, parse
-from thunderfleet_crds.common import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
+from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.app import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field
 from thunderfleet_crds import generate
-from thunderfleet_crds.common import ApiModel
+from thunderfleet_crds.apimodel import ApiModel
 
 Json = dict[str, Any]
 Walk = Callable[[Json, str], Iterator[tuple[str, Json]]]

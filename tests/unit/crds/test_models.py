@@ -12,9 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from thunderfleet_crds import common, generate, group
-from thunderfleet_crds.common import Condition, binary_size, quantity, set_condition, to_api_name
+from thunderfleet_crds import generate, group
+from thunderfleet_crds.apimodel import to_api_name
+from thunderfleet_crds.conditions import Condition, find_condition, set_condition
+from thunderfleet_crds.fields import binary_size, quantity
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment, Nodes, Rank, Unplaceable, duration_seconds
+from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus, Reachability, domain_labels
 from thunderfleet_crds.thunderboltlink import LinkEnd, Measurement, generation, link_name, ordered
 from thunderfleet_crds.vocabulary import (
@@ -194,7 +197,7 @@ def test_spec_asks_for_what_status_reports() -> None:
 def test_kinds_and_version_are_the_constants() -> None:
     for kind in generate.KINDS:
         value = kind.model.load({"metadata": {"name": "x"}, "spec": _minimal_spec(kind.name)})
-        assert value.dump()["apiVersion"] == common.API_VERSION
+        assert value.dump()["apiVersion"] == API_VERSION
         assert value.dump()["kind"] == kind.name
 
 
@@ -253,8 +256,8 @@ def test_conditions_come_in_one_order(types: list[str]) -> None:
     for type_ in types:
         conditions = set_condition(conditions, type_, None, "Unknown", "", now=NOON)
     assert [condition.type for condition in conditions] == sorted(types)
-    assert common.find_condition(conditions, "Ready") in conditions
-    assert common.find_condition(conditions, "Benchmarked") is None
+    assert find_condition(conditions, "Ready") in conditions
+    assert find_condition(conditions, "Benchmarked") is None
 
 
 @given(ends, ends)

@@ -11,11 +11,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.app import EVENTS, Kubelet, runtime_settings
+from thunderfleet_kubelet.app import EVENTS, Kubelet, pod_settings
 from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair
 from thunderfleet_kubelet.bootstrap.join import Identity, JoinError, Server, save_identity
 from thunderfleet_kubelet.config import Config, User
-from thunderfleet_kubelet.node.machine import GIB, Asker, Machine, Reader
+from thunderfleet_kubelet.node.facts import GIB, Machine
+from thunderfleet_kubelet.node.machine import Asker, Reader
 from thunderfleet_lib.kube import ApiError, Kube
 
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
@@ -24,7 +25,7 @@ SERVER = "https://192.168.64.1:6443"
 
 
 def test_what_the_pods_half_needs_to_know() -> None:
-    known = runtime_settings(CONFIG, MAC, SERVER, uid=0)
+    known = pod_settings(CONFIG, MAC, SERVER, uid=0)
     assert known.api_server == ("192.168.64.1", 6443)
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
@@ -44,10 +45,12 @@ def test_what_the_pods_half_needs_to_know() -> None:
     ],
 )
 def test_who_runs_a_container_that_names_no_user(config: Config, uid: int, user: tuple[int, int] | None) -> None:
-    assert runtime_settings(config, MAC, SERVER, uid=uid).default_user == user
+    assert pod_settings(config, MAC, SERVER, uid=uid).default_user == user
 
 
 class FakeKube:
+    """Records deletes and creates."""
+
     def __init__(self) -> None:
         self.deleted: list[tuple[str, int | None, str | None]] = []
         self.created: list[tuple[str, dict[str, Any]]] = []
@@ -125,7 +128,7 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
     kube = cast(FakeKube, kubelet.kube())
     kubelet._trouble("nobody approves")
     assert kube.created == [], "not before there is a Node to hang it on"
-    kubelet.keeper.registered.set()
+    kubelet.node.registered.set()
     for sentence in ("still nobody", "still nobody", None, "still nobody"):
         kubelet._trouble(sentence)
     await asyncio.gather(*kubelet._closing)
@@ -170,11 +173,11 @@ async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
     monkeypatch.setattr(kubelet.server, "start", start)
     monkeypatch.setattr("thunderfleet_kubelet.app.BIND_RETRY_SECONDS", 0.0)
     kubelet._has_certificate.set()
-    kubelet.keeper.registered.set()
+    kubelet.node.registered.set()
     task = asyncio.ensure_future(kubelet._serve())
     await asyncio.wait_for(attempts.get(), 10)
     await asyncio.wait_for(attempts.get(), 10)
-    assert "127.0.0.1:10250: Address already in use" in kubelet.keeper.problems["ServerNotListening"]
+    assert "127.0.0.1:10250: Address already in use" in kubelet.node.problems["ServerNotListening"]
     free.set()
     await asyncio.wait_for(task, 10)
-    assert kubelet.keeper.problems == {}
+    assert kubelet.node.problems == {}

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.node.keeper import LEASES, NODES, NodeKeeper
-from thunderfleet_kubelet.node.machine import GIB, Machine, Readings
+from thunderfleet_kubelet.node.controller import LEASES, NODES, NodeController
+from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_lib.kube import ApiError, Kube
 
 from tests.support.waiting import until_async
@@ -20,7 +20,7 @@ PATH = f"{NODES}/studio-1"
 
 
 class FakeKube:
-    """Just what the keeper asks of an API server: Nodes and Leases in memory, and every request remembered."""
+    """What the controller asks of an API server: Nodes and Leases in memory, and every request remembered."""
 
     host = "https://192.0.2.1:6443"
 
@@ -97,6 +97,8 @@ class FakeKube:
 
 
 class World:
+    """A controller with an API server, a machine and a clock of the test's own."""
+
     def __init__(self) -> None:
         self.kube = FakeKube()
         self.now = datetime(2026, 1, 31, tzinfo=UTC)
@@ -104,7 +106,7 @@ class World:
         self.looks = 0
         self.looked = asyncio.Event()
         self.ended = asyncio.Event()
-        self.keeper = NodeKeeper(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
+        self.node = NodeController(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
 
     async def read(self) -> Readings:
         self.looks += 1
@@ -123,7 +125,7 @@ def world() -> World:
 
 @pytest.fixture
 async def running(world: World) -> AsyncIterator[World]:
-    task = asyncio.ensure_future(world.keeper.run())
+    task = asyncio.ensure_future(world.node.run())
     # Registered, listed, and looked at once more.
     await until_async(lambda: world.looks >= 2 and f"{LEASES}/studio-1" in world.kube.objects)
     yield world
@@ -135,7 +137,7 @@ async def test_it_registers_and_leases(running: World) -> None:
     made = running.kube.objects[PATH]
     assert made["spec"]["taints"][0]["key"] == "thunderfleet.io/macos"
     assert made["status"]["addresses"] == [{"type": "InternalIP", "address": "127.0.0.1"}]
-    assert running.keeper.registered.is_set()
+    assert running.node.registered.is_set()
     lease = running.kube.objects[f"{LEASES}/studio-1"]
     assert lease["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
 
@@ -143,7 +145,7 @@ async def test_it_registers_and_leases(running: World) -> None:
 async def test_nothing_changed_writes_nothing(running: World) -> None:
     before = running.kube.written(f"{PATH}/status")
     looks = running.looks
-    running.keeper.nudge()
+    running.node.nudge()
     await until_async(lambda: running.looks > looks)
     await asyncio.sleep(0)
     assert running.kube.written(f"{PATH}/status") == before
@@ -151,7 +153,7 @@ async def test_nothing_changed_writes_nothing(running: World) -> None:
 
 async def test_a_change_is_written(running: World) -> None:
     running.readings = Readings(True, "short", 500 * GIB, 1000 * GIB, 100, 4000)
-    running.keeper.nudge()
+    running.node.nudge()
     await until_async(lambda: running.kube.written(f"{PATH}/status"))
     (write,) = running.kube.written(f"{PATH}/status")
     assert {one["type"]: one["status"] for one in write["status"]["conditions"]}["MemoryPressure"] == "True"
@@ -159,7 +161,7 @@ async def test_a_change_is_written(running: World) -> None:
 
 async def test_after_a_day_a_heartbeat(running: World) -> None:
     running.now += timedelta(days=1)
-    running.keeper.nudge()
+    running.node.nudge()
     await until_async(lambda: running.kube.written(f"{PATH}/status"))
 
 
@@ -170,12 +172,12 @@ async def test_a_vanished_node_ends_its_pods_and_comes_back(running: World) -> N
     assert running.ended.is_set()
     second = running.kube.objects[PATH]["metadata"]["uid"]
     assert second != first
-    await until_async(lambda: running.keeper.registered.is_set() and running.keeper.uid == second)
+    await until_async(lambda: running.node.registered.is_set() and running.node.uid == second)
 
 
 async def test_it_takes_over_its_own_node(world: World) -> None:
     world.kube.put(PATH, {"metadata": {"name": "studio-1", "labels": {"mine": "yes"}}, "spec": {}, "status": {}})
-    await world.keeper.register()
+    await world.node.register()
     stands = world.kube.objects[PATH]
     assert stands["metadata"]["labels"]["mine"] == "yes"
     assert stands["metadata"]["labels"]["kubernetes.io/os"] == "darwin"
@@ -185,8 +187,8 @@ async def test_it_takes_over_its_own_node(world: World) -> None:
 
 async def test_a_node_without_its_taint_is_told_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.kube.put(PATH, {"metadata": {"name": "studio-1"}, "spec": {}, "status": {}})
-    await world.keeper.register()
-    assert "without the taint thunderfleet.io/macos" in caplog.text
+    await world.node.register()
+    assert "node studio-1 has no taint thunderfleet.io/macos" in caplog.text
 
 
 async def test_an_api_server_that_is_away_is_waited_for(
@@ -194,12 +196,12 @@ async def test_an_api_server_that_is_away_is_waited_for(
 ) -> None:
     monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
     world.kube.away = True
-    task = asyncio.ensure_future(world.keeper.run())
+    task = asyncio.ensure_future(world.node.run())
     try:
-        await until_async(lambda: "cannot register: away" in caplog.text)
-        assert not world.keeper.registered.is_set()
+        await until_async(lambda: "cannot register node studio-1: away" in caplog.text)
+        assert not world.node.registered.is_set()
         world.kube.away = False
-        await until_async(world.keeper.registered.is_set)
+        await until_async(world.node.registered.is_set)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.node.machine import GIB, Asker, Reader, go_architecture, look, meminfo, wired_limit_bytes
+from thunderfleet_kubelet.node.facts import GIB, go_architecture, meminfo, wired_limit_bytes
+from thunderfleet_kubelet.node.machine import Asker, Reader, look
 
 from tests.support.processes import exists
 

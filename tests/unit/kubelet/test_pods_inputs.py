@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_kubelet import shim
-from thunderfleet_kubelet.containers import environment, images, usage, user, volumes
-from thunderfleet_kubelet.containers.environment import Sources, expand
-from thunderfleet_kubelet.containers.images import Image, ImageError
-from thunderfleet_kubelet.containers.user import ConfigProblem, Identity, Self
-from thunderfleet_kubelet.containers.volumes import File, TokenWanted, VolumeProblem
-from thunderfleet_kubelet.pods import admission
+from thunderfleet_kubelet.containers import environment, images, usage, user, volume_content, volumes
+from thunderfleet_kubelet.containers.environment import expand
+from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
+from thunderfleet_kubelet.containers.images import Image
+from thunderfleet_kubelet.containers.sources import Sources
+from thunderfleet_kubelet.containers.user import ContainerUser, KubeletUser
+from thunderfleet_kubelet.containers.volume_content import File, References, TokenRequest
+from thunderfleet_kubelet.pods.decide import admission
+from thunderfleet_kubelet.shim import processes
 from thunderfleet_lib.quantity import parse_quantity
 
 Json = dict[str, Any]
-ROOT = Self(0, 0)
+ROOT = KubeletUser(0, 0)
 IMAGE = Image("i:1", Path("/images/i"), env=(("LANG", "C"), ("PATH", "/image/path")), entrypoint=("run",), command=("it",))
 
 
@@ -42,15 +44,15 @@ def pod(container: Json | None = None, **spec: Any) -> Json:
 @pytest.mark.parametrize(
     ("container", "of_pod", "image_user", "default", "expected"),
     [
-        ({}, {}, "", (65534, 65533), Identity(65534, 65533)),
-        ({"runAsUser": 0}, {}, "", (65534, 65534), Identity(0, 0)),
-        ({"runAsUser": 5000}, {"runAsUser": 6000, "runAsGroup": 7}, "", None, Identity(5000, 7)),
-        ({}, {"runAsUser": 54321}, "", (65534, 65533), Identity(54321, 65533)),
-        ({}, {}, "12:13", (65534, 65534), Identity(12, 13)),
-        ({}, {"supplementalGroups": [9, 8], "fsGroup": 7}, "", (1, 2), Identity(1, 2, (7, 8, 9))),
+        ({}, {}, "", (65534, 65533), ContainerUser(65534, 65533)),
+        ({"runAsUser": 0}, {}, "", (65534, 65534), ContainerUser(0, 0)),
+        ({"runAsUser": 5000}, {"runAsUser": 6000, "runAsGroup": 7}, "", None, ContainerUser(5000, 7)),
+        ({}, {"runAsUser": 54321}, "", (65534, 65533), ContainerUser(54321, 65533)),
+        ({}, {}, "12:13", (65534, 65534), ContainerUser(12, 13)),
+        ({}, {"supplementalGroups": [9, 8], "fsGroup": 7}, "", (1, 2), ContainerUser(1, 2, (7, 8, 9))),
     ],
 )
-def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, expected: Identity) -> None:
+def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, expected: ContainerUser) -> None:
     spec = {"name": "c", "securityContext": container}
     assert user.decide(pod(securityContext=of_pod), spec, image_user, default, ROOT) == expected
 
@@ -61,20 +63,20 @@ def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, 
         ({}, None, ROOT, "would run as root.*the kubelet's own user.*set securityContext.runAsUser"),
         ({}, (0, 0), ROOT, "would run as root.*the kubelet's default user"),
         ({"runAsUser": 0, "runAsNonRoot": True}, None, ROOT, "runAsNonRoot"),
-        ({"runAsUser": 1000}, None, Self(0, 0, ((0, 1),)), "in which only user 0 is mapped"),
-        ({"runAsUser": 1000}, None, Self(501, 20), "the kubelet is not root.*its own user, 501"),
-        ({"supplementalGroups": [5]}, None, Self(501, 20), "supplementary groups"),
+        ({"runAsUser": 1000}, None, KubeletUser(0, 0, ((0, 1),)), "user namespace maps only user 0"),
+        ({"runAsUser": 1000}, None, KubeletUser(501, 20), "the kubelet is not root.*its own user, 501"),
+        ({"supplementalGroups": [5]}, None, KubeletUser(501, 20), "supplementary groups"),
     ],
 )
-def test_identity_that_cannot_be_had(context: Json, default: Any, kubelet: Self, sentence: str) -> None:
+def test_identity_that_cannot_be_had(context: Json, default: Any, kubelet: KubeletUser, sentence: str) -> None:
     of_pod = {key: value for key, value in context.items() if key == "supplementalGroups"}
-    with pytest.raises(ConfigProblem, match=sentence):
+    with pytest.raises(ContainerConfigError, match=sentence):
         user.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", default, kubelet)
 
 
 def test_mapped_root_is_nobody_in_particular() -> None:
-    assert user.decide(pod(), {"name": "c"}, "", None, Self(0, 0, ((0, 1),))) == Identity(0, 0)
-    assert user.decide(pod(), {"name": "c"}, "", None, Self(501, 20)) == Identity(501, 20)
+    assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(0, 0, ((0, 1),))) == ContainerUser(0, 0)
+    assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(501, 20)) == ContainerUser(501, 20)
 
 
 # Environment
@@ -167,14 +169,14 @@ def test_nothing_of_the_kubelet_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variable", "sentence"),
     [
-        ({"valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}, "Secret 'no' does not exist"),
+        ({"valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}, "Secret 'no' not found in the pod's namespace"),
         ({"valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}}, "ConfigMap 'cm' has no key 'k'"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}, "'spec.nothing' is not a field"),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}, "unsupported fieldRef path 'spec.nothing'"),
         ({"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "containerName": "z"}}}, "container 'z'"),
     ],
 )
 def test_what_an_environment_misses(variable: Json, sentence: str) -> None:
-    with pytest.raises(ConfigProblem, match=sentence):
+    with pytest.raises(ContainerConfigError, match=sentence):
         build({"env": [{"name": "A", **variable}]}, Sources(config_maps={"cm": {"data": {}}}))
 
 
@@ -197,18 +199,21 @@ def test_image_folder(tmp_path: Path) -> None:
     (tmp_path / "bin" / "x").touch()
     image = images.find({"i": tmp_path}, "i", "IfNotPresent")
     assert (image.env, image.user) == ((("A", "b=c"),), "1:2")
-    assert environment.command_line({"name": "c"}, image, {}) == [str(tmp_path / "bin" / "x")]
+    assert environment.command_line({"name": "c"}, image, {}) == ["/bin/x"]
+    assert image.program("/bin/x") == str(tmp_path / "bin" / "x")
+    assert image.program("/bin/sh-of-the-host") == "/bin/sh-of-the-host"
+    assert image.program("bin/x") == "bin/x"
     assert environment.working_folder({}, image, Path("/sandbox")) == Path("/sandbox/w")
     (tmp_path / "config.json").write_text('{"Env": ["A"]}')
-    with pytest.raises(ImageError, match="is not NAME=VALUE"):
+    with pytest.raises(ImageError, match="must be NAME=VALUE"):
         images.find({"i": tmp_path}, "i", "IfNotPresent")
 
 
 # Volumes
 
 
-def me() -> Identity:
-    return Identity(os.geteuid(), os.getegid())
+def me() -> ContainerUser:
+    return ContainerUser(os.geteuid(), os.getegid())
 
 
 def test_volumes_switch_from_old_to_new_at_once(tmp_path: Path) -> None:
@@ -244,27 +249,29 @@ def test_projected_volume() -> None:
             ],
         },
     }
-    files = volumes.plan(volume, pod(), sources, {TokenWanted("a", 700): "tok"})
+    files = volume_content.plan(volume, pod(), sources, {TokenRequest("a", 700): "tok"})
     assert files == {
         "deep/x": File(b"1", 0o400),
         "k": File(b"v", 0o440),
         "token": File(b"tok", 0o600),
         "labels": File(b'app="a"\nb="say \\"x\\""', 0o440),
     }
-    assert volumes.references(pod(volumes=[volume])) == ({"cm"}, {"s", "gone"}, {TokenWanted("a", 700)})
+    assert volume_content.references(pod(volumes=[volume])) == References(
+        frozenset({"cm"}), frozenset({"s", "gone"}), frozenset({TokenRequest("a", 700)})
+    )
 
 
 @pytest.mark.parametrize(
     ("volume", "sentence"),
     [
-        ({"configMap": {"name": "no"}}, "volume 'v': ConfigMap 'no' does not exist"),
+        ({"configMap": {"name": "no"}}, "volume 'v': ConfigMap 'no' not found"),
         ({"configMap": {"name": "cm", "items": [{"key": "q", "path": "q"}]}}, "no key 'q'"),
         ({"configMap": {"name": "cm", "items": [{"key": "x", "path": "../x"}]}}, "must be relative"),
     ],
 )
 def test_what_a_volume_misses(volume: Json, sentence: str) -> None:
-    with pytest.raises(VolumeProblem, match=sentence):
-        volumes.plan({"name": "v", **volume}, pod(), Sources(config_maps={"cm": {"data": {"x": ""}}}), {})
+    with pytest.raises(VolumeError, match=sentence):
+        volume_content.plan({"name": "v", **volume}, pod(), Sources(config_maps={"cm": {"data": {"x": ""}}}), {})
 
 
 def test_host_path_types(tmp_path: Path) -> None:
@@ -274,9 +281,9 @@ def test_host_path_types(tmp_path: Path) -> None:
     assert check(tmp_path / "new", "DirectoryOrCreate").is_dir()
     assert check(tmp_path / "file", "FileOrCreate").is_file()
     assert check(tmp_path / "nothing", "") == tmp_path / "nothing"
-    with pytest.raises(VolumeProblem, match="is not a Directory"):
+    with pytest.raises(VolumeError, match="is not of type Directory"):
         check(tmp_path / "file", "Directory")
-    with pytest.raises(VolumeProblem, match="is not a Socket"):
+    with pytest.raises(VolumeError, match="is not of type Socket"):
         check(tmp_path / "file", "Socket")
 
 
@@ -293,11 +300,11 @@ def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:
     assert (sandbox / "c").resolve() == place / "of-p"
     (place / "out").symlink_to("/etc")
     for inner in ("../x", "out"):
-        with pytest.raises(ConfigProblem, match="leads out of volume"):
+        with pytest.raises(ContainerConfigError, match="subPath leaves volume 'v'"):
             link({"name": "v", "mountPath": "/d", "subPath": inner})
-    with pytest.raises(ConfigProblem, match="lies inside mount"):
+    with pytest.raises(ContainerConfigError, match="mount /m/n is inside mount /m;"):
         link({"name": "v", "mountPath": "/m"}, {"name": "v", "mountPath": "/m/n"})
-    with pytest.raises(ConfigProblem, match="'w', which the pod does not have"):
+    with pytest.raises(ContainerConfigError, match="volume 'w' not found in the pod"):
         link({"name": "w", "mountPath": "/m"})
 
 
@@ -379,7 +386,7 @@ def test_processes_are_found_in_what_ps_says() -> None:
         b"  103 S    sleep 1 CONTAINER_SANDBOX_MOUNT_POINT=/r/ab\n"
         b"  104 R    python CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
     )
-    assert shim.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/a") == [101, 104]
+    assert processes.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/a") == [101, 104]
 
 
 def test_usage_from_what_ps_says() -> None:

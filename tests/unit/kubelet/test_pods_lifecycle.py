@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_kubelet.containers.attempt import Attempt, Start
-from thunderfleet_kubelet.pods import lifecycle
-from thunderfleet_kubelet.pods.lifecycle import BACKOFF_LIMIT_SECONDS, Decision, Observed, Problem, decide, next_backoff
+from thunderfleet_kubelet.pods.decide import podspec
+from thunderfleet_kubelet.pods.decide.lifecycle import BACKOFF_LIMIT_SECONDS, Decision, decide, next_backoff
+from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
+from thunderfleet_kubelet.timestamps import format_time
 
 Json = dict[str, Any]
 NOW = 1_800_000_000.0
@@ -208,7 +210,7 @@ def test_blocked_pod_waits_with_the_reason() -> None:
 
 
 def test_active_deadline() -> None:
-    old = lifecycle.format_time(NOW - 100)
+    old = format_time(NOW - 100)
     one = pod("a", spec={"activeDeadlineSeconds": 60}, status={"phase": "Running", "startTime": old})
     assert stops(decide(one, seen(a=running()))) == ["a"]
     over = decide(one, seen(a=exited(143)))
@@ -237,6 +239,62 @@ def test_back_off_grows_to_its_limit_and_never_shrinks(runs: list[float]) -> Non
     assert all(10 <= delay <= BACKOFF_LIMIT_SECONDS for delay in delays[1:])
 
 
+class Life:
+    """One pod whose containers end when and how hypothesis says; decisions are carried out as they are made."""
+
+    def __init__(self, policy: str, inits: tuple[str, ...], sidecars: tuple[str, ...], mains: tuple[str, ...]) -> None:
+        self.policy, self.inits, self.mains = policy, inits, mains
+        self.pod = pod(*mains, inits=inits, sidecars=sidecars, policy=policy)
+        self.attempts: dict[str, tuple[Attempt, ...]] = {}
+        self.now = NOW
+
+    @property
+    def deleted(self) -> bool:
+        return "deletionTimestamp" in self.pod["metadata"]
+
+    def delete(self) -> None:
+        self.pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    def end(self, name: str, code: int) -> None:
+        ended = replace(self.attempts[name][-1], state="exited", finished_at=self.now, exit_code=code)
+        self.attempts[name] = (*self.attempts[name][:-1], ended)
+
+    def live(self) -> list[str]:
+        return sorted(name for name, attempts in self.attempts.items() if attempts[-1].live)
+
+    def step(self) -> Decision:
+        decision = decide(self.pod, Observed(now=self.now, attempts=self.attempts, volumes_ready=True, host_ip="10.0.0.1"))
+        if self.deleted:
+            assert not decision.starts
+        for start in decision.starts:
+            assert start.container not in [stop.container for stop in decision.stops]
+            self.start(start)
+        if decision.status is not None:
+            self.publish(decision.status)
+        return decision
+
+    def start(self, start: Start) -> None:
+        before = self.attempts.get(start.container, ())
+        assert start.number == (before[-1].number + 1 if before else 0)
+        if before:
+            # Never two at once, and never before the back-off is over.
+            assert before[-1].state == "exited"
+            assert self.now >= before[-1].retry_at
+        if start.container in self.mains:
+            assert not before or podspec.restarts(self.policy, before[-1].exit_code)
+            assert all(self.attempts[name][-1].state == "exited" for name in self.inits)
+            assert all(self.attempts[name][-1].exit_code == 0 for name in self.inits)
+        fresh = Attempt(start.number, "running", backoff=start.backoff, started_at=self.now)
+        self.attempts[start.container] = (*before, fresh)[-2:]
+
+    def publish(self, status: Json) -> None:
+        old = self.pod["status"]["phase"]
+        assert old not in podspec.TERMINAL_PHASES or status["phase"] == old
+        self.pod["status"].update(status)
+        if status["phase"] in podspec.TERMINAL_PHASES:
+            assert not self.live()
+
+
 @given(
     policy=st.sampled_from(["Always", "OnFailure", "Never"]),
     inits=st.integers(0, 2),
@@ -249,59 +307,21 @@ def test_back_off_grows_to_its_limit_and_never_shrinks(runs: list[float]) -> Non
 def test_whole_lives(
     policy: str, inits: int, sidecars: int, mains: int, moves: list[tuple[int, int, float]], deleted_at: int
 ) -> None:
-    """Containers end when and how hypothesis says; the decisions are carried out as they come."""
-    init_names = tuple(f"i{n}" for n in range(inits))
-    sidecar_names = tuple(f"s{n}" for n in range(sidecars))
-    main_names = tuple(f"m{n}" for n in range(mains))
-    one = pod(*main_names, inits=init_names, sidecars=sidecar_names, policy=policy)
-    attempts: dict[str, tuple[Attempt, ...]] = {}
-    now = NOW
-
-    def step() -> Decision:
-        nonlocal one
-        decision = decide(one, seen(now=now, **attempts))
-        for start in decision.starts:
-            before = attempts.get(start.container, ())
-            # Never two at once, numbers without gaps, and never before the back-off is over.
-            assert not before or before[-1].state == "exited"
-            assert start.number == (before[-1].number + 1 if before else 0)
-            assert not before or now >= before[-1].retry_at
-            if before and start.container in main_names:
-                assert lifecycle.restarts(policy, before[-1].exit_code)
-            if start.container in main_names:
-                for name in init_names:
-                    assert attempts[name][-1].exit_code == 0
-                    assert attempts[name][-1].state == "exited"
-            assert start.container not in [stop.container for stop in decision.stops]
-            fresh = Attempt(start.number, "running", backoff=start.backoff, started_at=now)
-            attempts[start.container] = (*before, fresh)[-2:]
-        if decision.status is not None:
-            old = one["status"]["phase"]
-            assert old not in lifecycle.TERMINAL_PHASES or decision.status["phase"] == old
-            one = {**one, "status": {**one["status"], **decision.status}}
-            if decision.status["phase"] in lifecycle.TERMINAL_PHASES:
-                assert not any(all_of[-1].live for all_of in attempts.values())
-                assert not decision.starts
-        return decision
-
+    names = [tuple(f"{kind}{n}" for n in range(count)) for kind, count in (("i", inits), ("s", sidecars), ("m", mains))]
+    life = Life(policy, names[0], names[1], names[2])
     for turn, (which, code, seconds) in enumerate(moves):
         if turn == deleted_at:
-            one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        decision = step()
-        if one["metadata"].get("deletionTimestamp"):
-            assert not decision.starts
-        now += seconds
-        live = sorted(name for name, all_of in attempts.items() if all_of[-1].live)
+            life.delete()
+        life.step()
+        life.now += seconds
+        live = life.live()
         if live:
-            name = live[which % len(live)]
-            ended = replace(attempts[name][-1], state="exited", finished_at=now, exit_code=code)
-            attempts[name] = (*attempts[name][:-1], ended)
-    one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            life.end(live[which % len(live)], code)
+    life.delete()
     for _ in range(10):
-        decision = step()
+        decision = life.step()
         for stop in decision.stops:
-            ended = replace(attempts[stop.container][-1], state="exited", finished_at=now, exit_code=143)
-            attempts[stop.container] = (*attempts[stop.container][:-1], ended)
+            life.end(stop.container, 143)
         if decision.ended:
             break
     assert decision.ended

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from thunderfleet_kubelet.containers import logs
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.pods import probes
-from thunderfleet_kubelet.pods.probes import Count
-from thunderfleet_kubelet.shim import LINE_BYTES, Log, Stream
+from thunderfleet_kubelet.pods.decide.probing import ProbeCount
+from thunderfleet_kubelet.shim.log import LINE_BYTES, Log, Stream
 
 Json = dict[str, Any]
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -135,7 +135,7 @@ def test_long_lines_are_parts(tmp_path: Path) -> None:
 
 
 def test_a_verdict_needs_as_many_equal_results_as_the_threshold() -> None:
-    count = Count(success_threshold=2, failure_threshold=3)
+    count = ProbeCount(success_threshold=2, failure_threshold=3)
     results = [False, False, True, False, False, False, False, True, False, True, True]
     changes = [count.add(result) for result in results]
     assert changes == [False] * 5 + [True] + [False] * 4 + [True]
@@ -144,7 +144,7 @@ def test_a_verdict_needs_as_many_equal_results_as_the_threshold() -> None:
 
 @given(st.lists(st.booleans(), max_size=50), st.integers(1, 5), st.integers(1, 5))
 def test_a_verdict_changes_only_after_a_run(results: list[bool], success: int, failure: int) -> None:
-    count = Count(success, failure)
+    count = ProbeCount(success, failure)
     for index, result in enumerate(results):
         before = count.verdict
         changed = count.add(result)
@@ -177,7 +177,7 @@ async def no_exec(command: list[str], seconds: float) -> tuple[int, str]:
 
 
 async def ask(action: Json, container: Json | None = None, seconds: float = 5) -> tuple[bool, str]:
-    return await probes.ask(action, container or {"name": "c"}, "127.0.0.1", no_exec, seconds)
+    return await probes.run(action, container or {"name": "c"}, "127.0.0.1", no_exec, seconds)
 
 
 async def test_http_probes(port: int) -> None:
@@ -189,7 +189,7 @@ async def test_http_probes(port: int) -> None:
     assert "statuscode: 503" in said
     assert said.endswith(": v")
     good, said = await ask({"httpGet": {"path": "/slow", "port": port}}, seconds=0.1)
-    assert (good, said) == (False, f"GET http://127.0.0.1:{port}/slow: no answer within 0.1 s")
+    assert (good, said) == (False, f"GET http://127.0.0.1:{port}/slow: timed out after 0.1 s")
     assert not (await ask({"httpGet": {"path": "/", "port": port, "scheme": "HTTPS"}}))[0]
     assert "no port named 'other'" in (await ask({"httpGet": {"port": "other"}}, named))[1]
 
@@ -208,11 +208,11 @@ async def _no_exec(command: list[str], seconds: float) -> tuple[int, str]:
 
 
 async def test_a_probe_that_breaks_down_has_failed() -> None:
-    good, said = await probes.ask({"exec": {"command": ["true"]}}, {"name": "main"}, "127.0.0.1", _no_exec, 1.0)
+    good, said = await probes.run({"exec": {"command": ["true"]}}, {"name": "main"}, "127.0.0.1", _no_exec, 1.0)
     assert not good
     assert "something nobody thought of" in said
 
 
 async def test_a_hook_that_sleeps_takes_no_more_than_the_grace() -> None:
     async with asyncio.timeout(20):
-        assert await probes.ask({"sleep": {"seconds": 3600}}, {"name": "main"}, "127.0.0.1", _no_exec, 0.01) == (True, "")
+        assert await probes.run({"sleep": {"seconds": 3600}}, {"name": "main"}, "127.0.0.1", _no_exec, 0.01) == (True, "")

@@ -5,21 +5,28 @@ import base64
 import errno
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from thunderfleet_kubelet import shim
-from thunderfleet_kubelet.containers import exec_session, user, volumes
-from thunderfleet_kubelet.containers import folder as podfolder
-from thunderfleet_kubelet.pods import worker as podworker
-from thunderfleet_kubelet.pods.manager import ContainerNotRunning, NoSuchContainer, NoSuchPod, PodManager, RuntimeSettings
+from thunderfleet_kubelet.containers import exec_session, launch, user, volumes
+from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.pods import mounter, publisher, stopper
+from thunderfleet_kubelet.pods.decide.lifecycle import Stop
+from thunderfleet_kubelet.pods.manager import PodManager
+from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod
+from thunderfleet_kubelet.pods.settings import PodSettings
+from thunderfleet_kubelet.shim import files, owner, processes
 from thunderfleet_lib.kube import ApiError
 
 from tests.support.processes import exists
@@ -27,7 +34,7 @@ from tests.support.waiting import until_async
 
 Json = dict[str, Any]
 IMAGE = "test/image:1"
-KUBELET = user.Self.here()
+KUBELET = user.KubeletUser.here()
 DEFAULT = (65534, 65534) if KUBELET.uid == 0 and not KUBELET.in_user_namespace else None
 USER = DEFAULT[0] if DEFAULT else KUBELET.uid
 
@@ -128,18 +135,21 @@ class Api:
         return [event["reason"] for event in self.events]
 
 
+SHIM = str(Path(files.__file__).parent)
+
+
 class World:
     """One node: its API server, folder and the manager that is there now."""
 
     def __init__(self, root: Path, image: Path) -> None:
         self.root, self.api = root, Api()
-        self.runtime = RuntimeSettings(
+        self.settings = PodSettings(
             images={IMAGE: image}, default_user=DEFAULT, allocatable={"cpu": "4", "memory": "8Gi", "pods": "20"}
         )
         self.managers: list[PodManager] = []
 
     async def boot(self) -> PodManager:
-        manager = PodManager(root=self.root, node_name="node-1", kube=lambda: self.api, runtime=self.runtime)  # type: ignore[arg-type,return-value]
+        manager = PodManager(root=self.root, node_name="node-1", kube=lambda: self.api, settings=self.settings)  # type: ignore[arg-type,return-value]
         await manager.start()
         self.managers.append(manager)
         self.api.on_change = lambda: manager.sync(self.api.pods())
@@ -149,21 +159,25 @@ class World:
     async def until(self, what: Callable[[], object], seconds: float = 20) -> None:
         def state() -> str:
             workers = self.managers[-1]._workers.values()
-            found = [(worker.key, worker.attempts, worker._status, worker._problems) for worker in workers]
+            found = [(worker.key, worker.attempts, worker._publisher.pending, worker._starter.problems) for worker in workers]
             return f"{self.api.pods()}\n{found}\n{self.api.reasons()}"
 
         await until_async(what, seconds=seconds, describe=state, retry_on=(KeyError, IndexError))
 
     async def phase(self, name: str, phase: str) -> Json:
         await self.until(lambda: self.api.pod(name)["status"]["phase"] == phase)
-        return self.api.pod(name)["status"]
+        return dict(self.api.pod(name)["status"])
 
-    async def log(self, name: str, container: str | None = None, **options: Any) -> str:
-        parts = [part async for part in self.managers[-1].open_log("default", name, container, **options)]
+    async def log(self, name: str, container: str | None = None, *, previous: bool = False, **options: Any) -> str:
+        queries = self.managers[-1].queries
+        chunks = queries.open_log("default", name, container, LogOptions(**options), previous=previous)
+        parts = [part async for part in chunks]
         return b"".join(parts).decode()
 
     def processes(self) -> list[int]:
-        return [pid for folder in (self.root / "pods").glob("*/containers/*/sandbox/*") for pid in shim.marked(str(folder))]
+        return [
+            pid for folder in (self.root / "pods").glob("*/containers/*/sandbox/*") for pid in processes.marked(str(folder))
+        ]
 
 
 @pytest_asyncio.fixture
@@ -187,7 +201,7 @@ def sh(script: str, **more: Any) -> Json:
 
 
 def state(status: Json, kind: str = "containerStatuses") -> Json:
-    return status[kind][0]["state"]
+    return dict(status[kind][0]["state"])
 
 
 async def test_pod_runs_to_its_end(world: World) -> None:
@@ -246,7 +260,7 @@ async def test_a_program_that_cannot_start_says_why(world: World) -> None:
     status = await world.phase("typo", "Failed")
     ended = state(status)["terminated"]
     assert (ended["reason"], ended["exitCode"]) == ("StartError", 128)
-    assert "'no-such-program' was not found on PATH=" in ended["message"]
+    assert "'no-such-program' not found on PATH=" in ended["message"]
 
 
 async def test_crash_loop_backs_off_and_says_so(world: World) -> None:
@@ -258,7 +272,7 @@ async def test_crash_loop_backs_off_and_says_so(world: World) -> None:
     assert container["lastState"]["terminated"]["exitCode"] == 7
     assert "back-off 10s restarting failed container=main pod=crash_default(" in container["state"]["waiting"]["message"]
     await world.until(lambda: "BackOff" in world.api.reasons())
-    assert [part async for part in world.managers[-1].open_log("default", "crash", None, previous=True)] == []
+    assert await world.log("crash", previous=True) == ""
 
 
 async def test_init_containers_run_one_after_the_other(world: World) -> None:
@@ -386,13 +400,14 @@ async def test_pre_stop_runs_before_the_signal(world: World) -> None:
 
 async def test_exec_in_the_container(world: World) -> None:
     manager = await world.boot()
+    queries = manager.queries
     world.api.add_pod("shell", {"containers": [sh("sleep 600", env=[{"name": "COLOUR", "value": "blue"}])]})
     await world.phase("shell", "Running")
 
     async def text(stream: AsyncIterator[bytes]) -> str:
         return b"".join([part async for part in stream]).decode()
 
-    session = await manager.exec(
+    session = await queries.exec(
         "default", "shell", None, ["sh", "-c", "cat; echo $COLOUR; id -u; echo no >&2; exit 4"], stdin=True, tty=False
     )
     await session.stdin.write(b"typed\n")
@@ -402,20 +417,20 @@ async def test_exec_in_the_container(world: World) -> None:
     assert errors == "no\n"
     assert await session.wait() == 4
 
-    session = await manager.exec("default", "shell", "main", ["sh", "-c", "stty size; tty; exit 5"], stdin=True, tty=True)
+    session = await queries.exec("default", "shell", "main", ["sh", "-c", "stty size; tty; exit 5"], stdin=True, tty=True)
     session.resize(101, 43)
     reader = asyncio.create_task(text(session.stdout))
     assert await session.wait() == 5
     assert "/dev/" in await reader
     await session.kill()
 
-    with pytest.raises(FileNotFoundError, match="'nothing-of-that-name' was not found on PATH"):
-        await manager.exec("default", "shell", "main", ["nothing-of-that-name"], stdin=False, tty=False)
+    with pytest.raises(FileNotFoundError, match="'nothing-of-that-name' not found on PATH"):
+        await queries.exec("default", "shell", "main", ["nothing-of-that-name"], stdin=False, tty=False)
     with pytest.raises(NoSuchPod):
-        await manager.exec("default", "other", "main", ["true"], stdin=False, tty=False)
+        await queries.exec("default", "other", "main", ["true"], stdin=False, tty=False)
     with pytest.raises(NoSuchContainer):
-        await manager.exec("default", "shell", "other", ["true"], stdin=False, tty=False)
-    used = await manager.usage()
+        await queries.exec("default", "shell", "other", ["true"], stdin=False, tty=False)
+    used = await manager.queries.usage()
     assert [(item.pod, item.container) for item in used] == [("shell", "main")]
     assert used[0].memory_bytes > 0
 
@@ -463,14 +478,14 @@ async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:
 
 
 async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podworker, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(mounter, "RETRY_SECONDS", 0.1)
     await world.boot()
     volume = {"name": "late", "configMap": {"name": "late"}}
     world.api.add_pod(
         "waits",
         {"volumes": [volume], "containers": [sh("true", volumeMounts=[{"name": "late", "mountPath": "/late"}])]},
     )
-    await world.until(lambda: any("ConfigMap 'late' does not exist" in event["message"] for event in world.api.events))
+    await world.until(lambda: any("ConfigMap 'late' not found" in event["message"] for event in world.api.events))
     assert state(world.api.pod("waits")["status"])["waiting"]["reason"] == "ContainerCreating"
     world.api.add("configmaps", "late", {"x": "y"})
     await world.phase("waits", "Succeeded")
@@ -492,16 +507,16 @@ async def test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name(
     ("spec", "reason", "sentence"),
     [
         ({"hostNetwork": False, "containers": [sh("true")]}, "HostNetworkRequired", "hostNetwork: true"),
-        ({"containers": [{**sh("true"), "image": "elsewhere/x:1"}]}, "ImagePullBackOff", "'elsewhere/x:1' is not in"),
+        ({"containers": [{**sh("true"), "image": "elsewhere/x:1"}]}, "ImagePullBackOff", "'elsewhere/x:1' is not configured"),
         (
             {"containers": [{**sh("true"), "image": "elsewhere/x:1", "imagePullPolicy": "Never"}]},
             "ErrImageNeverPull",
-            "images are not pulled",
+            "this kubelet pulls no images",
         ),
         (
             {"containers": [sh("true", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}])]},
             "CreateContainerConfigError",
-            "Secret 'no' does not exist",
+            "Secret 'no' not found in the pod's namespace",
         ),
         (
             {"containers": [sh("true", securityContext={"runAsNonRoot": True, "runAsUser": 0})]},
@@ -532,7 +547,7 @@ async def test_pod_that_does_not_fit_fails(world: World) -> None:
 
 
 async def test_status_is_not_lost_while_the_api_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podworker, "API_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(publisher, "RETRY_SECONDS", 0.05)
     await world.boot()
     world.api.add_pod("quiet", {"restartPolicy": "Always", "containers": [sh("sleep 0.5; exit 2")]})
     await world.phase("quiet", "Running")
@@ -551,15 +566,15 @@ async def test_quiet_pod_writes_nothing(world: World) -> None:
     writes = world.api.status_writes
     worker = next(iter(manager._workers.values()))
     for _ in range(5):
-        await worker._step()
+        await worker.step()
     manager.sync(world.api.pods())
-    await worker._step()
+    await worker.step()
     assert world.api.status_writes == writes
     assert writes == 1
 
 
 async def test_token_is_replaced_before_it_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podworker, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(mounter, "REFRESH_SECONDS", 0.1)
     # 80 % of a life of two seconds; the API server's time has whole seconds.
     world.api.token_seconds = 2.0
     await world.boot()
@@ -573,7 +588,7 @@ async def test_token_is_replaced_before_it_ends(world: World, monkeypatch: pytes
     world.api.away = True
     held = token.read_text()
     worker = next(iter(world.managers[-1]._workers.values()))
-    await worker._step()
+    await worker.step()
     assert token.read_text() == held
     world.api.away = False
 
@@ -601,7 +616,7 @@ async def test_environment_wiped_by_a_program_does_not_hide_it(world: World) -> 
     running = json.loads(next(world.root.glob("pods/*/containers/main/0/running.json")).read_text())
     os.kill(running["shim"], 9)
     await world.phase("wiped", "Failed")
-    await world.until(lambda: not shim.group_lives(running["pid"]))
+    await world.until(lambda: not processes.group_lives(running["pid"]))
 
 
 async def test_all_pods_end_when_the_node_is_gone(world: World) -> None:
@@ -610,7 +625,7 @@ async def test_all_pods_end_when_the_node_is_gone(world: World) -> None:
         world.api.add_pod(name, {"containers": [sh("sleep 600")]})
     await world.phase("x", "Running")
     await world.phase("y", "Running")
-    assert len(manager.pods()) == 2
+    assert len(manager.queries.pods()) == 2
     await manager.end_all_pods()
     assert world.processes() == []
     assert not list(world.root.glob("pods/*"))
@@ -704,14 +719,14 @@ async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: W
 def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
-    folder = podfolder.PodFolder(tmp_path / "pod")
-    sandbox = folder.make_sandbox("main", 0)
-    owner = user.Identity(2001, 2002)
+    folder = PodFolder(tmp_path / "pod")
+    sandbox = launch.make_sandbox(folder, "main", 0)
+    owner = user.ContainerUser(2001, 2002)
     mounts = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/a/b"}]}
     volumes.link_mounts(mounts, sandbox, {"v": outside}, {}, owner)
     # A program of the same user runs already: it must find no way in while the kubelet works there.
     assert (sandbox.stat().st_uid, sandbox.stat().st_mode & 0o777) == (0, 0o700)
-    podfolder.hand_over(sandbox, owner)
+    launch.give_away(sandbox, owner)
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox, *sandbox.rglob("*")]} == {(2001, 2002)} | {
         (path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox / "a/b"]
     }
@@ -722,12 +737,74 @@ def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "empty" / "e"
     # What a kubelet killed in the middle leaves behind.
     (tmp_path / "empty" / ".e.new").mkdir(parents=True)
-    volumes.make_empty(folder, {user.Identity(USER, USER)})
+    volumes.make_empty(folder, {user.ContainerUser(USER, USER)})
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (USER, 0o700)
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["e"]
 
 
-async def test_a_pod_whose_file_is_broken_is_ended(world: World) -> None:
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Every open fails with EMFILE."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_too_many_open_files_kill_no_container(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("healthy", {"restartPolicy": "Always", "containers": [sh("sleep 600")]})
+    await world.phase("healthy", "Running")
+    before = world.processes()
+    (worker,) = manager._workers.values()
+    with no_descriptors():
+        for look in (worker.containers.attempts, lambda: worker.containers.read("main", 0), worker.folder.load):
+            with pytest.raises(OSError, match="Too many open files"):
+                look()
+        with pytest.raises(OSError, match="Too many open files"):
+            await worker.step()
+    await worker.step()
+    assert world.processes() == before
+    assert [attempt.state for attempt in worker.attempts["main"]] == ["running"]
+
+
+async def test_a_stop_that_fails_for_want_of_descriptors_is_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopper, "RETRY_SECONDS", 0.0)
+    manager = await world.boot()
+    world.api.add_pod("late", {"containers": [sh("sleep 600")]})
+    await world.phase("late", "Running")
+    (worker,) = manager._workers.values()
+    with no_descriptors():
+        stop = Stop("main", 0, 5.0, "test")
+        assert worker._stopper.begin(stop)
+        await worker._stopper.run(stop)
+    assert not worker._stopper.is_stopping("main", 0)
+    assert worker._stopper.begin(stop)
+    await worker._stopper.run(stop)
+    await world.until(lambda: worker.containers.read("main", 0).state == "exited")
+
+
+async def test_a_pod_whose_file_cannot_be_read_waits_for_the_api_server(world: World) -> None:
+    first = await world.boot()
+    uid = world.api.add_pod("damaged", {"restartPolicy": "Always", "containers": [sh("sleep 600")]})["metadata"]["uid"]
+    await world.phase("damaged", "Running")
+    before = world.processes()
+    await first.stop(end_pods=False)
+    (world.root / f"pods/{uid}/pod.json").write_text('{"metadata": {"na')
+    manager = PodManager(root=world.root, node_name="node-1", kube=first.kube, settings=world.settings)
+    world.managers.append(manager)
+    await manager.start()
+    assert (manager._workers, world.processes()) == ({}, before)
+    manager.sync(world.api.pods())
+    await manager._workers[uid].step()
+    assert world.processes() == before
+    assert manager._workers[uid].attempts["main"][-1].state == "running"
+    assert manager._workers[uid].accepted
+
+
+async def test_a_pod_whose_file_is_broken_and_that_is_deleted_is_ended(world: World) -> None:
     first = await world.boot()
     world.api.add_pod("broken", {"containers": [sh("trap '' TERM; while :; do sleep 0.1; done")]}, uid="broken-uid")
     await world.phase("broken", "Running")
@@ -737,7 +814,7 @@ async def test_a_pod_whose_file_is_broken_is_ended(world: World) -> None:
     (world.root / "pods/broken-uid/pod.json").write_text('{"metadata": {"na')
     del world.api.objects["/api/v1/namespaces/default/pods/broken"]
     await world.boot()
-    await world.until(lambda: not any(shim.marked(marker) for marker in markers))
+    await world.until(lambda: not any(processes.marked(marker) for marker in markers))
     await world.until(lambda: not (world.root / "pods/broken-uid").exists())
 
 
@@ -746,16 +823,17 @@ LEAVER = "(trap '' TERM HUP; exec setsid sleep 600) & echo said"
 
 async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: World) -> None:
     manager = await world.boot()
-    world.api.add_pod("shell", {"containers": [sh("sleep 600")]})
+    queries = manager.queries
+    world.api.add_pod("shell", {"terminationGracePeriodSeconds": 1, "containers": [sh("sleep 600")]})
     await world.phase("shell", "Running")
     async with asyncio.timeout(20):
-        session = await manager.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; exit 4"], stdin=False, tty=False)
+        session = await queries.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; exit 4"], stdin=False, tty=False)
         assert b"".join([data async for data in session.stdout]) == b"said\n"
         assert await session.wait() == 4
         await session.kill()
         await session.kill()
         # One that is broken off while its streams are held.
-        session = await manager.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; sleep 600"], stdin=False, tty=False)
+        session = await queries.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; sleep 600"], stdin=False, tty=False)
         assert await anext(aiter(session.stdout)) == b"said\n"
         await session.kill()
         assert len(world.processes()) >= 2, "what it left in the background goes on, as in any container"
@@ -765,9 +843,10 @@ async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: 
 
 async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:
     manager = await world.boot()
+    queries = manager.queries
     world.api.add_pod("shell", {"containers": [sh("sleep 600")]})
     await world.phase("shell", "Running")
-    session = await manager.exec("default", "shell", "main", ["sh", "-c", "head -c 150000 /dev/zero"], stdin=False, tty=False)
+    session = await queries.exec("default", "shell", "main", ["sh", "-c", "head -c 150000 /dev/zero"], stdin=False, tty=False)
     taken = await anext(aiter(session.stdout))
     # It has ended long before the rest is asked for.
     assert await session.wait() == 0
@@ -778,15 +857,42 @@ async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:
 
 def _full_disk(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
     """Files of these names cannot be written; empty the set to make room."""
-    full, write = set(names), shim.write_file
+    full, write = set(names), files.write_file
 
     def refuse(path: str, text: str) -> None:
         if Path(path).name in full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         write(path, text)
 
-    monkeypatch.setattr(shim, "write_file", refuse)
+    monkeypatch.setattr(files, "write_file", refuse)
     return full
+
+
+async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -> None:
+    manager = await world.boot()
+    world.api.add_pod("flood", {"containers": [sh("sleep 600")]})
+    await world.phase("flood", "Running")
+    count = "i=0; while :; do i=$((i+1)); echo $i; echo $i > $CONTAINER_SANDBOX_MOUNT_POINT/count; done"
+    session = await manager.queries.exec("default", "flood", "main", ["sh", "-c", count], stdin=False, tty=True)
+    output = aiter(session.stdout)
+    assert (await asyncio.wait_for(anext(output), 20)).startswith(b"1\r\n")
+    (file,) = world.root.glob("pods/*/containers/main/sandbox/0/count")
+
+    async def settled() -> str:
+        """What the program wrote last, once it no longer changes."""
+        before = ""
+        while before != (now := file.read_text()) or not now:
+            before = now
+            await asyncio.sleep(0.1)
+        return now
+
+    stalled = await asyncio.wait_for(settled(), 20)
+    # What a terminal holds, not what a program can write.
+    assert int(stalled) < 20_000
+    await asyncio.wait_for(anext(output), 20)
+    await world.until(lambda: file.read_text() not in ("", stalled))
+    await session.kill()
+    assert [data async for data in session.stdout] == []
 
 
 async def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -796,7 +902,7 @@ async def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.Monke
     await world.until(lambda: state(world.api.pod("late")["status"])["waiting"]["reason"] == "RunContainerError")
     assert "No space left" in state(world.api.pod("late")["status"])["waiting"]["message"]
     full.clear()
-    manager.runtime = world.runtime
+    manager.settings = world.settings
     status = await world.phase("late", "Running")
     assert status["containerStatuses"][0]["restartCount"] == 0
 
@@ -807,7 +913,7 @@ async def test_a_pod_is_not_taken_before_it_stands_on_disk(world: World, monkeyp
     uid = world.api.add_pod("late", {"containers": [sh("sleep 600")]})["metadata"]["uid"]
     worker = manager._workers[uid]
     with pytest.raises(OSError, match="No space left"):
-        await worker._step()
+        await worker.step()
     assert not worker.accepted
     assert world.processes() == []
     full.clear()
@@ -832,7 +938,7 @@ async def test_a_pod_ends_on_a_full_disk(world: World, monkeypatch: pytest.Monke
 
 
 def test_exit_code_is_written_when_there_is_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = object.__new__(shim.Shim)
+    one = object.__new__(owner.Owner)
     one.folder, one.started, one.grace_exceeded = str(tmp_path), 1.0, False
     full = _full_disk(monkeypatch, "exit.json")
     slept: list[float] = []
@@ -842,12 +948,12 @@ def test_exit_code_is_written_when_there_is_room_again(tmp_path: Path, monkeypat
         if len(slept) == 3:
             full.clear()
 
-    monkeypatch.setattr(shim.time, "sleep", room_after_three)
+    monkeypatch.setattr(time, "sleep", room_after_three)
     one.write_exit(7, 0, "Error", "")
     assert json.loads((tmp_path / "exit.json").read_text())["exitCode"] == 7
     assert len(slept) == 3
     full.add("exit.json")
-    monkeypatch.setattr(shim, "EXIT_SECONDS", 0.0)
+    monkeypatch.setattr(owner, "EXIT_SECONDS", 0.0)
     with pytest.raises(OSError, match="No space left"):
         one.write_exit(7, 0, "Error", "")
 
@@ -860,16 +966,16 @@ def test_a_ps_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return children[-1]
 
     monkeypatch.setattr(os, "posix_spawn", hang)
-    monkeypatch.setattr(shim, "PS_SECONDS", 0.05)
-    assert shim.ask_ps(["-ax"]) == b""
+    monkeypatch.setattr(processes, "PS_SECONDS", 0.05)
+    assert processes.ask_ps(["-ax"]) == b""
     assert not exists(children[0])
 
 
 def test_a_process_is_named_by_boot_and_start() -> None:
-    mine = shim.birth(os.getpid())
-    assert mine and mine == shim.birth(os.getpid())
-    assert mine != shim.birth(1)
-    assert shim.birth(2**22 + 1) == ""
+    mine = processes.birth(os.getpid())
+    assert mine and mine == processes.birth(os.getpid())
+    assert mine != processes.birth(1)
+    assert processes.birth(2**22 + 1) == ""
 
 
 async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
@@ -882,7 +988,7 @@ async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(podfolder.PodFolder, "_launch", hang)
+        patch.setattr(ContainerRuntime, "_run_shim", hang)
         first = await world.boot()
         world.api.add_pod("once", {"restartPolicy": "Never", "containers": [sh("echo up; sleep 600")]})
         await asyncio.wait_for(reached.wait(), 20)
@@ -903,7 +1009,9 @@ async def test_a_second_shim_leaves_the_attempt_alone(world: World) -> None:
     await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
     before = world.processes()
     folder = next(world.root.glob("pods/*/containers/main/0"))
-    late = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), env={})
+    late = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", str(Path(files.__file__).parent), str(folder), env={}
+    )
     assert await asyncio.wait_for(late.wait(), 20) == 0
     await world.until(lambda: world.processes() == before)
     assert await world.log("one") == "up\n"

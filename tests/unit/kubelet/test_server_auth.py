@@ -29,7 +29,9 @@ class Reviewer:
     """The API server's two reviews."""
 
     def __init__(self) -> None:
-        self.tokens = {"good": {"username": "system:serviceaccount:default:prometheus", "groups": ["system:serviceaccounts"]}}
+        self.tokens: dict[str, dict[str, Any]] = {
+            "good": {"username": "system:serviceaccount:default:prometheus", "groups": ["system:serviceaccounts"]}
+        }
         self.allowed: set[tuple[str, str, str]] = set()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.away = False
@@ -49,6 +51,8 @@ class Reviewer:
 
 
 class World:
+    """A guard with reviews and a clock of the test's own."""
+
     def __init__(self) -> None:
         self.reviewer = Reviewer()
         self.now = 0.0

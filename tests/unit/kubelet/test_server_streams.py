@@ -17,19 +17,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from thunderfleet_kubelet.pods.manager import ContainerNotRunning, ContainerUsage, ExecSession, NoSuchPod, PodManager
+from thunderfleet_kubelet.containers.exec_session import Session
+from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.pods.queries import ContainerNotRunning, ContainerUsage, NoSuchPod, PodCounts, PodQueries
+from thunderfleet_kubelet.serving import server as serving
 from thunderfleet_kubelet.serving.auth import Guard
+from thunderfleet_kubelet.serving.channels import exit_status, resize_of
 from thunderfleet_kubelet.serving.metrics import Metrics
-from thunderfleet_kubelet.serving.server import (
-    BadRequest,
-    Server,
-    exit_status,
-    log_options,
-    resize_of,
-    server_context,
-    stream_options,
-)
+from thunderfleet_kubelet.serving.parameters import BadRequest, log_options, stream_options
+from thunderfleet_kubelet.serving.server import Server, server_context
 from thunderfleet_lib.kube import Kube
+
+from tests.support.waiting import until_async
 
 PEM = serialization.Encoding.PEM
 NOW = datetime.now(UTC)
@@ -143,17 +142,19 @@ class Pods:
     def pods(self) -> list[dict[str, Any]]:
         return [{"metadata": {"name": "p"}}]
 
-    def statistics(self) -> dict[str, Any]:
-        return {"pods": 1, "containers": 2, "restarts": 3}
+    def counts(self) -> PodCounts:
+        return PodCounts(pods=1, containers=2, restarts=3)
 
     async def usage(self) -> list[ContainerUsage]:
         return [ContainerUsage("default", "p", name, 1.5, 1024, NOW, NOW) for name in ("a", "b")]
 
-    def open_log(self, namespace: str, pod: str, container: str | None, **options: Any) -> AsyncIterator[bytes]:
+    def open_log(
+        self, namespace: str, pod: str, container: str | None, options: LogOptions, *, previous: bool = False
+    ) -> AsyncIterator[bytes]:
         if pod != "p":
             raise NoSuchPod(f"no pod {namespace}/{pod} runs here")
-        self.asked.append(options)
-        return self._log(bool(options.get("follow")))
+        self.asked.append({**vars(options), "previous": previous})
+        return self._log(options.follow)
 
     async def _log(self, follow: bool) -> AsyncIterator[bytes]:
         try:
@@ -165,18 +166,20 @@ class Pods:
         finally:
             self.log_closed.set()
 
-    async def exec(self, namespace: str, pod: str, container: str | None, command: list[str], **options: Any) -> ExecSession:
+    async def exec(self, namespace: str, pod: str, container: str | None, command: list[str], **options: Any) -> Session:
         self.asked.append({"command": command, **options})
         if pod != "p":
             raise ContainerNotRunning(f"container {container} of pod {namespace}/{pod} does not run")
         if command[0] == "nosuch":
             raise FileNotFoundError(2, "No such file or directory")
         assert self.program is not None
-        return cast(ExecSession, self.program)
+        return cast(Session, self.program)
 
 
 @dataclass
 class Served:
+    """A listening server, and a client with and without a certificate of the cluster."""
+
     pods: Pods
     server: Server
     folder: Path
@@ -216,7 +219,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     pods = Pods()
     guard = Guard("studio-1", lambda: cast(Kube, Reviewer()))
     server = Server(
-        cast(PodManager, pods), guard, Metrics("studio-1", "v0", lambda: (5, 2)), server_context(ca_file), "127.0.0.1", 0
+        cast(PodQueries, pods), guard, Metrics("studio-1", "v0", lambda: (5, 2)), server_context(ca_file), "127.0.0.1", 0
     )
     server.use(files["serving"])
     await server.start()
@@ -282,24 +285,42 @@ async def test_a_new_certificate_needs_no_new_listener(served: Served) -> None:
         assert await answer.content.readline() == b"three\n", "a stream that was open goes on"
 
 
+async def test_connections_that_send_nothing_are_bounded_and_keep_nobody_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.server.stop()
+    monkeypatch.setattr(serving, "CONNECTIONS", 8)
+    server = Server(served.server.pods, served.server.guard, served.server.metrics, served.server.context, "127.0.0.1", 0)
+    await server.start()
+    try:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+        await until_async(lambda: sum(reader.at_eof() for reader, _ in silent) >= 12)
+        async with served.session.get(f"https://127.0.0.1:{server.port}/healthz", ssl=served.trusted) as answer:
+            assert (answer.status, await answer.text()) == (200, "ok")
+        for _, writer in silent:
+            writer.close()
+    finally:
+        await server.stop()
+
+
 # Logs
 
 
 async def test_logs_with_every_option(served: Served) -> None:
     query = "tailLines=5&sinceSeconds=60&timestamps=true&previous=true&limitBytes=100"
     assert await served.get(f"/containerLogs/default/p/c?{query}") == (200, "one\ntwo\n")
-    assert served.pods.asked == [
+    (asked,) = served.pods.asked
+    assert timedelta(seconds=60) <= datetime.now(UTC) - asked.pop("since") < timedelta(seconds=120)
+    assert asked == (
         {
             "follow": False,
             "tail": 5,
-            "since_seconds": 60,
-            "since_time": None,
             "timestamps": True,
             "previous": True,
             "limit_bytes": 100,
             "stream": None,
         }
-    ]
+    )
 
 
 async def test_logs_of_one_stream(served: Served) -> None:
@@ -330,16 +351,16 @@ async def test_a_pod_that_is_not_here(served: Served) -> None:
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("tailLines=-1", "whole number, 0 or more"),
+        ("tailLines=-1", "integer of at least 0"),
         ("tailLines=many", "tailLines=many"),
-        ("sinceSeconds=0", "1 or more"),
-        ("limitBytes=0", "1 or more"),
+        ("sinceSeconds=0", "at least 1"),
+        ("limitBytes=0", "at least 1"),
         ("sinceTime=yesterday", "2026-01-31T12:00:00Z"),
         ("sinceTime=2026-13-31T12:00:00Z", "no such time"),
         ("sinceSeconds=1&sinceTime=2026-01-31T12:00:00Z", "at most one"),
         ("follow=perhaps", "true or false"),
         ("stream=Stdin", "one of All, Stdout, Stderr"),
-        ("stream=Stdout&tailLines=3", "only be had of All"),
+        ("stream=Stdout&tailLines=3", "only supported with stream=All"),
     ],
 )
 async def test_a_wrong_query_is_told(served: Served, query: str, words: str) -> None:
@@ -350,9 +371,8 @@ async def test_a_wrong_query_is_told(served: Served, query: str, words: str) -> 
 
 
 def test_go_writes_nanoseconds() -> None:
-    assert log_options({"sinceTime": "2026-01-31T12:00:00.123456789+01:00"}).since_time == datetime.fromisoformat(
-        "2026-01-31T12:00:00.123456+01:00"
-    )
+    options, _ = log_options({"sinceTime": "2026-01-31T12:00:00.123456789+01:00"}, NOW)
+    assert options.since == datetime.fromisoformat("2026-01-31T12:00:00.123456+01:00")
 
 
 # Exec
@@ -448,14 +468,14 @@ async def test_attach_shows_what_is_written_from_now_on(served: Served) -> None:
         heard = await messages(socket)
     assert heard[1].endswith(b"three\n")
     assert json.loads(heard[3])["status"] == "Success"
-    assert served.pods.asked == [{"follow": True, "tail": 0}]
+    assert served.pods.asked == [{**vars(LogOptions(follow=True, tail=0)), "previous": False}]
 
 
 async def test_exec_needs_a_websocket_a_command_and_a_stream(served: Served) -> None:
     status, text = await served.get("/exec/default/p/c?command=id&output=1")
-    assert (status, "WebSocket only" in text) == (400, True)
+    assert (status, "WebSocket required" in text) == (400, True)
     status, text = await served.get("/exec/default/p/c?output=1")
-    assert (status, text) == (400, "command: at least one is needed\n")
+    assert (status, text) == (400, "command: required\n")
     status, text = await served.get("/exec/default/p/c?command=id")
     assert (status, "input, output and error" in text) == (400, True)
     assert served.pods.asked == []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from thunderfleet_localcluster.fleet.catalogue import MODELS
-from thunderfleet_localcluster.fleet.file import Fleet
+from thunderfleet_localcluster.fleet.spec import Fleet
 
 
 @st.composite

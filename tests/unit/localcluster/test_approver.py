@@ -76,9 +76,9 @@ def test_an_honest_request_is_approved() -> None:
         ({"organizations": ("system:nodes", "system:masters")}, "organization"),
         ({"usages": [*USAGES, "client auth"]}, "usages"),
         ({"usages": ["server auth"]}, "usages"),
-        ({"addresses": ()}, "names no address"),
-        ({"other": x509.UniformResourceIdentifier("https://studio-1")}, "something else"),
-        ({"other": x509.RFC822Name("a@b.c")}, "something else"),
+        ({"addresses": ()}, "has no address"),
+        ({"other": x509.UniformResourceIdentifier("https://studio-1")}, "DNS names and addresses only"),
+        ({"other": x509.RFC822Name("a@b.c")}, "DNS names and addresses only"),
     ],
 )
 def test_what_can_never_be_right_is_denied(change: Json, text: str) -> None:

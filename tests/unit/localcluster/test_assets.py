@@ -11,6 +11,7 @@ import pytest
 from thunderfleet_localcluster.controlplane import assets
 from thunderfleet_localcluster.controlplane.assets import (
     CONTROL_PLANE,
+    AssetsError,
     Bundle,
     build,
     digest,
@@ -18,7 +19,6 @@ from thunderfleet_localcluster.controlplane.assets import (
     go_version,
     wanted_go,
 )
-from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.processes import exists
 
@@ -58,7 +58,7 @@ def test_builds_once(go: Path, tmp_path: Path) -> None:
 
 def test_a_failed_build_leaves_nothing_and_says_why(go: Path, tmp_path: Path) -> None:
     go.write_text(go.read_text() + 'case "$*" in *two) echo "cannot find module two" >&2; exit 1;; esac\n')
-    with pytest.raises(LocalClusterError, match=r"building two failed(.|\n)*cannot find module two"):
+    with pytest.raises(AssetsError, match=r"building two failed(.|\n)*cannot find module two"):
         build(BUNDLE, tmp_path / "cache", lambda event: None)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
 
@@ -86,27 +86,27 @@ def test_an_interrupted_build_leaves_nothing(go: Path, tmp_path: Path) -> None:
 
 def test_the_user_may_name_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    with pytest.raises(LocalClusterError, match="not there: etcd, kubectl, helm") as caught:
-        find_assets(lambda event: None)
+    with pytest.raises(AssetsError, match="lacks etcd, kubectl, helm") as caught:
+        find_assets(lambda event: None, CONTROL_PLANE, tmp_path / "cache")
     assert caught.value.usage
     for name in CONTROL_PLANE.programs:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
-    assert find_assets(lambda event: None) == tmp_path
+    assert find_assets(lambda event: None, CONTROL_PLANE, tmp_path / "cache") == tmp_path
 
 
 def test_an_old_go_is_not_taken(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go.write_text(go.read_text().replace("go1.99.1", "go1.20"))
     asked: list[Path] = []
     monkeypatch.setattr(assets, "_pip_install", lambda requirements, target: asked.append(requirements))
-    with pytest.raises(LocalClusterError, match=r"no Go 1\.26\.0 or newer"):
+    with pytest.raises(AssetsError, match=r"Go 1\.26\.0 or newer is needed"):
         build(CONTROL_PLANE, tmp_path / "cache", lambda event: None)
     assert asked and asked[0].is_file()
 
 
 def test_too_little_room_is_told_before(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assets, "FREE_BYTES", 1 << 62)
-    with pytest.raises(LocalClusterError, match="THUNDERFLEET_CACHE"):
+    with pytest.raises(AssetsError, match="THUNDERFLEET_CACHE"):
         build(BUNDLE, tmp_path / "cache", lambda event: None)
 
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster.cli import main
-from thunderfleet_localcluster.client import cluster
-from thunderfleet_localcluster.client.cluster import Cluster, choose_network, remove, running
+from thunderfleet_localcluster.client import launch
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.client.control import remove, running
+from thunderfleet_localcluster.client.launch import choose_network
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network import namespaces
-from thunderfleet_localcluster.paths import ClusterFolder
 
 
 def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +25,7 @@ def test_a_bad_fleet_is_told_with_its_line(tmp_path: Path, capsys: pytest.Captur
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("machines:\n- name: a\n  model: Mac Pro\n")
     assert main(["up", str(fleet), "--dir", str(tmp_path / "c")]) == 2
-    assert f"thunderfleet: {fleet}:3: machines[0].model: no such Mac" in capsys.readouterr().err
+    assert f"thunderfleet: {fleet}:3: machines[0].model: unknown model" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
 
 
@@ -54,10 +56,10 @@ def test_a_stale_folder_is_no_cluster(tmp_path: Path) -> None:
     folder.lock.write_text("1\n")
     folder.state.write_text("{}")
     assert not running(folder)
-    with pytest.raises(LocalClusterError, match="no cluster runs"):
+    with pytest.raises(LocalClusterError, match="no cluster is running"):
         Cluster.attach("x", tmp_path)
     folder.logs.mkdir()
-    folder.log("keeper").write_text("why it ended")
+    folder.log("supervisor").write_text("why it ended")
     remove(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
     remove(folder, everything=True)
@@ -65,13 +67,13 @@ def test_a_stale_folder_is_no_cluster(tmp_path: Path) -> None:
 
 
 def test_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "can_isolate", lambda: "the reason")
+    monkeypatch.setattr(launch, "can_isolate", lambda: "the reason")
     assert choose_network("auto") == ("loopback", "the reason")
     with pytest.raises(LocalClusterError, match="the reason"):
         choose_network("namespaces")
-    monkeypatch.setattr(cluster, "can_isolate", lambda: None)
+    monkeypatch.setattr(launch, "can_isolate", lambda: None)
     assert choose_network("auto") == ("namespaces", "")
-    assert choose_network("loopback") == ("loopback", "asked for")
+    assert choose_network("loopback") == ("loopback", "chosen with --network")
 
 
 def test_without_ip_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,11 +60,11 @@ def test_refusals_are_sentences(machine: Machine, tmp_path: Path) -> None:
     machine.order(do="start", name="kubelet", argv=["/no/such"], log=str(tmp_path / "log"))
     assert "cannot start /no/such" in machine.event()["reason"]
     machine.order(do="kill", name="kubelet", signal=9)
-    assert machine.event()["reason"] == "kubelet does not run"
+    assert machine.event()["reason"] == "kubelet is not running"
     machine.order(do="start", name="kubelet", argv=["sleep", "600"], log=str(tmp_path / "log"))
     pid = machine.event()["pid"]
     machine.order(do="start", name="kubelet", argv=["sleep", "600"], log=str(tmp_path / "log"))
-    assert machine.event()["reason"] == f"kubelet runs already (process {pid})"
+    assert machine.event()["reason"] == f"kubelet is already running (process {pid})"
 
 
 def test_a_command_with_input_and_output(machine: Machine) -> None:

@@ -4,9 +4,10 @@ from ipaddress import IPv4Address, IPv4Network
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_localcluster.fleet.file import MAX_MACHINES, Fleet, parse_fleet
+from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import link_local, mac_address, plan_layout, switch_uid
-from thunderfleet_localcluster.network.namespaces import missing_aliases
+from thunderfleet_localcluster.fleet.spec import MAX_MACHINES, Fleet
+from thunderfleet_localcluster.network.plan import missing_aliases
 
 
 def _line(count: int) -> Fleet:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thunderfleet_localcluster.fleet.file import Fleet, load_fleet, parse_fleet
+from thunderfleet_localcluster.fleet.file import load_fleet, parse_fleet
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout, plan_layout
+from thunderfleet_localcluster.fleet.spec import Fleet
 from thunderfleet_localcluster.recorded import hardware, network, rdma
 from thunderfleet_localcluster.recorded.folder import texts, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt

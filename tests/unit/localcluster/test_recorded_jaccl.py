@@ -13,6 +13,7 @@ from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import Layout, plan_layout
 from thunderfleet_localcluster.recorded import jaccl
 from thunderfleet_localcluster.recorded.folder import write_machine
+from thunderfleet_localcluster.recorded.jaccl_faults import POINTS, checked_points
 
 MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true"
 ASK = """
@@ -64,19 +65,37 @@ def test_mlx_has_jaccl_and_refuses_as_jaccl_does_what_it_is_not_told(tmp_path: P
         assert json.loads(done.stdout) == expected
 
 
-def test_it_takes_only_orders_that_it_understands(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([{"at": "nowhere"}], "unknown point 'nowhere'; allowed: find_device, "),
+        ([{}], "unknown point None"),
+        ([{"at": "rtr", "often": 2, "a": 1}], "unknown keys of a point: a, often; allowed: at, errno"),
+        (["rtr"], "must be a JSON list"),
+        ({"at": "rtr"}, "must be a JSON list"),
+    ],
+)
+def test_unknown_points_are_refused_with_the_known_ones(points: object, message: str) -> None:
+    with pytest.raises(LocalClusterError, match=message) as caught:
+        checked_points(points)
+    assert caught.value.usage
+
+
+@pytest.mark.parametrize("points", [None, [], [{"at": "send", "errno": 1}, {"at": "rtr", "hang": True}]])
+def test_known_points_are_taken(points: object) -> None:
+    assert checked_points(points) == (points or [])
+
+
+def test_no_points_remove_the_control_file(tmp_path: Path) -> None:
     control = tmp_path / "control.json"
-    for wrong in ([{"at": "nowhere"}], [{"at": "rtr", "often": 2}], [{}], ["rtr"], {"at": "rtr"}):
-        with pytest.raises(LocalClusterError):
-            jaccl.write_control(wrong, tmp_path)
-    assert not control.exists()
     slow = {"at": "rtr", "delaySeconds": 1, "fail": False}
     jaccl.write_control([slow], tmp_path)
     assert json.loads(control.read_text()) == {"points": [slow]}
+    jaccl.write_control([], tmp_path)
     jaccl.write_control([], tmp_path)
     assert not control.exists()
 
 
 def test_the_points_are_those_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(jaccl.__file__).parent / "python"))
-    assert tuple(importlib.import_module("recorded_jaccl").POINTS) == jaccl.POINTS
+    assert tuple(importlib.import_module("recorded_jaccl").POINTS) == POINTS

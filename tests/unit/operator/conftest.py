@@ -9,15 +9,18 @@ import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.executor import Actor
-from thunderfleet_operator.act.link_controller import Links
-from thunderfleet_operator.act.mac_controller import Macs
-from thunderfleet_operator.decide.lifecycle import Heard
+from thunderfleet_operator.act.drains import Drains
+from thunderfleet_operator.act.executor import Executor
+from thunderfleet_operator.act.link_controller import LinkController
+from thunderfleet_operator.act.mac_controller import MacController
+from thunderfleet_operator.act.writer import Writer
+from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.observe.snapshot import Parsed
-from thunderfleet_operator.reconcile import Reconciler, Settings
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
 
 Json = dict[str, Any]
@@ -35,7 +38,7 @@ class World:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.writes: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], ApiError | None] = lambda verb, path: None
-        self.reports: dict[int, tuple[int, Heard]] = {}
+        self.reports: dict[int, tuple[int, Report]] = {}
         self.drained: list[tuple[int, int]] = []
         self.metrics = Metrics()
         self.is_leading = True
@@ -43,21 +46,15 @@ class World:
 
     def restarted(self) -> Reconciler:
         """A new operator over the same world."""
-        parsed, clock = Parsed(), lambda: self.now
-        actor = Actor(self, self.cache, self.metrics, lambda: self.is_leading, "operator-0")  # type: ignore[arg-type]
-        self.links = Links(self.cache, parsed, actor, clock)
-        self.macs = Macs(self.cache, parsed, actor, clock)
-        self.reconciler = Reconciler(
-            self.cache,
-            parsed,
-            actor,
-            self,  # type: ignore[arg-type]
-            self.macs,
-            self.metrics,
-            Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings()),
-            lambda: b"k" * 32,
-            clock,
-        )
+        groups: Any = self
+        settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings())
+        self.index = Index(self.cache)
+        writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
+        self.links = LinkController(self.index, writer, lambda: self.now)
+        self.macs = MacController(self.index, writer, lambda: self.now)
+        drains = Drains(groups, lambda: self.now)
+        executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: b"k" * 32)
+        self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, lambda: self.now)
         return self.reconciler
 
     # --- kube ---
@@ -139,11 +136,11 @@ class World:
         self.drained.append((index, epoch))
 
     def heard_of(self, index: int, epoch: int, state: GroupState | None, silent: float = 0.0) -> None:
-        self.reports[index] = (epoch, Heard(state, silent))
+        self.reports[index] = (epoch, Report(state, silent))
 
-    def heard(self, key: str, index: int, epoch: int) -> Heard:
-        at, heard = self.reports.get(index, (0, Heard()))
-        return heard if at == epoch else Heard()
+    def report(self, key: str, index: int, epoch: int) -> Report:
+        at, report = self.reports.get(index, (0, Report()))
+        return report if at == epoch else Report()
 
     # --- people ---
 

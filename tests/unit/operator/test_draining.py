@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.drains import NOTICE_SECONDS
-from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS, STOPPED_SECONDS, Heard
+from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
+from thunderfleet_operator.decide.trouble import STOPPED_SECONDS
+from thunderfleet_operator.observe.plans import Report
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
 
 GIB = 2**30
@@ -22,7 +24,7 @@ def draining(world: Any, epoch: int, index: int = 0, *, stopped: bool = False, s
     ranks = [{"rank": rank, "node": node, "phase": phase} for rank, node in enumerate(nodes)]
     world.say("Draining", epoch, index, ranks=ranks, message="no new requests; 1 still run")
     at, heard = world.reports[index]
-    world.reports[index] = (at, Heard(heard.state, phase_seconds=seconds))
+    world.reports[index] = (at, Report(heard.state, phase_seconds=seconds))
 
 
 def asked_to_end(world: Any) -> list[str]:

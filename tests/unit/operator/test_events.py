@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeploymentStatus, Rank
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.act.events import occurrences
+from thunderfleet_operator.decide.status.events import occurrences
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_operator.act import group_client as listening
-from thunderfleet_operator.act.group_client import Groups
+from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys
 from thunderfleet_operator.decide.link import summary
 from thunderfleet_operator.decide.model import resolve
@@ -77,20 +77,23 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Loading"}
     port = await serve(pair, state)
     changed: asyncio.Queue[str] = asyncio.Queue()
-    groups = Groups(changed.put_nowait)
+    groups = GroupClient(changed.put_nowait)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
         async with asyncio.timeout(20):
             assert await changed.get() == "ns/md"
-            heard = groups.heard("ns/md", 0, 1)
+            heard = groups.report("ns/md", 0, 1)
             assert heard.state is not None and heard.state.phase == "Loading"
             state["phase"] = "Ready"
             await changed.get()
-        heard = groups.heard("ns/md", 0, 1)
+        heard = groups.report("ns/md", 0, 1)
         assert heard.state is not None and heard.state.phase == "Ready"
-        assert groups.heard("ns/md", 0, 2).state is None
+        assert groups.report("ns/md", 0, 2).state is None
         groups.listen("ns/md", {})
-        assert groups.heard("ns/md", 0, 1).state is None and not groups.keys()
+        assert groups.report("ns/md", 0, 1).state is None
+        async with asyncio.timeout(20):
+            polls = [task for task in asyncio.all_tasks() if task.get_name().startswith("poll ")]
+            await asyncio.gather(*polls, return_exceptions=True)
     finally:
         await groups.close()
 
@@ -102,7 +105,7 @@ async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes
     asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     pair = group_keys(MASTER, "uid", 0, 1)
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
-    groups = Groups(lambda key: None)
+    groups = GroupClient(lambda key: None)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
         async with asyncio.timeout(20):
@@ -118,7 +121,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
     pair = group_keys(MASTER, "uid", 0, 1)
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "busy": True}
     changed: asyncio.Queue[str] = asyncio.Queue()
-    groups = Groups(changed.put_nowait)
+    groups = GroupClient(changed.put_nowait)
     try:
         groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
         async with asyncio.timeout(20):
@@ -128,7 +131,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
             drains = [task for task in asyncio.all_tasks() if task.get_name().startswith("drain")]
             assert drains == [], "another epoch, another group"
             groups.drain("ns/md", 0, 1)
-            while (heard := groups.heard("ns/md", 0, 1)).state is None or heard.state.phase != "Draining":
+            while (heard := groups.report("ns/md", 0, 1)).state is None or heard.state.phase != "Draining":
                 await changed.get()
         assert "busy" not in state, "it was asked again"
     finally:
@@ -139,22 +142,22 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
 async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[str, Any]) -> None:
     pair = group_keys(MASTER, "uid", 0, 1)
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", **change})
-    groups = Groups(lambda key: None)
+    groups = GroupClient(lambda key: None)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
         await groups.first_answers("ns/md", 20)
-        assert groups.heard("ns/md", 0, 1).state is None
+        assert groups.report("ns/md", 0, 1).state is None
     finally:
         await groups.close()
 
 
 async def test_a_stranger_on_the_control_port_is_not_heard(serve: Any) -> None:
     port = await serve(group_keys(MASTER, "uid", 0, 9), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
-    groups = Groups(lambda key: None)
+    groups = GroupClient(lambda key: None)
     try:
         groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, "uid", 0, 1))})
         await groups.first_answers("ns/md", 20)
-        assert groups.heard("ns/md", 0, 1).state is None
+        assert groups.report("ns/md", 0, 1).state is None
     finally:
         await groups.close()
 

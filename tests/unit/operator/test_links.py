@@ -8,7 +8,9 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json
 from thunderfleet_operator.act import events
-from thunderfleet_operator.decide import link as linkstatus
+from thunderfleet_operator.decide.link import LINGER_SECONDS, change, lingers
+from thunderfleet_operator.decide.link_status import summary
+from thunderfleet_operator.decide.status.events import Occurrence
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOTH = frozenset("ab")
@@ -52,21 +54,21 @@ def verdicts(made: Json) -> dict[str, tuple[str, str, str]]:
     [
         (link(end("a")), {}, "EndMissing", "spec.nodeName=b"),
         (link(end("a", speedMbps=40000), end("b")), {}, "BelowThunderbolt5", "use a Thunderbolt 5 cable"),
-        (link(end("a", through=["Old Dock"], speedMbps=40000), end("b")), {}, "BelowThunderbolt5", "take Old Dock out"),
+        (link(end("a", through=["Old Dock"], speedMbps=40000), end("b")), {}, "BelowThunderbolt5", "without Old Dock"),
         # The cause is named, not what it leads to at the other end.
-        (link(end("a", rdmaState="Down"), end("b", rdmaState=None)), {"b": {"enabled": False}}, "RDMADisabled", "start b in"),
-        (link(end("a"), end("b", rdmaState="Unknown")), {"b": {"state": "StackHung"}}, "StackHung", "reboot it"),
+        (link(end("a", rdmaState="Down"), end("b", rdmaState=None)), {"b": {"enabled": False}}, "RDMADisabled", "start b in R"),
+        (link(end("a"), end("b", rdmaState="Unknown")), {"b": {"state": "StackHung"}}, "StackHung", "reboot b (`sudo"),
         (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "bridge0 deletem en2`"),
         (link(end("a", rdmaState="Down"), end("b")), {}, "PortDown", "`ibv_devinfo -v` on a"),
         (link(end("a"), end("b", rdmaDevice="rdma_en9")), {}, "NoIPv4Address", "`sudo ifconfig en2 inet"),
-        (link(end("a"), end("b", rdmaDevice="rdma_en9", address="10.0.0.2")), {}, "NoIPv4Address", "inet 10.0.0.2` sets it"),
+        (link(end("a"), end("b", rdmaDevice="rdma_en9", address="10.0.0.2")), {}, "NoIPv4Address", "inet 10.0.0.2` on b"),
         (link(end("a", speedMbps=None), end("b", speedMbps=None)), {}, "SpeedUnknown", "system_profiler"),
         (link(end("a"), end("b")), {}, "Usable", "both ends"),
     ],
 )  # fmt: skip
 def test_every_no_says_what_mends_it(found: ThunderboltLink, profiles: dict[str, Any], reason: str, mend: str) -> None:
     known = {name: profile(name, **profiles.get(name, {})) for name in "ab"}
-    status, said, message = verdicts(linkstatus.summary(found, known, NOW, BOTH))["RDMAUsable"]
+    status, said, message = verdicts(summary(found, known, NOW, BOTH))["RDMAUsable"]
     assert (said, status) == (reason, str(reason == "Usable")) and mend in message
 
 
@@ -84,30 +86,30 @@ def test_every_no_says_what_mends_it(found: ThunderboltLink, profiles: dict[str,
     ],
 )
 def test_what_the_ends_say_together(found: ThunderboltLink, ready: str, connected: str, symmetric: str) -> None:
-    said = verdicts(linkstatus.summary(found, {}, NOW, frozenset(ready)))
+    said = verdicts(summary(found, {}, NOW, frozenset(ready)))
     assert (said["Connected"][1], said["Symmetric"][1]) == (connected, symmetric)
     assert (said["Connected"][0] == "True") == (connected == "Connected")
     assert all(message for _, _, message in said.values())
 
 
 def test_a_cable_that_nobody_has_lingers_and_goes() -> None:
-    assert linkstatus.lingers(link(end("a")), NOW) is None
-    assert linkstatus.lingers(link(), NOW) == linkstatus.LINGER_SECONDS, "one that is just being made is not gone"
-    pulled = link(conditions=linkstatus.summary(link(), {}, NOW, BOTH)["conditions"])
-    assert linkstatus.lingers(pulled, NOW + timedelta(seconds=20)) == linkstatus.LINGER_SECONDS - 20
-    assert linkstatus.lingers(pulled, NOW + timedelta(days=1)) == 0
+    assert lingers(link(end("a")), NOW) is None
+    assert lingers(link(), NOW) == LINGER_SECONDS, "one that is just being made is not gone"
+    pulled = link(conditions=summary(link(), {}, NOW, BOTH)["conditions"])
+    assert lingers(pulled, NOW + timedelta(seconds=20)) == LINGER_SECONDS - 20
+    assert lingers(pulled, NOW + timedelta(days=1)) == 0
 
 
 def test_events_tell_of_pulling_and_plugging_once() -> None:
     fresh = link(end("a"), end("b"))
-    made = linkstatus.summary(fresh, {}, NOW, BOTH)
-    assert linkstatus.change(fresh, made) == ("Connected", "the cable is there", False)
+    made = summary(fresh, {}, NOW, BOTH)
+    assert change(fresh, made) == Occurrence("Connected", "the cable is connected")
     known = link(end("a"), end("b"), conditions=made["conditions"])
-    assert linkstatus.change(known, linkstatus.summary(known, {}, NOW, BOTH)) is None
+    assert change(known, summary(known, {}, NOW, BOTH)) is None
     pulled = link(conditions=made["conditions"])
-    told = linkstatus.change(pulled, linkstatus.summary(pulled, {}, NOW, BOTH))
-    assert told is not None and told[0] == "Unplugged" and told[2]
-    event = events.manifest(pulled, events.Occurrence(told[0], told[1], told[2]), "me")
+    told = change(pulled, summary(pulled, {}, NOW, BOTH))
+    assert told is not None and told.reason == "Unplugged" and told.warning
+    event = events.manifest(pulled, told, "me")
     assert event["metadata"]["namespace"] == "default" and event["type"] == "Warning"
     assert event["involvedObject"]["kind"] == "ThunderboltLink" and "namespace" not in event["involvedObject"]
 
@@ -142,7 +144,7 @@ def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> T
 def test_a_cable_that_gives_much_less_than_it_should(
     rates: list[tuple[str, str, str, int, int]], reason: str, gbps: str | None, rtt: str | None
 ) -> None:
-    made = linkstatus.summary(measured(link(end("a"), end("b")), *rates), {}, NOW, BOTH)
+    made = summary(measured(link(end("a"), end("b")), *rates), {}, NOW, BOTH)
     status, told, message = verdicts(made)["Connected"]
     assert (status, told, made.get("gbps"), made.get("rtt")) == ("True", reason, gbps, rtt)
     if reason == "Degraded":
@@ -152,12 +154,12 @@ def test_a_cable_that_gives_much_less_than_it_should(
 
 def test_a_degraded_cable_names_the_hub_on_the_way_and_is_an_event_once() -> None:
     found = measured(link(end("a", through=["Old Dock"]), end("b")), ("a", "b", "RDMA", 9_000, 5))
-    made = linkstatus.summary(found, {}, NOW, BOTH)
+    made = summary(found, {}, NOW, BOTH)
     assert "Old Dock on the way" in verdicts(made)["Connected"][2]
-    told = linkstatus.change(found, made)
-    assert told is not None and told[0] == "Degraded" and told[2]
+    told = change(found, made)
+    assert told is not None and told.reason == "Degraded" and told.warning
     after = ThunderboltLink.load({**found.dump(), "status": {**found.dump()["status"], **made}})
-    assert linkstatus.change(after, linkstatus.summary(after, {}, NOW, BOTH)) is None
+    assert change(after, summary(after, {}, NOW, BOTH)) is None
 
 
 # --- a Mac that is off ---
@@ -171,12 +173,12 @@ def plugged(name: str, connected: bool, port: int) -> NodeProfile:
 def test_the_other_mac_knows_sooner_than_the_node() -> None:
     """The Node of a Mac that is off stays Ready for most of a minute with its last words; the other Mac's port is empty."""
     found = link(end("a"))
-    made = linkstatus.summary(found, {"b": plugged("b", False, 2)}, NOW, BOTH)
+    made = summary(found, {"b": plugged("b", False, 2)}, NOW, BOTH)
     status, reason, message = verdicts(made)["Connected"]
     assert (status, reason) == ("False", "NothingPluggedIn") and "port 2 of b" in message and "a is off" in message
     # A display in between hides the other end, but something is plugged in.
-    made = linkstatus.summary(link(end("a"), end("b", seesPeer=False)), {"b": plugged("b", True, 2)}, NOW, BOTH)
+    made = summary(link(end("a"), end("b", seesPeer=False)), {"b": plugged("b", True, 2)}, NOW, BOTH)
     assert verdicts(made)["Connected"][:2] == ("True", "Connected")
     # What a Mac said whose Node is not Ready is of another moment.
-    made = linkstatus.summary(found, {"b": plugged("b", False, 2)}, NOW, frozenset("a"))
+    made = summary(found, {"b": plugged("b", False, 2)}, NOW, frozenset("a"))
     assert verdicts(made)["Connected"][:2] == ("True", "Connected")

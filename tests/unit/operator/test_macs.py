@@ -4,17 +4,18 @@ import json
 from typing import Any
 
 import pytest
-from thunderfleet_crds.common import find_condition
+from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.app import Configuration, Operator, _macs_of
+from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide import mac_usage
+from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.reconcile import Settings
+from thunderfleet_operator.observe.concerns import macs_of
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 
 CABLE = "studio-1.tb1--studio-2.tb1"
@@ -107,21 +108,20 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: A
     (plan,) = world.cache[CONFIGMAPS]
     pod, agent = world.pods()["md-0-e1-1"], {"metadata": {"name": "agent", "namespace": "x"}, "spec": {"nodeName": "mini"}}
     (link,) = world.cache[LINKS]
-    assert _macs_of(CONFIGMAPS, "ns/md-0-e1", plan) == _macs_of(LINKS, CABLE, link) == {"studio-1", "studio-2"}
-    assert _macs_of(PODS, "ns/md-0-e1-1", pod) == {"studio-2"}
-    assert _macs_of(PODS, "x/agent", agent) == _macs_of(DEPLOYMENTS, "ns/md", world.cache[DEPLOYMENTS].items["ns/md"]) == set()
+    assert macs_of(CONFIGMAPS, "ns/md-0-e1", plan) == macs_of(LINKS, CABLE, link) == {"studio-1", "studio-2"}
+    assert macs_of(PODS, "ns/md-0-e1-1", pod) == {"studio-2"}
+    assert macs_of(PODS, "x/agent", agent) == macs_of(DEPLOYMENTS, "ns/md", world.cache[DEPLOYMENTS].items["ns/md"]) == set()
     for collection in (NODES, NODEPROFILES):
-        assert _macs_of(collection, "mini", None) == {"mini"}
+        assert macs_of(collection, "mini", None) == {"mini"}
 
 
 async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: Any) -> None:
     world.deploy()
     configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
-    operator = Operator(world, configuration)
-    operator.cache = world.cache
+    operator = Operator(world, configuration, world.cache)
     found = {}
     for node in ("studio-1", "mini"):
-        operator._concerns(NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node])
+        operator.changed(NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node])
         found[node] = {await operator.queue.get() for _ in range(len(operator.queue))}
         for key in found[node]:
             operator.queue.done(key)
@@ -203,15 +203,15 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     assert "ns/md-0" in found.quarantine.evidence and "protection domain" in found.quarantine.evidence
     said = find_condition(found.conditions, ConditionType.QUARANTINED)
     assert said is not None and (said.status, said.reason) == ("True", "ProtectionDomain")
-    assert "until it is rebooted" in said.message
+    assert "until it reboots" in said.message
     assert ("NodeProfile", "Warning", "Quarantined") in told
     assert status(world, "studio-1").quarantine is None
-    assert "studio-2 is quarantined until it is rebooted" in world.condition("Degraded")[2]
+    assert "studio-2 is quarantined until it reboots" in world.condition("Degraded")[2]
 
     world.later(10)
     await world.round()
     group = world.md.status.groups[0]
-    assert group.epoch == 1 and "studio-2 is quarantined until it is rebooted" in group.message
+    assert group.epoch == 1 and "studio-2 is quarantined until it reboots" in group.message
     written = world.versions()
     await world.round()
     await settle(world)

@@ -7,10 +7,10 @@ import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide import port_aware_placement
+from thunderfleet_operator.decide.account import Account
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
-from thunderfleet_operator.observe import snapshot
-from thunderfleet_operator.observe.fleet import Fleets
-from thunderfleet_operator.observe.snapshot import Parsed
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS
 
@@ -19,7 +19,7 @@ WHEN = "2026-01-01T00:00:00Z"
 
 
 def fleet_of(world: Any) -> Fleet:
-    return Fleets().fleet(world.cache, Parsed(), snapshot.taken(world.cache))
+    return Index(world.cache).fleet
 
 
 def plan_of(world: Any, epoch: int = 1) -> Plan:
@@ -97,10 +97,10 @@ def test_an_end_that_says_nothing_is_taken_from_its_profile(world: Any) -> None:
         address = {"address": "169.254.7.7", "prefixLength": 16, "class": "LinkLocal"}
         item["status"]["network"] = {"interfaces": [{"name": "en2", "kind": "Thunderbolt", "addresses": [address]}]}
 
-    fleets, parsed = Fleets(), Parsed()
-    before = fleets.fleet(world.cache, parsed, snapshot.taken(world.cache))
+    index = Index(world.cache)
+    before = index.fleet
     world.change(NODEPROFILES, "studio-2", port)
-    after = fleets.fleet(world.cache, parsed, snapshot.taken(world.cache))
+    after = index.fleet
     assert before.cables[name].b.address is None
     cable = after.cables[name]
     assert (cable.b.address, cable.b.device, cable.speed_mbps, cable.connected) == ("169.254.7.7", "rdma_en2", 40_000, True)
@@ -114,13 +114,13 @@ def test_the_step_of_a_long_context_is_part_of_the_facts(world: Any, make_model:
 
 
 def test_the_fleet_is_the_same_value_until_something_changes(world: Any) -> None:
-    fleets, parsed = Fleets(), Parsed()
+    index = Index(world.cache)
 
     def now() -> Fleet:
-        return fleets.fleet(world.cache, parsed, snapshot.taken(world.cache))
+        return index.fleet
 
     first = now()
-    assert now() is first and snapshot.taken(world.cache) is snapshot.taken(world.cache)
+    assert now() is first and index.taken is index.taken
     # A heartbeat changes the object, and nothing of it that counts.
     world.change(NODES, "mini", lambda item: item["status"].update(heartbeat="now"))
     assert now() is first
@@ -134,20 +134,19 @@ def test_the_fleet_is_the_same_value_until_something_changes(world: Any) -> None
 
 
 async def test_what_a_group_uses_is_kept_account_of(world: Any) -> None:
-    fleets, parsed = Fleets(), Parsed()
-    before = fleets.fleet(world.cache, parsed, snapshot.taken(world.cache))
+    index = Index(world.cache)
+    before = index.fleet
     world.deploy()
     await world.round()
-    used = snapshot.taken(world.cache)
-    after = fleets.fleet(world.cache, parsed, used)
+    after = index.fleet
     need = plan_of(world).ranks[0].memory_bytes
     assert before.macs["studio-1"].free_bytes - after.macs["studio-1"].free_bytes == need
     assert after.macs["studio-1"].in_use and after.cables["studio-1.tb1--studio-2.tb1"].in_use
-    own = fleets.without(after, world.cache, parsed, used, snapshot.taken(world.cache, "uid-md", 0))
+    own, _ = Account(after, index.usage, index.taken).without(("uid-md", 0))
     assert own.macs == before.macs and own.cables == before.cables
     for pod in list(world.pods()):
         world.remove(PODS, f"ns/{pod}")
-    assert fleets.fleet(world.cache, parsed, snapshot.taken(world.cache)).macs == after.macs, "its plan holds the room"
+    assert index.fleet.macs == after.macs, "its plan holds the room"
 
 
 # --- from the answer to objects ---
@@ -166,25 +165,25 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: Any) -> No
     assert (group.transport, group.parallelism, [rank.shard for rank in group.ranks]) == ("JACCL", "Tensor", ["1/2", "2/2"])
     assert "slowest hop 80 Gb/s (1 of its hops not measured: negotiated speed)" in group.reason
     assert world.condition("Placed")[1] == "Placed" and "not measured" in world.condition("Placed")[2]
-    used = snapshot.taken(world.cache)
+    used = Index(world.cache).taken
     assert used.queue_pairs == {("studio-1", "rdma_en2"): 1, ("studio-2", "rdma_en3"): 1}
 
 
 async def test_status_says_that_a_better_place_exists_and_the_group_stays(world: Any) -> None:
     world.deploy()
     await serve(world)
-    assert "would be placed better" not in world.condition("Placed")[2]
+    assert "a better place exists" not in world.condition("Placed")[2]
     rdma(world, "studio-1", "studio-2", cable="studio-1.tb1--studio-2.tb1")
     world.later(60)
     await world.round()
     message = world.condition("Placed")[2]
-    assert "group 0 would be placed better today, and stays: on studio-1, studio-2" in message
+    assert "a better place exists for group 0; a group that serves does not move: studio-1, studio-2" in message
     assert "here TCP ring instead of JACCL mesh" in message
     assert world.md.status.groups[0].epoch == 1
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(conditions=[]))
     world.later(60)
     await world.round()
-    assert "would be placed better" not in world.condition("Placed")[2]
+    assert "a better place exists" not in world.condition("Placed")[2]
 
 
 async def test_a_change_of_place_is_told_with_its_reason(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +230,10 @@ async def test_what_every_mac_lacks_is_in_status(world: Any, make_model: Any) ->
 # --- ports ---
 
 
-def taken_ports(world: Any, **ports: range) -> snapshot.Taken:
-    used = snapshot.taken(world.cache)
+def taken_ports(world: Any, **ports: range) -> Taken:
+    used = Index(world.cache).taken
     for node, numbers in ports.items():
-        used = snapshot.with_ports(used, node.replace("_", "-"), frozenset(numbers))
+        used = used.with_ports(node.replace("_", "-"), frozenset(numbers))
     return used
 
 
@@ -262,7 +261,7 @@ async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: 
 
 def test_plans_are_equal_whatever_was_asked_before(world: Any) -> None:
     world.deploy()
-    used = snapshot.taken(world.cache)
+    used = Index(world.cache).taken
     fleet = fleet_of(world)
     first = port_aware_placement.choose(fleet, world.md, used, PortSettings())
     assert first == port_aware_placement.choose(copy.copy(fleet), world.md, used, PortSettings())

@@ -8,7 +8,7 @@ import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.executor import NotLeading
+from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 
 GIB = 2**30
@@ -73,7 +73,7 @@ async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: 
     status = world.md.status
     assert status.tokens_per_second is None and status.benchmark.decode_tokens_per_second is None
     assert status.benchmark.prefill_tokens_per_second == "900.0"
-    wanted = ("True", "Measured", "too little was generated to say a decode rate: one request")
+    wanted = ("True", "Measured", "too few tokens to compute a decode rate: one request")
     assert world.condition("Benchmarked")[:3] == wanted
 
 
@@ -179,7 +179,7 @@ async def test_backoff_doubles_and_the_budget_ends(world: Any) -> None:
     world.later(1000)
     await world.round()
     assert world.md.status.groups[0].state == "GaveUp" and world.md.status.groups[0].epoch == 3
-    assert "spent" in world.condition("Degraded")[2]
+    assert "all 2 restarts used (spec.recovery.maxRestarts); edit spec to retry" in world.condition("Degraded")[2]
     world.edit(memory={"contextTokens": 1024})
     await world.round()
     assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0
@@ -388,7 +388,7 @@ async def test_who_does_not_lead_writes_nothing(world: Any) -> None:
 async def test_pods_that_run_and_a_rank_0_that_is_silent_are_told_apart(world: Any) -> None:
     world.deploy()
     await world.round()
-    assert "is to be scheduled" in world.condition("Ready")[2]
+    assert "waiting for the scheduler to bind pod md-0-e1-0 to studio-1" in world.condition("Ready")[2]
     world.run_pods()
     await world.round()
     assert world.condition("Ready")[2] == "group 0: Starting: rank 0 on studio-1 does not answer yet"
@@ -404,12 +404,12 @@ async def test_a_failure_is_one_event_that_says_what_comes_next(world: Any) -> N
         return body
 
     world.create = record
-    failure = {"fault": "Replan", "reason": "DeviceDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
+    failure = {"fault": "Replan", "reason": "PortDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
     world.say("GaveUp", 1, failure=failure)
     await world.round()
     ((reason, message),) = told
-    assert reason == "DeviceDown"
-    assert "restart 1 of 10) is made at 00:00:10 UTC; last failure on studio-2: DeviceDown: rdma_en2 is Down" in message
+    assert reason == "PortDown"
+    assert "restart 1 of 10 at 00:00:10 UTC; last failure on studio-2: PortDown: rdma_en2 is Down" in message
 
 
 async def test_events_tell_what_changed_once(world: Any) -> None:
@@ -527,6 +527,9 @@ async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: Any) -
     assert again is not None and again <= 30, "asked moments ago: asked once more later"
     world.later(again)
     await world.round()
-    assert "would be placed better today, and stays: on big-1: here TCP ring" in world.condition("Placed")[2]
+    assert (
+        "a better place exists for group 0; a group that serves does not move: big-1: here TCP ring"
+        in world.condition("Placed")[2]
+    )
     group = world.md.status.groups[0]
     assert (group.epoch, [rank.node for rank in group.ranks]) == (1, nodes)

@@ -121,7 +121,7 @@ async def test_a_supervisor_that_crashes_is_quoted(world: Any) -> None:
     _crashes(world, "md-0-e1-0", 4, "Traceback (most recent call last):\nKeyError: 'odd'")
     await world.round()
     assert (group(world).epoch, group(world).state) == (1, "Starting")
-    assert "CrashLoopBackOff: back-off 10s; last it said: KeyError: 'odd'" in world.condition("Ready")[2]
+    assert "CrashLoopBackOff: back-off 10s; last output: KeyError: 'odd'" in world.condition("Ready")[2]
     _crashes(world, "md-0-e1-0", 5, "Traceback (most recent call last):\nKeyError: 'odd'")
     await world.round()
     assert group(world).last_failure.reason == "CrashLoop"

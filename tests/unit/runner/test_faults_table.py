@@ -24,7 +24,7 @@ KNOWN = [
     (Stage.INIT, "NotFormed: rank 1 of 2 was planned, MLX says rank 0 of 1", FaultClass.BUG, "WrongGroup", False),
     (Stage.INIT, "[jaccl] Couldn't allocate protection domain", FaultClass.REBOOT, "ProtectionDomain", False),
     (Stage.INIT, "[jaccl] Couldn't create queue pair (errno 16)", FaultClass.REBOOT, "QueuePairBusy", False),
-    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "RdmaAddress", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "NoIPv4Address", False),
     (Stage.INIT, "[ring] Couldn't create socket (error: 24)", FaultClass.RETRY, "SocketRefused", False),
     (Stage.INIT, "[ring] Couldn't enable reuseport (error: 22)", FaultClass.RETRY, "SocketRefused", False),
     (Stage.INIT, "[ring] Couldn't listen (error: 22)", FaultClass.RETRY, "SocketRefused", False),
@@ -67,7 +67,7 @@ KNOWN = [
         False,
     ),
     (Stage.INIT, "[jaccl] Changing queue pair to INIT failed with errno 16", FaultClass.REBOOT, "QueuePairBusy", False),
-    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 22", FaultClass.CONFIGURE, "RdmaAddress", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 22", FaultClass.CONFIGURE, "NoIPv4Address", False),
     (
         Stage.INIT,
         "[jaccl] The JACCL mesh supports up to 8 peers but 9 were provided.",
@@ -115,18 +115,18 @@ KNOWN = [
 # Where JACCL fails (see the recorded JACCL, which says what JACCL says there) and what that asks for.
 JACCL_POINTS = {
     "find_device": (FaultClass.REPLAN, "DeviceMissing"),
-    "open_device": (FaultClass.REPLAN, "DeviceDown"),
+    "open_device": (FaultClass.REPLAN, "PortDown"),
     "protection_domain": (FaultClass.REBOOT, "ProtectionDomain"),
     "completion_queue": (FaultClass.REBOOT, "CompletionQueue"),
     "queue_pair": (FaultClass.RETRY, "QueuePairsSpent"),
     "memory_region": (FaultClass.RETRY, "MemoryRegionsSpent"),
     "init": (FaultClass.RETRY, "QueuePairInit"),
-    "gid": (FaultClass.CONFIGURE, "RdmaAddress"),
-    "rtr": (FaultClass.CONFIGURE, "RdmaAddress"),
-    "rts": (FaultClass.CONFIGURE, "RdmaAddress"),
+    "gid": (FaultClass.CONFIGURE, "NoIPv4Address"),
+    "rtr": (FaultClass.CONFIGURE, "NoIPv4Address"),
+    "rts": (FaultClass.CONFIGURE, "NoIPv4Address"),
     "barrier": (FaultClass.RETRY, "PeerLost"),
-    "send": (FaultClass.RETRY, "RdmaFailed"),
-    "recv": (FaultClass.RETRY, "RdmaFailed"),
+    "send": (FaultClass.RETRY, "RDMAFailed"),
+    "recv": (FaultClass.RETRY, "RDMAFailed"),
 }
 
 

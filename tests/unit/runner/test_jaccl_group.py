@@ -215,7 +215,7 @@ async def test_a_cable_that_was_pulled_before_the_start_needs_another_placement(
     leader = await group.start()
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up", SECONDS)
     failure = leader.state.failure
-    assert (failure.fault, failure.reason, failure.node) == (FaultClass.REPLAN, "DeviceDown", "studio-1")
+    assert (failure.fault, failure.reason, failure.node) == (FaultClass.REPLAN, "PortDown", "studio-1")
 
 
 async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
@@ -235,7 +235,7 @@ async def test_a_collective_that_fails_in_a_running_group_is_mended(macs: Callab
     with pytest.raises(Unavailable):
         await answer(leader, "fails")
     failure = leader.state.failure
-    assert (failure.rank, failure.node, failure.fault, failure.reason) == (1, "studio-1", FaultClass.RETRY, "RdmaFailed")
+    assert (failure.rank, failure.node, failure.fault, failure.reason) == (1, "studio-1", FaultClass.RETRY, "RDMAFailed")
     await group.until_ready()
     assert await answer(leader, "after") == before
 
@@ -251,7 +251,7 @@ async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(
         await answer(leader, "fails")
     failure = leader.state.failure
     # Not Stalled, which would have taken five times as long.
-    assert (failure.node, failure.fault, failure.reason) == ("studio-1", FaultClass.REPLAN, "DeviceDown")
+    assert (failure.node, failure.fault, failure.reason) == ("studio-1", FaultClass.REPLAN, "PortDown")
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
 
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,23 +50,25 @@ POINTS: dict[str, tuple[type[Exception], str]] = {
     "send": (ValueError, "[jaccl] Send failed with error code {errno}"),
     "recv": (ValueError, "[jaccl] Recv failed with error code {errno}"),
 }
-"""Where JACCL can fail, in order, with what it raises. ``send`` and ``recv`` are after init, in any collective."""
+"""Where JACCL can fail, in order, and its errors. ``send`` and ``recv`` are after init, in any collective."""
 _DESTINATION = struct.Struct("<iii4x16s")
 """Local id, queue pair number, packet sequence number, GID, as C++ lays them out."""
 _NO_DESTINATION = _DESTINATION.pack(-1, 0, 0, bytes(16))
 _INT = struct.Struct("<i")
 
 Gather = Callable[[bytes, int], bytes]
+Rows = list[list[list[str]]]
+"""For every pair of ranks the devices of the first that face the second."""
 
 
 def attempt() -> int | None:
-    """The attempt that this rank belongs to, as its supervisor has told it; None elsewhere."""
-    told = os.environ.get("THUNDERFLEET_RANK_ATTEMPT", "")
-    return int(told) if told.isdigit() else None
+    """The attempt of this rank, from its supervisor; None in other processes."""
+    text = os.environ.get("THUNDERFLEET_RANK_ATTEMPT", "")
+    return int(text) if text.isdigit() else None
 
 
 def fail_at(point: str, device: str = "", count: int = 0) -> None:
-    """Does what the control file says of this point: waits, hangs, raises, or nothing."""
+    """Wait, hang or raise as the control file says for this point."""
     try:
         control = json.loads(CONTROL.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -86,7 +88,7 @@ def fail_at(point: str, device: str = "", count: int = 0) -> None:
 
 
 def raise_at(point: str, device: str = "", count: int = 0, errno: int = 0) -> None:
-    """Raises what JACCL raises there."""
+    """Raise JACCL's error for this point."""
     kind, text = POINTS[point]
     raise kind(text.format(device=device, count=count, errno=errno))
 
@@ -95,8 +97,8 @@ def _variable(name: str) -> str | None:
     return os.environ.get(f"JACCL_{name}", os.environ.get(f"MLX_{name}"))
 
 
-def configuration(*, coordinated: bool) -> tuple[int, list[list[list[str]]], str, bool] | None:
-    """(rank, devices, coordinator, whether a ring is preferred) from the environment; None when something is missing."""
+def configuration(*, coordinated: bool) -> tuple[int, Rows, str, bool] | None:
+    """(rank, devices, coordinator, whether a ring is preferred) from the environment; None if it is incomplete."""
     rank, file = _variable("RANK"), _variable("IBV_DEVICES")
     coordinator = os.environ.get("JACCL_COORDINATOR", os.environ.get("MLX_JACCL_COORDINATOR", ""))
     ring = "JACCL_RING" in os.environ or "MLX_JACCL_RING" in os.environ
@@ -109,25 +111,25 @@ def configuration(*, coordinated: bool) -> tuple[int, list[list[list[str]]], str
     return int(rank), rows, coordinator, ring
 
 
-def is_mesh(rows: list[list[list[str]]]) -> bool:
-    """Every rank has a device for every other and none for itself."""
+def is_mesh(rows: Rows) -> bool:
+    """Whether every rank has a device for every other rank and none for itself."""
     return len(rows) >= 2 and all(
         (here == there) != bool(names) for here, row in enumerate(rows) for there, names in enumerate(row)
     )
 
 
-def is_ring(rows: list[list[list[str]]]) -> bool:
-    """Neighbours have the same number of devices."""
+def is_ring(rows: Rows) -> bool:
+    """Whether all neighbours have the same number of devices, at least one."""
     size = len(rows)
     beside = [rows[here][(here + step) % size] for here in range(size) for step in (-1, 1)]
     return size >= 2 and len({len(names) for names in beside}) == 1 and bool(beside[0])
 
 
 class Wire:
-    """The process beside this rank; see ``recorded_cable``."""
+    """The process for this rank's cable; see ``recorded_cable``."""
 
     def __init__(self, left_address: str) -> None:
-        # Held, not listened on, so that nobody else gets the port before MLX does.
+        # Reserves the port until MLX listens on it.
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -149,7 +151,7 @@ class Wire:
 
 
 def tcp_gather(rank: int, size: int, coordinator: str) -> Gather:
-    """JACCL's own side channel: rank 0 listens at the coordinator's address, the others try four times."""
+    """JACCL's side channel: rank 0 listens at the coordinator's address, the others connect, with four attempts."""
     ip, _, port = coordinator.rpartition(":")
     peers: list[socket.socket] = []
     if rank == 0:
@@ -197,28 +199,14 @@ def _gather_all(gather: Gather, part: bytes, size: int) -> list[bytes]:
     return [whole[rank * len(part) : (rank + 1) * len(part)] for rank in range(size)]
 
 
-def connect(rank: int, rows: list[list[list[str]]], gather: Gather, record: Mapping[str, Any]) -> Wire:
-    """JACCL's init up to its last barrier. Returns this rank's wire."""
+def connect(rank: int, rows: Rows, gather: Gather, record: Mapping[str, Any]) -> Wire:
+    """JACCL's start up to its last barrier. Returns this rank's wire."""
     size = len(rows)
     left, right = (rank - 1) % size, (rank + 1) % size
     # A mesh has a connection to each rank, a ring to its neighbours.
     facing = {peer: names[0] for peer, names in enumerate(rows[rank]) if names}
     known: Mapping[str, Any] = record["devices"]
-    for name in facing.values():
-        if name not in known:
-            raise_at("find_device", name, len(known))
-        fail_at("find_device", name, len(known))
-        fail_at("open_device", name)
-    for point in ("protection_domain", "completion_queue", "queue_pair"):
-        for name in facing.values():
-            fail_at(point, name)
-    for name in facing.values():
-        fail_at("memory_region", name)
-        fail_at("init", name)
-    for name in facing.values():
-        fail_at("gid", name)
-        if not known[name]["address"]:
-            raise_at("gid", name)
+    _open_devices(list(facing.values()), known)
     wire = Wire(known[facing[left]]["address"])
     mine = [_NO_DESTINATION] * size
     for peer, name in facing.items():
@@ -230,12 +218,7 @@ def connect(rank: int, rows: list[list[list[str]]], gather: Gather, record: Mapp
         raise RuntimeError("[jaccl] The ranks have different numbers of connections")
     infos = _gather_all(gather, b"".join(mine), size)
     for peer, name in facing.items():
-        fail_at("rtr", name)
-        _, port, _, gid = _DESTINATION.unpack_from(infos[peer], rank * _DESTINATION.size)
-        ip = str(ipaddress.IPv6Address(gid).ipv4_mapped)
-        if not known[name]["active"] or ip != known[name]["peer"]:
-            # The other end of this cable is not the peer.
-            raise_at("rtr", name, errno=96)
+        ip, port = _ready_to_receive(name, known[name], infos[peer], rank)
         fail_at("rts", name)
         if peer == right:
             wire.dial(ip, port)
@@ -245,8 +228,37 @@ def connect(rank: int, rows: list[list[list[str]]], gather: Gather, record: Mapp
     return wire
 
 
+def _open_devices(names: Sequence[str], known: Mapping[str, Any]) -> None:
+    """JACCL's work on its own devices, with the errors that it raises."""
+    for name in names:
+        if name not in known:
+            raise_at("find_device", name, len(known))
+        fail_at("find_device", name, len(known))
+        fail_at("open_device", name)
+    for point in ("protection_domain", "completion_queue", "queue_pair"):
+        for name in names:
+            fail_at(point, name)
+    for name in names:
+        fail_at("memory_region", name)
+        fail_at("init", name)
+    for name in names:
+        fail_at("gid", name)
+        if not known[name]["address"]:
+            raise_at("gid", name)
+
+
+def _ready_to_receive(name: str, device: Mapping[str, Any], info: bytes, rank: int) -> tuple[str, int]:
+    """The peer's address and port from its ``info``; fails unless the peer is at the other end of the device's cable."""
+    fail_at("rtr", name)
+    _, port, _, gid = _DESTINATION.unpack_from(info, rank * _DESTINATION.size)
+    ip = str(ipaddress.IPv6Address(gid).ipv4_mapped)
+    if not device["active"] or ip != device["peer"]:
+        raise_at("rtr", name, errno=96)
+    return ip, port
+
+
 def ring_group(real_init: Callable[..., Any], rank: int, size: int, wire: Wire) -> Any:
-    """MLX's own ring over the wire: every rank has a hostfile of its own, in which only two entries mean something."""
+    """MLX's ring over the wire. Each rank has its own hostfile, in which only its own entry and the next are used."""
     hosts = [["127.0.0.1:9"] for _ in range(size)]
     hosts[rank] = [f"127.0.0.1:{wire.mlx_port}"]
     hosts[(rank + 1) % size] = [f"127.0.0.1:{wire.inner_port}"]
@@ -265,55 +277,70 @@ def ring_group(real_init: Callable[..., Any], rank: int, size: int, wire: Wire) 
                     os.environ[name] = value
 
 
-def replace(module: ModuleType) -> None:
-    """Puts the recorded JACCL into ``mlx.core``."""
-    distributed: Any = vars(module)["distributed"]
-    real_init, real_available = distributed.init, distributed.is_available
-    formed: list[Any] = []
+def checked_configuration(coordinated: bool, strict: bool) -> tuple[int, Rows, str] | None:
+    """(rank, devices, coordinator) from the environment; None if it is incomplete and not ``strict``. Raises like JACCL."""
+    found = configuration(coordinated=coordinated)
+    if found is None:
+        if not strict:
+            return None
+        raise RuntimeError(
+            "[jaccl] You need to provide via environment variables a rank (JACCL_RANK/MLX_RANK), a device file "
+            "(JACCL_IBV_DEVICES/MLX_IBV_DEVICES) and a coordinator ip/port (JACCL_COORDINATOR/MLX_JACCL_COORDINATOR)."
+        )
+    rank, rows, coordinator, ring = found
+    size = len(rows)
+    if not is_ring(rows):
+        raise RuntimeError("[jaccl] The configuration should define a valid mesh or a valid ring.")
+    if is_mesh(rows) and not ring and size > MESH_RANKS:
+        raise RuntimeError(f"[jaccl] The JACCL mesh supports up to {MESH_RANKS} peers but {size} were provided.")
+    return rank, rows, coordinator
 
-    def is_available(backend: str = "any") -> bool:
-        return backend == "jaccl" or bool(real_available(backend))
+
+class RecordedJaccl:
+    """Stands in for JACCL in ``mlx.core.distributed``; other backends stay MLX's own."""
+
+    def __init__(self, distributed: Any) -> None:
+        self._init, self._is_available = distributed.init, distributed.is_available
+        self._group: Any = None
+
+    def is_available(self, backend: str = "any") -> bool:
+        """``mx.distributed.is_available``."""
+        return backend == "jaccl" or bool(self._is_available(backend))
 
     def init(
-        strict: bool = False, backend: str = "any", *, all_gather_factory: Callable[[int, int], Gather] | None = None
+        self, strict: bool = False, backend: str = "any", *, all_gather_factory: Callable[[int, int], Gather] | None = None
     ) -> Any:
+        """``mx.distributed.init``."""
         if backend != "jaccl":
-            if all_gather_factory is not None:
-                return real_init(strict, backend, all_gather_factory=all_gather_factory)
-            return real_init(strict, backend)
-        if formed:
-            return formed[0]
-        found = configuration(coordinated=all_gather_factory is None)
-        if found is None:
-            if not strict:
-                return real_init()
-            raise RuntimeError(
-                "[jaccl] You need to provide via environment variables a rank (JACCL_RANK/MLX_RANK), a device file "
-                "(JACCL_IBV_DEVICES/MLX_IBV_DEVICES) and a coordinator ip/port (JACCL_COORDINATOR/MLX_JACCL_COORDINATOR)."
-            )
-        rank, rows, coordinator, ring = found
-        size = len(rows)
-        if not is_ring(rows):
-            raise RuntimeError("[jaccl] The configuration should define a valid mesh or a valid ring.")
-        if is_mesh(rows) and not ring and size > MESH_RANKS:
-            raise RuntimeError(f"[jaccl] The JACCL mesh supports up to {MESH_RANKS} peers but {size} were provided.")
-        gather = all_gather_factory(rank, size) if all_gather_factory else tcp_gather(rank, size, coordinator)
-        record = json.loads(RECORD.read_text(encoding="utf-8"))
-        wire = connect(rank, rows, gather, record)
-        formed.append(ring_group(real_init, rank, size, wire))
-        return formed[0]
+            options = {} if all_gather_factory is None else {"all_gather_factory": all_gather_factory}
+            return self._init(strict, backend, **options)
+        if self._group is None:
+            found = checked_configuration(all_gather_factory is None, strict)
+            if found is None:
+                return self._init()
+            rank, rows, coordinator = found
+            size = len(rows)
+            gather = all_gather_factory(rank, size) if all_gather_factory else tcp_gather(rank, size, coordinator)
+            wire = connect(rank, rows, gather, json.loads(RECORD.read_text(encoding="utf-8")))
+            self._group = ring_group(self._init, rank, size, wire)
+        return self._group
 
-    def failing(name: str) -> Callable[..., Any]:
-        real = getattr(distributed, name)
+    def failing(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """``collective``, which fails as the control file says once there is a group."""
 
-        def collective(*arguments: Any, **options: Any) -> Any:
-            if formed:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self._group is not None:
                 for point in ("send", "recv"):
                     fail_at(point)
-            return real(*arguments, **options)
+            return collective(*arguments, **options)
 
-        return collective
+        return call
 
+
+def replace(module: ModuleType) -> None:
+    """Put the recorded JACCL into ``mlx.core``."""
+    distributed: Any = vars(module)["distributed"]
+    jaccl = RecordedJaccl(distributed)
     for name in ("all_sum", "all_gather", "all_max", "all_min", "send", "recv", "recv_like"):
-        setattr(distributed, name, failing(name))
-    distributed.init, distributed.is_available = init, is_available
+        setattr(distributed, name, jaccl.failing(getattr(distributed, name)))
+    distributed.init, distributed.is_available = jaccl.init, jaccl.is_available

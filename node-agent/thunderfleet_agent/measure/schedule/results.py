@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.common import quantity
+from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_crds.vocabulary import MeasurementTransport

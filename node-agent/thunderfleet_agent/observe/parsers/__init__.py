@@ -7,55 +7,10 @@ anything else. Values leave here clean: no half characters that JSON refuses, an
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from thunderfleet_lib.hostcmd import quote
-
-
-class ParseError(Exception):
-    """What a command printed cannot be read. ``command`` names it, ``problem`` says why."""
-
-    def __init__(self, command: str, problem: str) -> None:
-        super().__init__(f"`{command}` {problem}")
-        self.command = command
-        self.problem = problem
-
-
-class Partial(ParseError):
-    """Some of it cannot be read. ``value`` is what can be: right as far as it goes."""
-
-    def __init__(self, command: str, problem: str, value: object) -> None:
-        super().__init__(command, problem)
-        self.value = value
-
-
-# Colours and the like are cut out by `clean`; these mean that what was printed is no text at all.
-_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-
-
-def clean(value: object, limit: int) -> str | None:
-    """The value as text that the API takes, at most ``limit`` characters; None when it is no text or empty."""
-    if not isinstance(value, str):
-        return None
-    text = _CONTROL.sub(" ", value.encode("utf-8", "replace").decode("utf-8", "replace")).strip()
-    return (text if len(text) <= limit else text[: limit - 1] + "…") or None
-
-
-def require_text(command: str, text: str) -> None:
-    """Raises ParseError for output with characters that no command prints."""
-    found = _NO_TEXT.search(text)
-    if found:
-        before = quote(text[max(0, found.start() - 60) : found.start()])
-        raise ParseError(command, f"printed what is no text (character {ord(found.group()):#04x} after {before!r})")
-
-
-def require_whole(command: str, text: str) -> None:
-    """Raises ParseError when the text ends in the middle of a line: half an answer must not look like things that have gone."""
-    last = text.rpartition("\n")[2]
-    if last:
-        raise ParseError(command, f"breaks off in the middle of a line: {quote(last) or 'one that has just begun'}")
+from thunderfleet_lib.parsing import ParseError
 
 
 def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from thunderfleet_lib.hostcmd import quote
+from thunderfleet_lib.parsing import ParseError, Partial, clean, require_whole
 
-from thunderfleet_agent.observe.parsers import ParseError, Partial, clean, report, require_whole
+from thunderfleet_agent.observe.parsers import report
 
 HARDWARE_COMMAND = ("system_profiler", "SPHardwareDataType", "-json")
 DISPLAYS_COMMAND = ("system_profiler", "SPDisplaysDataType", "-json")

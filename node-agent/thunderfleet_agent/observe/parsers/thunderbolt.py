@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_lib.hostcmd import quote
+from thunderfleet_lib.parsing import ParseError, clean
 
-from thunderfleet_agent.observe.parsers import ParseError, clean, report
+from thunderfleet_agent.observe.parsers import report
 
 COMMAND = ("system_profiler", "SPThunderboltDataType", "-json")
 NAME = " ".join(COMMAND)

@@ -1,7 +1,7 @@
-"""Whether this node takes a pod: asked again here, because the scheduler is not the only one who can bind a pod.
+"""Whether this node takes a pod. Pure.
 
-Three answers: take it; fail it (it was bound to a node on which it does not fit: another one must be made elsewhere); or let it
-wait (it cannot run as a native process; marked Failed, a DaemonSet would make it anew for ever).
+The scheduler is not the only one that binds pods, so the kubelet checks again. A pod that does not fit fails: its controller
+makes another one. A pod that cannot run as a native process waits: if it failed, a DaemonSet would recreate it for ever.
 """
 
 import re
@@ -11,37 +11,38 @@ from typing import Any
 
 from thunderfleet_lib.quantity import parse_quantity
 
-from thunderfleet_kubelet.containers import volumes
-from thunderfleet_kubelet.pods.lifecycle import TERMINAL_PHASES, Problem, init_containers, is_sidecar, main_containers
+from thunderfleet_kubelet.containers import volume_content
+from thunderfleet_kubelet.pods.decide.observed import Problem
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, has_ended, init_containers, is_sidecar, main_containers
 
 Json = dict[str, Any]
 
+Rejection = tuple[str, str]
+"""Reason and message of a pod that the node fails."""
+
 
 def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | None:
-    """Why the pod waits on this node for as long as it and the node's settings are as they are; None when it can run."""
-    unknown = volumes.unknown_kinds(pod)
-    missing = [item["image"] for item in init_containers(pod) + main_containers(pod) if item.get("image") not in images]
+    """Why the pod waits until it or the kubelet's configuration changes; None when it can run."""
+    missing = [item["image"] for item in all_containers(pod) if item.get("image") not in images]
     if mac and missing and not asks_for_mac(pod):
         return Problem(
             "NotRunnableOnMac",
-            f"image {missing[0]!r} is not one that runs as a native process on this Mac, and the pod does not ask for "
-            "kubernetes.io/os=darwin: keep it off Macs with a nodeSelector of kubernetes.io/os: linux",
+            f"image {missing[0]!r} does not run as a native process on this Mac, and the pod does not select "
+            "kubernetes.io/os=darwin; keep it off Macs with nodeSelector kubernetes.io/os: linux",
         )
-    if unknown:
+    unsupported = volume_content.unsupported(pod)
+    if unsupported:
         return Problem(
             "NotRunnableOnMac" if mac else "CreateContainerConfigError",
-            f"volume {', '.join(unknown)} is of a kind that this node cannot mount; it can: {', '.join(volumes.KNOWN)}",
+            f"unsupported volumes: {', '.join(unsupported)}; this node supports {', '.join(volume_content.SUPPORTED)}",
         )
     if not pod["spec"].get("hostNetwork"):
-        return Problem(
-            "HostNetworkRequired",
-            "pods on this node share its network, and a pod must say so: set spec.hostNetwork: true",
-        )
+        return Problem("HostNetworkRequired", "pods on this node use the host network; set spec.hostNetwork: true")
     return None
 
 
 def asks_for_mac(pod: Json) -> bool:
-    """Whether somebody meant this pod for Macs (its node selector or required affinity says darwin)."""
+    """Whether the pod selects Macs: by RuntimeClass, node selector or required node affinity."""
     spec = pod["spec"]
     if (spec.get("nodeSelector") or {}).get("kubernetes.io/os") == "darwin" or spec.get("runtimeClassName") == "macos":
         return True
@@ -58,7 +59,10 @@ def _required_terms(pod: Json) -> list[Json]:
 
 
 def requests(pod: Json) -> dict[str, Fraction]:
-    """What the pod asks for: its containers and sidecars together, or its largest init container, and its overhead."""
+    """The resources that the pod requests, by name.
+
+    The larger of main containers and sidecars together, and each init container beside the sidecars before it; plus overhead.
+    """
     total: dict[str, Fraction] = {}
     peak: dict[str, Fraction] = {}
     for container in init_containers(pod):
@@ -89,9 +93,9 @@ def _max(one: Mapping[str, Fraction], other: Mapping[str, Fraction]) -> dict[str
 
 
 def host_ports(pod: Json) -> set[tuple[str, int]]:
-    """(protocol, port) that the pod takes of its node: with host networking every port that it names."""
+    """(protocol, port) that the pod occupies on its node; with host networking, every container port."""
     found = set()
-    for container in init_containers(pod) + main_containers(pod):
+    for container in all_containers(pod):
         for port in container.get("ports") or []:
             number = port.get("hostPort") or (port.get("containerPort") if pod["spec"].get("hostNetwork") else None)
             if number:
@@ -99,20 +103,27 @@ def host_ports(pod: Json) -> set[tuple[str, int]]:
     return found
 
 
-def _matches(term: Json, values: Mapping[str, str]) -> bool:
-    value, wanted = values.get(str(term["key"])), [str(item) for item in term.get("values") or []]
-    operator = term.get("operator")
-    if operator == "In":
-        return value in wanted
-    if operator == "NotIn":
-        return value not in wanted
-    if operator == "Exists":
-        return value is not None
-    if operator == "DoesNotExist":
-        return value is None
-    if operator in ("Gt", "Lt") and value is not None and re.fullmatch(r"-?\d+", value) and wanted:
-        return int(value) > int(wanted[0]) if operator == "Gt" else int(value) < int(wanted[0])
+def _matches(requirement: Json, values: Mapping[str, str]) -> bool:
+    """Whether one node selector requirement holds."""
+    value, wanted = values.get(str(requirement["key"])), [str(item) for item in requirement.get("values") or []]
+    match requirement.get("operator"):
+        case "In":
+            return value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" if _is_integer(value) and wanted:
+            return int(str(value)) > int(wanted[0])
+        case "Lt" if _is_integer(value) and wanted:
+            return int(str(value)) < int(wanted[0])
     return False
+
+
+def _is_integer(value: str | None) -> bool:
+    return value is not None and re.fullmatch(r"-?\d+", value) is not None
 
 
 def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
@@ -131,36 +142,41 @@ def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
 
 def reject(
     pod: Json, others: Iterable[Json], node_name: str, labels: Mapping[str, str], allocatable: Mapping[str, str]
-) -> tuple[str, str] | None:
-    """(reason, sentence) why the pod fails here, beside the ``others`` that this node has taken; None when it fits."""
-    active = [other for other in others if (other.get("status") or {}).get("phase") not in TERMINAL_PHASES]
+) -> Rejection | None:
+    """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted."""
+    active = [other for other in others if not has_ended(other)]
     if not selects(pod, node_name, labels):
-        return "NodeAffinity", f"Pod was rejected: node {node_name} does not match its node selector or affinity"
+        return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
     limit = allocatable.get("pods")
     if limit is not None and len(active) + 1 > parse_quantity(limit):
         return "OutOfpods", f"Pod was rejected: node {node_name} runs {len(active)} of at most {limit} pods"
-    taken: dict[str, Fraction] = {}
+    return _out_of_resources(pod, active, node_name, allocatable) or _port_conflict(pod, active, node_name)
+
+
+def _out_of_resources(pod: Json, active: list[Json], node_name: str, allocatable: Mapping[str, str]) -> Rejection | None:
+    used: dict[str, Fraction] = {}
     for other in active:
-        taken = _add(taken, requests(other))
+        used = _add(used, requests(other))
     for name, wanted in sorted(requests(pod).items()):
-        if wanted <= 0:
-            continue
-        capacity = parse_quantity(str(allocatable.get(name, "0")))
-        if (name in allocatable or name not in ("cpu", "memory", "ephemeral-storage")) and (
-            taken.get(name, Fraction(0)) + wanted > capacity
-        ):
-            message = (
+        # A node that does not report one of the standard resources does not limit it.
+        unlimited = name in ("cpu", "memory", "ephemeral-storage") and name not in allocatable
+        free = parse_quantity(str(allocatable.get(name, "0"))) - used.get(name, Fraction(0))
+        if wanted > 0 and wanted > free and not unlimited:
+            return f"OutOf{name}", (
                 f"Pod was rejected: node {node_name} has not enough {name}: requested {_show(wanted)}, "
-                f"used {_show(taken.get(name, Fraction(0)))}, allocatable {_show(capacity)}"
+                f"used {_show(used.get(name, Fraction(0)))}, allocatable {allocatable.get(name, 0)}"
             )
-            return f"OutOf{name}", message
+    return None
+
+
+def _port_conflict(pod: Json, active: list[Json], node_name: str) -> Rejection | None:
     ports = host_ports(pod)
     for other in active:
-        clash = ports & host_ports(other)
-        if clash:
-            protocol, number = min(clash)
-            whose = f"{other['metadata']['namespace']}/{other['metadata']['name']}"
-            return "NodePorts", f"Pod was rejected: {protocol} port {number} of node {node_name} is taken by pod {whose}"
+        shared = ports & host_ports(other)
+        if shared:
+            protocol, number = min(shared)
+            owner = f"{other['metadata']['namespace']}/{other['metadata']['name']}"
+            return "NodePorts", f"Pod was rejected: {protocol} port {number} of node {node_name} is in use by pod {owner}"
     return None
 
 

@@ -1,0 +1,43 @@
+"""Names of the API: group, kinds, labels, annotations, and the limits that hold for all kinds."""
+
+from typing import Final
+
+GROUP: Final = "thunderfleet.io"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+CATEGORY: Final = "thunderfleet"
+
+NODEPROFILE_KIND: Final = "NodeProfile"
+THUNDERBOLTLINK_KIND: Final = "ThunderboltLink"
+MODELDEPLOYMENT_KIND: Final = "ModelDeployment"
+NODEPROFILE_PLURAL: Final = "nodeprofiles"
+THUNDERBOLTLINK_PLURAL: Final = "thunderboltlinks"
+MODELDEPLOYMENT_PLURAL: Final = "modeldeployments"
+
+# Labels of children (pods, Services, ConfigMaps, Secrets), by which the operator finds the objects that it owns.
+LABEL_DEPLOYMENT: Final = f"{GROUP}/deployment"
+LABEL_GROUP: Final = f"{GROUP}/group"
+LABEL_EPOCH: Final = f"{GROUP}/epoch"
+LABEL_RANK: Final = f"{GROUP}/rank"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_NAME: Final = "app.kubernetes.io/name"
+MANAGED_BY: Final = "thunderfleet-operator"
+RUNNER_NAME: Final = "thunderfleet-runner"
+LABEL_DOMAIN_PREFIX: Final = f"domain.{GROUP}/"
+"""On a NodeProfile, one label per connected port: ``domain.thunderfleet.io/<uuid>: ""``. One list by label finds the peer."""
+LABEL_CHIP: Final = f"{GROUP}/chip"
+"""On a Node, set by its kubelet: the Mac's chip, for node selectors."""
+LABEL_OS: Final = "kubernetes.io/os"
+
+ANNOTATION_HASH: Final = f"{GROUP}/hash"
+"""On children: the hash of their inputs, so that unchanged objects are not written again."""
+ANNOTATION_PORTS: Final = f"{GROUP}/ports"
+
+TAINT_MACOS: Final = f"{GROUP}/macos"
+RUNTIME_CLASS: Final = "macos"
+
+MAX_GROUPS: Final = 64
+MAX_RANKS: Final = 64
+MAX_NAME_LENGTH: Final = 40
+MAX_FIELD_MANAGER_BYTES: Final = 128
+"""Kubernetes' limit; ``thunderfleet-agent-`` and a hash of the node's name stay below it."""

@@ -1,0 +1,21 @@
+"""Why a container cannot be created."""
+
+
+class ContainerConfigError(Exception):
+    """The spec cannot be carried out; shown as CreateContainerConfigError."""
+
+
+class ImageError(Exception):
+    """The image cannot be used: ``reason`` and ``message`` of the Waiting state."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
+class VolumeError(Exception):
+    """A volume cannot be mounted now; shown as a FailedMount event."""
+
+
+class StartFailed(Exception):
+    """The shim could not be started."""

@@ -1,0 +1,205 @@
+"""Registers the Node, renews its Lease, and writes its status when it changes."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from thunderfleet_crds.names import TAINT_MACOS
+from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
+
+from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.node.facts import Machine, Readings
+from thunderfleet_kubelet.node.status import differs, labels, lease, node, stale_labels, status
+from thunderfleet_kubelet.version import kubelet_version
+
+log = logging.getLogger(__name__)
+
+NODES = "/api/v1/nodes"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+REPORT_SECONDS = 86400.0
+"""How often an unchanged status is written, for its heartbeat. The Lease is what shows that the Node is alive."""
+
+
+class NodeController:
+    """Keeps the Node in the API server current.
+
+    ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
+    ``on_vanished``: called when the Node was deleted, before it is registered again.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        machine: Machine,
+        read: Callable[[], Awaitable[Readings]],
+        kube: Callable[[], Kube],
+        on_vanished: Callable[[], Awaitable[None]],
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.config = config
+        self.machine = machine
+        self.read = read
+        self.kube = kube
+        self.on_vanished = on_vanished
+        self.clock = clock
+        self.problems: dict[str, str] = {}
+        """Why the Node is not Ready, as reason to message. Call ``nudge`` after a change."""
+        self.registered = asyncio.Event()
+        self.reflector = Reflector(
+            kube(), NODES, {"fieldSelector": f"metadata.name={config.node_name}"}, on_change=lambda _: self.nudge()
+        )
+        self._look = asyncio.Event()
+        self._renew_now = asyncio.Event()
+        self._uid = ""
+        self._written: datetime | None = None
+
+    def nudge(self) -> None:
+        """Checks the machine and the Node now."""
+        self._look.set()
+
+    def use(self, kube: Kube) -> None:
+        """Watches with new credentials from the next connection on."""
+        self.reflector.kube = kube
+
+    @property
+    def uid(self) -> str:
+        """The Node's uid; empty until it is registered."""
+        return self._uid
+
+    def current(self) -> Json | None:
+        """The Node in the API server, as last watched."""
+        return self.reflector.items.get(self.config.node_name)
+
+    async def run(self) -> None:
+        """Registers the Node, then keeps it current until cancelled."""
+        await self._until_registered()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.reflector.run())
+            tasks.create_task(self._keep_lease())
+            tasks.create_task(self._keep_status())
+
+    async def _until_registered(self) -> None:
+        delay = 0.5
+        while True:
+            try:
+                await self.register()
+                return
+            except ApiError as error:
+                log.warning("cannot register node %s: %s; next try in %.1f s", self.config.node_name, error, delay)
+                await asyncio.sleep(delay * random.uniform(0.7, 1.0))
+                delay = min(delay * 2, 10.0)
+
+    async def register(self) -> None:
+        """Creates the Node, or updates the existing one. Raises ApiError."""
+        name = self.config.node_name
+        current = await self.kube().get_or_none(f"{NODES}/{name}")
+        wanted = await self._wanted(current or {})
+        if current is None:
+            current = await self.kube().create(NODES, node(self.config, self.machine, wanted))
+        else:
+            stale = stale_labels(current["metadata"].get("labels") or {}, labels(self.config, self.machine))
+            if stale:
+                current = await self.kube().patch(f"{NODES}/{name}", {"metadata": {"labels": stale}})
+            if differs(current.get("status") or {}, wanted):
+                current = await self._write(current, wanted)
+            self._warn_of_taints(current)
+        self._uid = str(current["metadata"]["uid"])
+        self._written = self.clock()
+        self.registered.set()
+        self._renew_now.set()
+        log.info("node %s registered", name)
+
+    def _warn_of_taints(self, current: Json) -> None:
+        have = {str(one.get("key")) for one in (current.get("spec") or {}).get("taints") or []}
+        if self.machine.is_mac and TAINT_MACOS not in have:
+            log.warning(
+                "node %s has no taint %s, and a kubelet may not add it; delete the Node, and it registers again with the taint",
+                self.config.node_name,
+                TAINT_MACOS,
+            )
+
+    async def _wanted(self, current: Json) -> Json:
+        readings = await self.read()
+        return status(
+            self.config,
+            self.machine,
+            readings,
+            previous=current.get("status") or {},
+            problems=self.problems,
+            now=self.clock(),
+            version=kubelet_version(),
+        )
+
+    async def _write(self, current: Json, wanted: Json) -> Json:
+        # With the resource version, a concurrent write of another condition causes a conflict instead of being lost.
+        version = current["metadata"].get("resourceVersion")
+        body = {"metadata": {"resourceVersion": version}, "status": wanted}
+        answer = await self.kube().patch(f"{NODES}/{self.config.node_name}/status", body, MERGE_PATCH)
+        self._written = self.clock()
+        return answer
+
+    async def _keep_status(self) -> None:
+        await self.reflector.synced.wait()
+        while True:
+            self._look.clear()
+            try:
+                await self._status_turn()
+            except ApiError as error:
+                if error.status != 409:
+                    log.warning("cannot write status of node %s: %s", self.config.node_name, error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), self.config.node_status_seconds)
+
+    async def _status_turn(self) -> None:
+        current = self.current()
+        if current is None:
+            await self._vanished()
+            return
+        self._uid = str(current["metadata"]["uid"])
+        wanted = await self._wanted(current)
+        silent = self._written is None or (self.clock() - self._written).total_seconds() >= REPORT_SECONDS
+        if silent or differs(current.get("status") or {}, wanted):
+            await self._write(current, wanted)
+
+    async def _vanished(self) -> None:
+        # The watch may be behind; check before pods end.
+        if await self.kube().get_or_none(f"{NODES}/{self.config.node_name}") is not None:
+            return
+        log.warning("node %s was deleted: ending its pods, then registering again", self.config.node_name)
+        self.registered.clear()
+        await self.on_vanished()
+        await self.register()
+
+    async def _keep_lease(self) -> None:
+        period = self.config.lease_seconds / 4
+        while True:
+            delay = period
+            self._renew_now.clear()
+            try:
+                await self.renew()
+            except ApiError as error:
+                delay = min(period, 2.0)
+                log.warning("cannot renew the lease of node %s: %s; next try in %.1f s", self.config.node_name, error, delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._renew_now.wait(), delay * random.uniform(0.95, 1.0))
+
+    async def renew(self) -> None:
+        """Renews or creates the Lease. Raises ApiError."""
+        wanted = lease(self.config, self._uid, self.clock())
+        try:
+            body = {"spec": wanted["spec"], "metadata": {"ownerReferences": wanted["metadata"]["ownerReferences"]}}
+            # The time limit leaves room for another try before the Lease expires.
+            await self.kube().request(
+                "PATCH",
+                f"{LEASES}/{self.config.node_name}",
+                body=body,
+                content=MERGE_PATCH,
+                seconds=self.config.lease_seconds / 4,
+            )
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self.kube().create(LEASES, wanted)

@@ -1,0 +1,225 @@
+"""The Node object: labels, taints, capacity, conditions and Lease, from the configuration and the machine. Pure."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from thunderfleet_crds.names import LABEL_CHIP, TAINT_MACOS
+
+from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
+from thunderfleet_kubelet.timestamps import format_time
+
+Json = dict[str, Any]
+
+DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
+"""The API server sends ``kubectl exec`` as a WebSocket only to nodes that declare this feature."""
+
+DISK_FLOOR_BYTES = 10 * GIB
+"""DiskPressure: less than this, or less than a tenth of the disk, is free, whichever is smaller."""
+
+PROCESS_PART = 0.9
+"""PIDPressure: more than this fraction of the possible processes run."""
+
+
+def labels(config: Config, machine: Machine) -> dict[str, str]:
+    """The Node's labels. Those of the configuration cannot override those of the machine."""
+    own = {
+        **config.labels,
+        "kubernetes.io/os": machine.operating_system,
+        "kubernetes.io/arch": machine.architecture,
+        "kubernetes.io/hostname": config.node_name[:63],
+    }
+    if machine.chip:
+        own[LABEL_CHIP] = label_value(machine.chip)
+    return own
+
+
+def label_value(text: str) -> str:
+    """The text as a valid label value: ``Apple M3 Ultra`` becomes ``Apple-M3-Ultra``."""
+    return re.sub(r"[^-_.A-Za-z0-9]", "-", text)[:63].strip("-_.")
+
+
+def taints(machine: Machine) -> list[Json]:
+    """The taint that keeps pods off Macs unless they tolerate it."""
+    return [{"key": TAINT_MACOS, "effect": "NoSchedule"}] if machine.is_mac else []
+
+
+def _condition(kind: str, pressure: bool | None, reasons: tuple[str, str], message: str) -> Json:
+    """``reasons``: without and with pressure."""
+    if pressure is None:
+        return {"type": kind, "status": "Unknown", "reason": "NotMeasured", "message": message}
+    return {"type": kind, "status": str(pressure), "reason": reasons[pressure], "message": message}
+
+
+def findings(readings: Readings, problems: Mapping[str, str]) -> list[Json]:
+    """The four conditions without times. ``problems``: why the kubelet is not ready, as reason to message."""
+    disk, disk_text = _disk_pressure(readings)
+    pids, pids_text = _pid_pressure(readings)
+    memory = ("KubeletHasSufficientMemory", "KubeletHasInsufficientMemory")
+    return [
+        _condition("MemoryPressure", readings.memory_short, memory, readings.memory_text),
+        _condition("DiskPressure", disk, ("KubeletHasNoDiskPressure", "KubeletHasDiskPressure"), disk_text),
+        _condition("PIDPressure", pids, ("KubeletHasSufficientPID", "KubeletHasInsufficientPID"), pids_text),
+        _ready(problems),
+    ]
+
+
+def _disk_pressure(readings: Readings) -> tuple[bool | None, str]:
+    if readings.disk_free_bytes is None or not readings.disk_total_bytes:
+        return None, "free disk space is unknown"
+    floor = min(readings.disk_total_bytes // 10, DISK_FLOOR_BYTES)
+    pressure = readings.disk_free_bytes < floor
+    return pressure, f"{'less than' if pressure else 'at least'} {floor / GIB:.1f} GiB are free in the kubelet's folder"
+
+
+def _pid_pressure(readings: Readings) -> tuple[bool | None, str]:
+    if readings.processes is None or not readings.processes_limit:
+        return None, "the number of processes is unknown"
+    limit = readings.processes_limit
+    pressure = readings.processes > PROCESS_PART * limit
+    return pressure, f"{'more than' if pressure else 'at most'} {PROCESS_PART:.0%} of {limit} possible processes run"
+
+
+def _ready(problems: Mapping[str, str]) -> Json:
+    if problems:
+        return {"type": "Ready", "status": "False", "reason": next(iter(problems)), "message": "; ".join(problems.values())}
+    return {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+
+
+def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[Json]:
+    """``found`` with times; the transition time changes only with the status. Conditions of other writers stay as they are."""
+    before = {str(one.get("type")): one for one in previous}
+    ours, stamp = [], format_time(now.timestamp())
+    for one in found:
+        old = before.pop(one["type"], None)
+        same = old is not None and old.get("status") == one["status"]
+        since = old.get("lastTransitionTime") if same and old else None
+        ours.append({**one, "lastHeartbeatTime": stamp, "lastTransitionTime": since or stamp})
+    return [*before.values(), *ours]
+
+
+def binary(size: int) -> str:
+    """Bytes as the API server writes them: in the largest binary unit without a fraction, at least KiB.
+
+    Any other form comes back changed and would look like a difference for ever.
+    """
+    units = ["Ki", "Mi", "Gi", "Ti", "Pi"]
+    size //= 1024
+    while size and size % 1024 == 0 and len(units) > 1:
+        size //= 1024
+        del units[0]
+    return f"{size}{units[0]}" if size else "0"
+
+
+def capacity(config: Config, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
+    """(capacity, allocatable) of the Node, as quantities by resource."""
+
+    def quantities(millis: int, memory: int, disk: int) -> dict[str, str]:
+        cpu = str(millis // 1000) if millis % 1000 == 0 else f"{millis}m"
+        return {
+            "cpu": cpu,
+            "memory": binary(memory),
+            "ephemeral-storage": binary(disk),
+            "pods": str(config.max_pods),
+        }
+
+    whole = machine.cpus * 1000
+    return (
+        quantities(whole, machine.memory_bytes, machine.disk_bytes),
+        quantities(
+            max(0, whole - config.reserved_cpu_millis),
+            max(0, machine.memory_bytes - config.reserved_memory_bytes),
+            machine.disk_bytes,
+        ),
+    )
+
+
+def status(
+    config: Config,
+    machine: Machine,
+    readings: Readings,
+    *,
+    previous: Json,
+    problems: Mapping[str, str],
+    now: datetime,
+    version: str,
+) -> Json:
+    """The Node's ``status``. ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's."""
+    total, free = capacity(config, machine)
+    return {
+        "capacity": total,
+        "allocatable": free,
+        "addresses": [{"type": "InternalIP", "address": address} for address in config.addresses],
+        "conditions": conditions(findings(readings, problems), previous.get("conditions") or [], now),
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": config.port}},
+        "declaredFeatures": list(DECLARED_FEATURES),
+        "nodeInfo": {
+            "architecture": machine.architecture,
+            "operatingSystem": machine.operating_system,
+            "bootID": machine.boot_id,
+            "machineID": machine.machine_id,
+            "systemUUID": machine.machine_id,
+            "kernelVersion": machine.kernel_version,
+            "osImage": machine.os_image,
+            # There is no container engine: a container is a process group.
+            "containerRuntimeVersion": f"process://{version.partition('thunderfleet.')[2]}",
+            "kubeletVersion": version,
+            "kubeProxyVersion": "",
+        },
+    }
+
+
+def _without_heartbeat(value: Json) -> Json:
+    listed = [{k: v for k, v in one.items() if k != "lastHeartbeatTime"} for one in value.get("conditions") or []]
+    return {**value, "conditions": sorted(listed, key=lambda one: str(one.get("type")))}
+
+
+def differs(current: Json, wanted: Json) -> bool:
+    """Whether ``wanted`` has something that the status in the API server does not have, other than heartbeats."""
+    old, new = _without_heartbeat(current), _without_heartbeat(wanted)
+    # A newer API server may add fields to nodeInfo.
+    return any(not _covers(old.get(key), value) for key, value in new.items())
+
+
+def _covers(old: object, new: object) -> bool:
+    if isinstance(new, dict):
+        # The API server omits empty strings.
+        return isinstance(old, dict) and all(_covers(old.get(key), value) for key, value in new.items())
+    return old == new or (old is None and new in ("", [], {}))
+
+
+def node(config: Config, machine: Machine, state: Json) -> Json:
+    """The Node for its first registration."""
+    spec: Json = {"taints": taints(machine)} if machine.is_mac else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": config.node_name, "labels": labels(config, machine)},
+        "spec": spec,
+        "status": state,
+    }
+
+
+def stale_labels(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """The labels to set on an existing Node; labels of other writers stay."""
+    return {key: value for key, value in wanted.items() if current.get(key) != value}
+
+
+def lease(config: Config, uid: str, now: datetime) -> Json:
+    """The Node's Lease, owned by the Node."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": config.node_name,
+            "namespace": "kube-node-lease",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": config.node_name, "uid": uid}],
+        },
+        "spec": {
+            "holderIdentity": config.node_name,
+            "leaseDurationSeconds": config.lease_seconds,
+            "renewTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }

@@ -1,0 +1,120 @@
+"""What the parts of one pod's worker share."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from thunderfleet_lib.kube import Json, Kube
+
+from thunderfleet_kubelet.containers import exec_session, images, user
+from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.containers.sources import Sources
+from thunderfleet_kubelet.pods.decide.admission import Rejection
+from thunderfleet_kubelet.pods.decide.podspec import all_containers
+from thunderfleet_kubelet.pods.events import Recorder
+from thunderfleet_kubelet.pods.objects import FRESH_SECONDS, Objects
+from thunderfleet_kubelet.pods.probes import Exec
+from thunderfleet_kubelet.pods.settings import PodSettings
+
+
+@dataclass
+class NodeServices:
+    """What all workers of the node share.
+
+    ``settings`` and ``kube`` return the current ones. ``admit`` decides whether the node takes a pod. ``ended`` is called with
+    the uid of a pod that is gone.
+    """
+
+    node_name: str
+    kube: Callable[[], Kube]
+    settings: Callable[[], PodSettings]
+    objects: Objects
+    recorder: Recorder
+    kubelet: user.KubeletUser
+    admit: Callable[[Json], Awaitable[Rejection | None]]
+    ended: Callable[[str], None]
+    now: Callable[[], float] = time.time
+
+
+class PodContext:
+    """One pod.
+
+    ``pod``: its newest version. ``status``: its status on this node, published or not. ``folder``: its files. ``containers``:
+    its processes. ``wake``: makes the worker decide again.
+    """
+
+    def __init__(self, pod: Json, folder: PodFolder, services: NodeServices, wake: Callable[[], None]) -> None:
+        self.pod = pod
+        self.status: Json = dict(pod.get("status") or {})
+        self.folder = folder
+        self.containers = ContainerRuntime(folder)
+        self.services = services
+        self.wake = wake
+        self._known_since = time.monotonic()
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.pod['metadata']['namespace']}/{self.pod['metadata']['name']}"
+
+    @property
+    def path(self) -> str:
+        """The pod's path in the API."""
+        metadata = self.pod["metadata"]
+        return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+
+    @property
+    def host(self) -> str:
+        """The pod's IP, which is the node's."""
+        return self.services.settings().addresses[0]
+
+    def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, container: str | None = None) -> None:
+        """Records an Event about the pod or one of its containers."""
+        self.services.recorder.pod(self.pod, kind, reason, message, container)
+
+    def container(self, name: str) -> Json:
+        """The spec of a container. Raises StopIteration for an unknown one."""
+        return next(item for item in all_containers(self.pod) if item["name"] == name)
+
+    def image(self, container: Json) -> images.Image:
+        """The container's image. Raises ImageError."""
+        policy = str(container.get("imagePullPolicy") or "IfNotPresent")
+        return images.find(self.services.settings().images, str(container.get("image") or ""), policy)
+
+    def user(self, container: Json, image: images.Image) -> user.ContainerUser:
+        """The container's user. Raises ContainerConfigError."""
+        default = self.services.settings().default_user
+        return user.decide(self.pod, container, image.user, default, self.services.kubelet)
+
+    def runner(self, name: str, number: int) -> Exec:
+        """Runs commands in one attempt of a container."""
+
+        async def run(command: list[str], seconds: float) -> tuple[int, str]:
+            return await exec_session.run(self.folder, name, number, command, seconds)
+
+        return run
+
+    async def sources(self, config_maps: Iterable[str], secrets: Iterable[str]) -> Sources:
+        """The node's facts, and the named objects from the API server. Raises ApiError."""
+        settings, namespace = self.services.settings(), self.pod["metadata"]["namespace"]
+        # An object read for an earlier pod may have been deleted and recreated since.
+        age = min(FRESH_SECONDS, time.monotonic() - self._known_since)
+        get = self.services.objects.get
+        return Sources(
+            node_name=self.services.node_name,
+            host_ip=settings.addresses[0],
+            host_ips=settings.addresses,
+            api_server=settings.api_server,
+            path=settings.path,
+            python_path=settings.python_path,
+            allocatable=settings.allocatable,
+            config_maps={name: await get("ConfigMap", namespace, name, max_age=age) for name in sorted(config_maps)},
+            secrets={name: await get("Secret", namespace, name, max_age=age) for name in sorted(secrets)},
+        )

@@ -1,0 +1,92 @@
+"""Reads what a pod's spec and metadata say, with the API's defaults. Pure."""
+
+from typing import Any
+
+from thunderfleet_kubelet.timestamps import parse_time
+
+Json = dict[str, Any]
+
+TERMINAL_PHASES = ("Succeeded", "Failed")
+
+DEFAULT_GRACE_SECONDS = 30.0
+
+
+def init_containers(pod: Json) -> list[Json]:
+    """The init containers, sidecars included, in order."""
+    return list(pod["spec"].get("initContainers") or [])
+
+
+def main_containers(pod: Json) -> list[Json]:
+    """The containers that run once all init containers are done."""
+    return list(pod["spec"].get("containers") or [])
+
+
+def all_containers(pod: Json) -> list[Json]:
+    """Init containers, then main containers."""
+    return init_containers(pod) + main_containers(pod)
+
+
+def sidecars(pod: Json) -> list[Json]:
+    """The init containers that keep running beside the main containers."""
+    return [container for container in init_containers(pod) if is_sidecar(container)]
+
+
+def is_sidecar(container: Json) -> bool:
+    """Whether an init container has ``restartPolicy: Always``."""
+    return bool(container.get("restartPolicy") == "Always")
+
+
+def restart_policy(pod: Json) -> str:
+    """``Always``, ``OnFailure`` or ``Never``."""
+    return str(pod["spec"].get("restartPolicy") or "Always")
+
+
+def restarts(policy: str, exit_code: int) -> bool:
+    """Whether a main container with this exit code starts again."""
+    return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
+
+
+def grace_of(pod: Json) -> float:
+    """Seconds between SIGTERM and SIGKILL: of the deletion, or else of the spec, or else 30."""
+    for value in (pod["metadata"].get("deletionGracePeriodSeconds"), pod["spec"].get("terminationGracePeriodSeconds")):
+        if value is not None:
+            return float(value)
+    return DEFAULT_GRACE_SECONDS
+
+
+def probe_grace_of(pod: Json, container: Json) -> float:
+    """Seconds between SIGTERM and SIGKILL for a container that fails its liveness or startup probe."""
+    for probe in ("livenessProbe", "startupProbe"):
+        value = (container.get(probe) or {}).get("terminationGracePeriodSeconds")
+        if value is not None:
+            return float(value)
+    return grace_of(pod)
+
+
+def phase_of(pod: Json) -> str:
+    """The phase in the pod's status; empty when it has none."""
+    return str((pod.get("status") or {}).get("phase") or "")
+
+
+def has_ended(pod: Json) -> bool:
+    """Whether the pod's phase is final."""
+    return phase_of(pod) in TERMINAL_PHASES
+
+
+def deadline_of(pod: Json) -> float | None:
+    """When ``activeDeadlineSeconds`` runs out (seconds since the epoch); None without a deadline or before the pod starts."""
+    seconds, start = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
+    return parse_time(start) + float(seconds) if seconds is not None and start else None
+
+
+def qos_class(pod: Json) -> str:
+    """``Guaranteed``, ``Burstable`` or ``BestEffort``, from the requests and limits of all containers."""
+    guaranteed, anything = True, False
+    for container in all_containers(pod):
+        resources = container.get("resources") or {}
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        for name in ("cpu", "memory"):
+            anything = anything or name in limits or name in requests
+            if name not in limits or requests.get(name, limits[name]) != limits[name]:
+                guaranteed = False
+    return "BestEffort" if not anything else "Guaranteed" if guaranteed else "Burstable"

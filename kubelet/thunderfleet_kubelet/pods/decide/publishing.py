@@ -1,0 +1,33 @@
+"""Whether a pod's status needs writing, and as which patch. Pure."""
+
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def as_patch(status: Json) -> Json:
+    """The status as a strategic merge patch. Conditions merge by type, so fields that a condition no longer has are nulled."""
+    if "conditions" not in status:
+        return status
+    cleared = {"reason": None, "message": None}
+    return {**status, "conditions": [cleared | condition for condition in status["conditions"]]}
+
+
+def version_of(item: Json) -> int:
+    """The resource version of an object; 0 without one."""
+    text = str(item["metadata"].get("resourceVersion") or "0")
+    return int(text) if text.isdigit() else 0
+
+
+def covers(present: object, wanted: object) -> bool:
+    """Whether ``present`` has everything that ``wanted`` has. The API server omits empty values."""
+    if isinstance(wanted, dict):
+        known = present if isinstance(present, dict) else {}
+        return all(covers(known.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        known_items = present if isinstance(present, list) else []
+        if wanted and isinstance(wanted[0], dict) and "type" in wanted[0]:
+            by_type = {item.get("type"): item for item in known_items}
+            return all(covers(by_type.get(item["type"]), {"reason": None, "message": None} | item) for item in wanted)
+        return len(known_items) == len(wanted) and all(map(covers, known_items, wanted))
+    return present == wanted or (not present and not wanted)

@@ -1,0 +1,99 @@
+"""Sets up the volumes of one pod and keeps their content current."""
+
+import contextlib
+import logging
+import random
+from pathlib import Path
+
+from thunderfleet_lib.kube import ApiError, Json
+
+from thunderfleet_kubelet.containers import volumes
+from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
+from thunderfleet_kubelet.containers.user import ContainerUser
+from thunderfleet_kubelet.containers.volume_content import WRITTEN, File, kind_of, plan, references, volumes_of
+from thunderfleet_kubelet.pods.context import PodContext
+from thunderfleet_kubelet.pods.decide.podspec import all_containers
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 10.0
+REFRESH_SECONDS = 60.0
+"""How often ConfigMaps, Secrets, tokens and the downward API are compared with the mounted files."""
+
+
+class Mounter:
+    """``ready``: all volumes are set up. ``due``: when to mount again (seconds since the epoch); 0: not needed."""
+
+    def __init__(self, context: PodContext) -> None:
+        self._context = context
+        self.ready = False
+        self.due = 0.0
+
+    async def mount(self) -> None:
+        """Sets up the volumes, or updates them if that is due."""
+        now = self._context.services.now()
+        # A time further ahead than any that is ever set means that the clock was set back.
+        if now < self.due <= now + 2 * REFRESH_SECONDS:
+            return
+        try:
+            await self._write()
+        except (VolumeError, ApiError, OSError) as error:
+            if self.ready:
+                # The mounted files stay: a running pod must not depend on the API server.
+                log.info("%s: volumes not updated: %s", self._context.key, error)
+                self.due = now + REFRESH_SECONDS
+                return
+            self.due = now + RETRY_SECONDS
+            self._context.event("Warning", "FailedMount", f"Unable to set up volumes: {error}")
+        else:
+            self.ready = True
+            written = any(kind_of(volume) in WRITTEN for volume in volumes_of(self._context.pod))
+            self.due = now + REFRESH_SECONDS * random.uniform(0.8, 1.2) if written else 0.0
+
+    def places(self, owner: ContainerUser) -> dict[str, Path]:
+        """The folder of each volume, by name, for a container of ``owner``."""
+        folder = self._context.folder
+        places = {}
+        for volume in volumes_of(self._context.pod):
+            name, kind = str(volume["name"]), kind_of(volume)
+            if kind == "hostPath":
+                places[name] = Path(str(volume["hostPath"]["path"]))
+            elif kind == "emptyDir":
+                places[name] = folder.empty(name)
+            else:
+                places[name] = folder.volume(name, owner.uid)
+        return places
+
+    def _users(self) -> dict[str, set[ContainerUser]]:
+        """The users that mount each volume. Containers whose user cannot be determined do not start, so they do not count."""
+        users: dict[str, set[ContainerUser]] = {}
+        for container in all_containers(self._context.pod):
+            with contextlib.suppress(ImageError, ContainerConfigError):
+                owner = self._context.user(container, self._context.image(container))
+                for mount in container.get("volumeMounts") or []:
+                    users.setdefault(str(mount["name"]), set()).add(owner)
+        return users
+
+    async def _write(self) -> None:
+        context, needed = self._context, references(self._context.pod)
+        sources = await context.sources(needed.config_maps, needed.secrets)
+        tokens = {
+            token: (await context.services.objects.token(context.pod, token.audience, token.seconds)).text
+            for token in sorted(needed.tokens, key=lambda item: (item.audience, item.seconds))
+        }
+        users = self._users()
+        for volume in volumes_of(context.pod):
+            kind, owners = kind_of(volume), users.get(str(volume["name"])) or set()
+            if kind == "hostPath":
+                volumes.check_host_path(volume)
+            elif kind == "emptyDir":
+                volumes.make_empty(context.folder.empty(str(volume["name"])), owners)
+            else:
+                self._write_files(volume, plan(volume, context.pod, sources, tokens), owners)
+
+    def _write_files(self, volume: Json, files: dict[str, File], owners: set[ContainerUser]) -> None:
+        for owner in {item.uid: item for item in owners}.values():
+            folder = self._context.folder.volume(str(volume["name"]), owner.uid)
+            folder.parent.mkdir(exist_ok=True)
+            folder.parent.chmod(0o711)
+            volumes.write_atomically(folder, files, owner)

@@ -1,0 +1,121 @@
+"""Runs the probes of one pod's live containers and keeps their results."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from thunderfleet_lib.kube import Json
+
+from thunderfleet_kubelet.containers.attempt import Attempt
+from thunderfleet_kubelet.containers.watch import ShimWatch
+from thunderfleet_kubelet.pods import probes
+from thunderfleet_kubelet.pods.context import PodContext
+from thunderfleet_kubelet.pods.decide.probing import ProbeCount, ProbeSettings
+
+_PROBES = (("startup", "startupProbe"), ("readiness", "readinessProbe"), ("liveness", "livenessProbe"))
+
+
+@dataclass
+class _Live:
+    """One live attempt: the watch on its shim, and one task per probe."""
+
+    number: int
+    watch: ShimWatch
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def close(self) -> None:
+        self.watch.close()
+        for task in self.tasks:
+            task.cancel()
+
+
+class Prober:
+    """``ready``, ``started`` and ``unhealthy`` are the results, by container; absent before the first one."""
+
+    def __init__(self, context: PodContext, is_stopping: Callable[[str, int], bool]) -> None:
+        self._context = context
+        self._is_stopping = is_stopping
+        self._live: dict[str, _Live] = {}
+        self.ready: dict[str, bool] = {}
+        self.started: dict[str, bool] = {}
+        self.unhealthy: dict[str, str] = {}
+
+    def follow(self, name: str, last: Attempt | None) -> bool:
+        """Probes the last attempt of a container if it is live. True if an attempt that was followed has ended."""
+        live = self._live.get(name)
+        ended = live is not None and (last is None or not last.live or last.number != live.number)
+        if live is not None and ended:
+            live.close()
+            del self._live[name]
+            self.ready.pop(name, None)
+            self.started.pop(name, None)
+            self.unhealthy.pop(name, None)
+        if last is not None and last.live and name not in self._live:
+            watch = ShimWatch(self._context.folder.attempt(name, last.number), self._context.wake)
+            self._live[name] = _Live(last.number, watch)
+            if last.state == "running":
+                self._start(name, last)
+        return ended
+
+    def close(self) -> None:
+        """Stops all probes; the containers keep running."""
+        for live in self._live.values():
+            live.close()
+
+    def fail(self, name: str, message: str) -> None:
+        """Marks a container unhealthy, so that it is restarted."""
+        self.unhealthy[name] = message
+        self._context.wake()
+
+    def adopt(self, status: Json) -> None:
+        """Takes over what ``status`` says about the live containers."""
+        for name, live in self._live.items():
+            self._adopt(status, name, self._context.folder.container_id(name, live.number))
+
+    def _adopt(self, status: Json, name: str, container_id: str) -> None:
+        for known in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
+            if known.get("name") == name and known.get("containerID") == container_id:
+                if known.get("started"):
+                    self.started.setdefault(name, True)
+                if known.get("ready"):
+                    self.ready.setdefault(name, True)
+
+    def _start(self, name: str, attempt: Attempt) -> None:
+        # A container that is Ready in the API server stays so until a probe fails: a restart of the kubelet must not take
+        # its pods out of service.
+        self._adopt(self._context.status, name, attempt.container_id)
+        container = self._context.container(name)
+        for kind, key in _PROBES:
+            if container.get(key):
+                task = asyncio.create_task(self._probe(kind, container, attempt, container[key]))
+                self._live[name].tasks.add(task)
+
+    async def _probe(self, kind: str, container: Json, attempt: Attempt, probe: Json) -> None:
+        context, name, settings = self._context, container["name"], ProbeSettings.of(probe)
+        count = ProbeCount(settings.success_threshold, settings.failure_threshold)
+        if kind == "startup" and self.started.get(name):
+            return
+        wait = (attempt.started_at or 0.0) + settings.delay - context.services.now()
+        await asyncio.sleep(min(max(0.0, wait), settings.delay))
+        while True:
+            if kind != "startup" and "startupProbe" in container and not self.started.get(name):
+                await asyncio.sleep(min(1.0, settings.period))
+                continue
+            run = context.runner(name, attempt.number)
+            success, output = await probes.run(probe, container, context.host, run, settings.timeout)
+            if not success and not self._is_stopping(name, attempt.number):
+                context.event("Warning", "Unhealthy", f"{kind.capitalize()} probe failed: {output}", name)
+            if count.add(success):
+                self._apply(kind, name, success)
+                if kind == "startup" and success:
+                    return
+            await asyncio.sleep(settings.period)
+
+    def _apply(self, kind: str, name: str, success: bool) -> None:
+        if kind == "readiness":
+            self.ready[name] = success
+        elif kind == "startup" and success:
+            self.started[name] = True
+        elif not success:
+            self.unhealthy[name] = f"{kind} probe failed, container will be restarted"
+        self._context.wake()

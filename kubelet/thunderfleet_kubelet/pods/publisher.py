@@ -1,0 +1,95 @@
+"""Writes the status of one pod to the API server, and retries until it is taken."""
+
+import asyncio
+import logging
+import random
+
+from thunderfleet_lib.kube import STRATEGIC_PATCH, ApiError, Json
+
+from thunderfleet_kubelet.pods.context import PodContext
+from thunderfleet_kubelet.pods.decide.publishing import as_patch, covers, version_of
+
+log = logging.getLogger(__name__)
+
+MANAGER = "thunderfleet-kubelet"
+"""The field manager of the status in ``managedFields``."""
+
+RETRY_SECONDS = 1.0
+RETRY_LIMIT_SECONDS = 15.0
+
+
+class StatusPublisher:
+    """Publishes the newest status only. ``enabled``: False until the API server's version of the pod is known."""
+
+    def __init__(self, context: PodContext, *, enabled: bool) -> None:
+        self._context = context
+        self.enabled = enabled
+        self._pending: Json | None = None
+        self._published: Json | None = None
+        self._published_version = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def pending(self) -> Json | None:
+        """The status that the API server has not taken yet."""
+        return self._pending
+
+    def discard(self) -> None:
+        """Drops the pending status."""
+        self._pending = None
+
+    def publish(self, status: Json) -> None:
+        """Makes ``status`` the pod's, and writes it unless the API server already has it."""
+        if not self.enabled:
+            return
+        context = self._context
+        context.status = {**context.status, **status}
+        if self._pending is None:
+            if covers(context.pod.get("status") or {}, status):
+                return
+            if self._published == status and version_of(context.pod) <= self._published_version:
+                # Taken by the API server, which writes it in another form.
+                return
+        elif self._pending == status:
+            # On its way. Setting it again would make publisher and worker wake each other for ever.
+            return
+        self._pending = status
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Writes until cancelled. Runs beside the worker, so containers are managed while the API server is away."""
+        delay = RETRY_SECONDS
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._pending is None:
+                continue
+            try:
+                await self._write(self._pending)
+                delay = RETRY_SECONDS
+            except ApiError as error:
+                if error.status in (404, 409):
+                    # The pod is gone, or another one has its name; the watch will report it.
+                    self._pending = None
+                    self._context.wake()
+                    continue
+                log.warning("%s: cannot write status: %s; next try in %.0f s", self._context.key, error, delay)
+                self._changed.set()
+                await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+                delay = min(delay * 2, RETRY_LIMIT_SECONDS)
+            except Exception:
+                log.exception("%s: cannot write status", self._context.key)
+                self._changed.set()
+                await asyncio.sleep(RETRY_LIMIT_SECONDS)
+
+    async def _write(self, status: Json) -> None:
+        context = self._context
+        body = {"metadata": {"uid": context.uid}, "status": as_patch(status)}
+        answer = await context.services.kube().patch(context.path + "/status", body, STRATEGIC_PATCH, MANAGER)
+        self._published = status
+        self._published_version = version_of(answer)
+        if self._pending == status:
+            self._pending = None
+        if answer.get("metadata", {}).get("uid") == context.uid and version_of(answer) >= version_of(context.pod):
+            context.pod = answer
+        context.wake()

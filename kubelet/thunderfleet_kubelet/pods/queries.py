@@ -1,0 +1,151 @@
+"""Answers the server's questions about running pods: logs, exec, usage, counts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from thunderfleet_lib.kube import Json
+
+from thunderfleet_kubelet.containers import exec_session, logs, usage
+from thunderfleet_kubelet.containers.attempt import Attempt
+from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, main_containers
+from thunderfleet_kubelet.pods.worker import PodWorker
+
+
+class PodLookupError(Exception):
+    """A question that cannot be answered; ``status`` is the HTTP status."""
+
+    status = 500
+
+
+class NoSuchPod(PodLookupError):
+    """The node has no pod of that namespace and name."""
+
+    status = 404
+
+
+class NoSuchContainer(PodLookupError):
+    """The pod has no container of that name, or the container no previous attempt."""
+
+    status = 400
+
+
+class ContainerNotRunning(PodLookupError):
+    """The container has not started, or does not run now."""
+
+    status = 400
+
+
+@dataclass(frozen=True)
+class ContainerUsage:
+    """What a running container uses. ``cpu_seconds``: the sum over its live processes."""
+
+    namespace: str
+    pod: str
+    container: str
+    cpu_seconds: float
+    memory_bytes: int
+    started_at: datetime
+    sampled_at: datetime
+
+
+@dataclass(frozen=True)
+class PodCounts:
+    """Counts for the kubelet's metrics. ``containers``: running ones; ``restarts``: of the pods on the node."""
+
+    pods: int
+    containers: int
+    restarts: int
+
+
+class PodQueries:
+    """Reads ``workers`` (by uid), which the manager changes."""
+
+    def __init__(self, node_name: str, workers: Mapping[str, PodWorker]) -> None:
+        self._node_name = node_name
+        self._workers = workers
+
+    def pods(self) -> list[Json]:
+        """The accepted pods that have not ended, with their newest status."""
+        return [worker.view() for worker in self._workers.values() if worker.active]
+
+    async def usage(self) -> list[ContainerUsage]:
+        """What each running container uses now."""
+        running: dict[str, tuple[PodWorker, str, Attempt]] = {}
+        for worker in self._workers.values():
+            for name, attempts in worker.attempts.items():
+                if attempts and attempts[-1].state == "running":
+                    running[str(worker.folder.sandbox(name, attempts[-1].number))] = (worker, name, attempts[-1])
+        sampled = datetime.now(UTC)
+        sums = await asyncio.to_thread(usage.by_marker, set(running))
+        result = []
+        for marker, (worker, name, attempt) in running.items():
+            namespace, _, pod = worker.key.partition("/")
+            cpu, memory = sums.get(marker, (0.0, 0))
+            started = datetime.fromtimestamp(attempt.started_at or 0.0, UTC)
+            result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled))
+        return result
+
+    def _find(self, namespace: str, pod: str, container: str | None) -> tuple[PodWorker, str, Attempt | None]:
+        """The worker, the container's name and its last attempt. Raises PodLookupError."""
+        workers = [worker for worker in self._workers.values() if worker.key == f"{namespace}/{pod}"]
+        if not workers:
+            raise NoSuchPod(f"pod {namespace}/{pod} not found on node {self._node_name}")
+        worker = next((worker for worker in workers if not worker.removed), workers[0])
+        names = [item["name"] for item in all_containers(worker.pod)]
+        mains = [item["name"] for item in main_containers(worker.pod)]
+        if container is None:
+            if len(mains) != 1:
+                raise NoSuchContainer(f"a container name must be specified for pod {namespace}/{pod}: {', '.join(names)}")
+            container = mains[0]
+        if container not in names:
+            raise NoSuchContainer(f"container {container} not found in pod {namespace}/{pod}, which has {', '.join(names)}")
+        numbers = worker.folder.numbers(container)
+        return worker, container, worker.containers.read(container, numbers[-1]) if numbers else None
+
+    def open_log(
+        self, namespace: str, pod: str, container: str | None, options: LogOptions, *, previous: bool = False
+    ) -> AsyncIterator[bytes]:
+        """The container's log in chunks of whole lines; None is the pod's only container. Raises PodLookupError at once.
+
+        With ``options.follow``, it ends when the container has ended.
+        """
+        worker, name, last = self._find(namespace, pod, container)
+        if last is None:
+            raise ContainerNotRunning(f"container {name} in pod {pod} is waiting to start")
+        number = last.number
+        if previous:
+            if number - 1 not in worker.folder.numbers(name):
+                raise NoSuchContainer(f"previous terminated container {name} in pod {pod} not found")
+            number -= 1
+
+        def live() -> bool:
+            try:
+                return worker.containers.read(name, number).live
+            except OSError:
+                # Unknown, so the log may grow.
+                return True
+
+        return logs.read(worker.folder.log(name, number), options, live)
+
+    async def exec(
+        self, namespace: str, pod: str, container: str | None, command: list[str], *, stdin: bool, tty: bool
+    ) -> exec_session.Session:
+        """Starts ``command`` in a running container. Raises PodLookupError, FileNotFoundError or PermissionError."""
+        worker, name, last = self._find(namespace, pod, container)
+        if last is None or last.state != "running":
+            raise ContainerNotRunning(f"container {name} in pod {pod} is not running")
+        if not command:
+            raise FileNotFoundError("no command given")
+        return await exec_session.start(worker.folder, name, last.number, command, stdin=stdin, tty=tty)
+
+    def counts(self) -> PodCounts:
+        """Counts of pods, running containers and restarts."""
+        lasts = [attempts[-1] for worker in self._workers.values() for attempts in worker.attempts.values() if attempts]
+        return PodCounts(
+            pods=len(self.pods()),
+            containers=sum(attempt.state == "running" for attempt in lasts),
+            restarts=sum(attempt.number for attempt in lasts),
+        )

@@ -1,0 +1,118 @@
+"""Starts containers: prepares environment, user, mounts and sandbox, then hands over to the shim."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from thunderfleet_lib.kube import ApiError, Json
+
+from thunderfleet_kubelet.containers import environment, volumes
+from thunderfleet_kubelet.containers.attempt import START_ERROR, Start
+from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, StartFailed
+from thunderfleet_kubelet.containers.launch import Launch
+from thunderfleet_kubelet.pods import probes
+from thunderfleet_kubelet.pods.context import PodContext
+from thunderfleet_kubelet.pods.decide.lifecycle import PROBLEM_LIMIT_SECONDS
+from thunderfleet_kubelet.pods.decide.observed import Problem
+from thunderfleet_kubelet.pods.decide.podspec import grace_of
+from thunderfleet_kubelet.pods.mounter import Mounter
+
+RETRY_SECONDS = 10.0
+"""The delay before the second try of a container that could not be created; it doubles with every try."""
+
+HOOK_SECONDS = 60.0
+
+
+class Starter:
+    """``problems``: why containers could not be started, by name."""
+
+    def __init__(self, context: PodContext, mounter: Mounter) -> None:
+        self._context = context
+        self._mounter = mounter
+        self._tries: dict[str, int] = {}
+        self.problems: dict[str, Problem] = {}
+
+    def retry_now(self) -> None:
+        """Lets everything be tried again at once."""
+        self.problems = {name: replace(problem, retry_at=0.0) for name, problem in self.problems.items()}
+
+    async def start(self, start: Start) -> bool:
+        """Starts one attempt. False if it did not start; then the container has a problem or the attempt has ended."""
+        context, name = self._context, start.container
+        container = context.container(name)
+        try:
+            launch = await self._prepare(container, start)
+            await context.containers.start(name, launch)
+        except ImageError as error:
+            self._fail(name, error.reason, error.message)
+        except ContainerConfigError as error:
+            self._fail(name, "CreateContainerConfigError", str(error))
+        except ApiError as error:
+            self._fail(name, "CreateContainerConfigError", f"cannot read ConfigMaps and Secrets: {error}")
+        except (StartFailed, OSError) as error:
+            self._fail(name, "RunContainerError", str(error))
+        else:
+            return self._started(name, start.number)
+        return False
+
+    async def _prepare(self, container: Json, start: Start) -> Launch:
+        """Makes the sandbox. Raises ImageError, ContainerConfigError, ApiError and OSError."""
+        context, name = self._context, start.container
+        image = context.image(container)
+        owner = context.user(container, image)
+        sources = await context.sources(*environment.references([container]))
+        sandbox = context.containers.make_sandbox(name, start.number)
+        variables = environment.build(context.pod, container, image, sandbox, sources)
+        argv = environment.command_line(container, image, variables)
+        volumes.link_mounts(container, sandbox, self._mounter.places(owner), variables, owner)
+        cwd = environment.working_folder(container, image, sandbox)
+        _make_folder(cwd, sandbox)
+        context.event("Normal", "Pulled", f"Container image {image.name!r} is folder {image.folder} on this machine", name)
+        return Launch(
+            start=start,
+            argv=[image.program(argv[0]), *argv[1:]],
+            env=variables,
+            cwd=cwd,
+            user=owner,
+            grace=grace_of(context.pod),
+            image_id=image.id,
+            message_path=str(container.get("terminationMessagePath") or "/dev/termination-log"),
+            message_from_log=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
+        )
+
+    def _started(self, name: str, number: int) -> bool:
+        self.problems.pop(name, None)
+        self._tries.pop(name, None)
+        attempt = self._context.containers.read(name, number)
+        if attempt.reason == START_ERROR:
+            self._context.event("Warning", "Failed", f"Error: {attempt.message}", name)
+            return False
+        self._context.event("Normal", "Created", f"Container created: {name}", name)
+        self._context.event("Normal", "Started", f"Container started: {name}", name)
+        return True
+
+    def _fail(self, name: str, reason: str, message: str) -> None:
+        tries = self._tries[name] = self._tries.get(name, 0) + 1
+        wait = min(RETRY_SECONDS * 2 ** min(tries - 1, 10), PROBLEM_LIMIT_SECONDS)
+        self.problems[name] = Problem(reason, message, self._context.services.now() + wait)
+        self._context.event("Warning", "Failed", f"Error: {reason}: {message}", name)
+
+    async def post_start(self, name: str, number: int) -> str:
+        """Runs the container's postStart hook. Returns its error; empty if it succeeded or there is none."""
+        container = self._context.container(name)
+        hook = (container.get("lifecycle") or {}).get("postStart")
+        if not hook:
+            return ""
+        run = self._context.runner(name, number)
+        success, output = await probes.run(hook, container, self._context.host, run, HOOK_SECONDS)
+        return "" if success else f"PostStartHook failed: {output}"
+
+
+def _make_folder(folder: Path, sandbox: Path) -> None:
+    """Creates a missing working folder below the new sandbox, as container runtimes do; never inside a volume."""
+    if folder.exists() or not folder.is_relative_to(sandbox):
+        return
+    for parent in [*reversed(folder.relative_to(sandbox).parents[:-1]), folder.relative_to(sandbox)]:
+        if (sandbox / parent).is_symlink():
+            return
+        if not (sandbox / parent).exists():
+            (sandbox / parent).mkdir()

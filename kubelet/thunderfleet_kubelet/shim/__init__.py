@@ -1,0 +1,28 @@
+"""The small process that owns one container, so that the container outlives the kubelet that started it.
+
+Runs as ``python -I -S …/thunderfleet_kubelet/shim FOLDER`` and imports little of the standard library and nothing else: one
+shim runs for every container. It leaves the kubelet's session, starts the program in its own session as the container's user,
+writes the program's output to the container's log, forwards stop requests, and records the exit code. Kubelet and shim
+communicate only through files in FOLDER:
+
+- ``spec.json`` (read once): argv, env, cwd, uid, gid, groups, log, marker, grace, logBytes, logFiles.
+- ``alive``: a named pipe that the shim keeps open for writing. A reader sees the end of file when the shim has ended, for
+  whatever reason, and is not fooled by a reused pid.
+- ``running.json``: ``shim`` and ``pid`` (process ids), ``birth`` (of ``pid``), ``startedAt`` (seconds since the epoch).
+- ``claimed``: exists as soon as a shim has taken the attempt; a second shim leaves it alone.
+- ``stop``: grace period in seconds, as text; followed by SIGTERM to the shim. May be repeated with a shorter period.
+- ``exit.json``: ``exitCode``, ``signal``, ``startedAt``, ``finishedAt``, ``reason``, ``message``, ``graceExceeded``. Written
+  after the last line of the log, when no process of the container is left.
+
+Every process of a container has the container's sandbox folder (``marker``) in its environment, which finds processes that
+left the process group with a setsid of their own.
+
+=========  ======================================================================
+__main__   runs the shim by path, without site-packages
+owner      one container from its start to its exit file
+program    becomes the container's program: user, working folder, exec
+log        the container's log and its rotation
+processes  finds and signals processes of this machine
+files      writes files atomically
+=========  ======================================================================
+"""

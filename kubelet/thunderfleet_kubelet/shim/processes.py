@@ -1,0 +1,124 @@
+"""Finds and signals processes of this machine: from ``/proc`` on Linux, from ``ps`` on macOS."""
+
+import os
+import select
+import signal
+import time
+
+MARKER_VARIABLE = "CONTAINER_SANDBOX_MOUNT_POINT"
+
+PS_SECONDS = 10.0
+
+
+def marked(marker: str) -> list[int]:
+    """The pids of all live processes that have ``marker`` (a sandbox folder) in their environment."""
+    wanted = f"{MARKER_VARIABLE}={marker}".encode()
+    found = []
+    if os.path.exists("/proc/self/environ"):
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as file:
+                    if wanted in file.read().split(b"\0") and not _zombie(int(entry)):
+                        found.append(int(entry))
+            except OSError:
+                continue
+        return found
+    # macOS: ps shows the environment of one's own processes, and to root that of all.
+    return marked_in(ask_ps(["-axEww", "-o", "pid=,stat=,command="]), wanted)
+
+
+def marked_in(output: bytes, wanted: bytes) -> list[int]:
+    """The pids in the output of ``ps -axEww -o pid=,stat=,command=``, which has the environment after the command."""
+    found = []
+    for line in output.splitlines():
+        fields = line.split(None, 2)
+        if len(fields) < 3 or not fields[0].isdigit() or fields[1].startswith(b"Z"):
+            continue
+        if b" " + wanted + b" " in b" " + fields[2] + b" ":
+            found.append(int(fields[0]))
+    return found
+
+
+def ask_ps(arguments: list[str]) -> bytes:
+    """The output of ``ps``; empty if it takes longer than ``PS_SECONDS``."""
+    reader, writer = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
+    child = os.posix_spawn("/bin/ps", ["ps", *arguments], {"LC_ALL": "C"}, file_actions=actions)
+    os.close(writer)
+    output, limit = b"", time.monotonic() + PS_SECONDS
+    try:
+        while True:
+            if not select.select([reader], [], [], max(0.0, limit - time.monotonic()))[0]:
+                os.kill(child, signal.SIGKILL)
+                output = b""
+                break
+            data = os.read(reader, 65536)
+            if not data:
+                break
+            output += data
+    finally:
+        os.close(reader)
+    # Another reaper of this process's children may have been faster. (Importing contextlib would cost memory.)
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:
+        return output
+    return output
+
+
+def birth(pid: int) -> str:
+    """When a process started, as text; together with the pid it identifies one process for ever. Empty: no such process."""
+    if os.path.exists("/proc/self/stat"):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                ticks = file.read().rpartition(b")")[2].split()[19].decode()
+            # Ticks count from boot.
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return f"{file.read().strip()} {ticks}"
+        except (OSError, IndexError):
+            return ""
+    return ask_ps(["-o", "lstart=", "-p", str(pid)]).decode("utf-8", "replace").strip()
+
+
+def _zombie(pid: int) -> bool:
+    return _state_and_group(pid)[0] in (b"Z", b"X")
+
+
+def _state_and_group(pid: int) -> tuple[bytes, int]:
+    """A process's state letter and process group from Linux's /proc; ``X`` if it does not exist."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0], int(fields[2])
+    except (OSError, IndexError):
+        return b"X", 0
+
+
+def group_lives(group: int) -> bool:
+    """Whether any process of the group runs. On Linux, zombies do not count."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # macOS returns this for a group that has only zombies left.
+        return os.path.exists("/proc/self/stat")
+    if not os.path.exists("/proc/self/stat"):
+        return True
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            state, its = _state_and_group(int(entry))
+            if its == group and state not in (b"Z", b"X"):
+                return True
+    return False
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    """Signals each process that still exists."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue

@@ -1,0 +1,101 @@
+"""Control of a running cluster through its folder: commands to its supervisor, ending it, removing its data."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
+from thunderfleet_localcluster.errors import LocalClusterError
+
+DOWN_SECONDS = 30
+POLL_SECONDS = 0.02
+
+
+def running(folder: ClusterFolder) -> bool:
+    """Whether a cluster is running in ``folder``."""
+    try:
+        with folder.lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def send_command(folder: ClusterFolder, command: Mapping[str, object], seconds: float) -> dict[str, Any]:
+    """Send a command to the supervisor and return its answer. Raises LocalClusterError, also if the answer is an error."""
+    try:
+        with _connected(folder) as channel:
+            channel.settimeout(seconds)
+            channel.sendall(json.dumps(command).encode() + b"\n")
+            answer = b""
+            while chunk := channel.recv(65536):
+                answer += chunk
+    except TimeoutError as error:
+        name = command.get("do")
+        raise LocalClusterError(f"the supervisor in {folder.root} did not answer {name!r} within {seconds} s") from error
+    except OSError as error:
+        raise LocalClusterError(f"cannot reach the supervisor in {folder.root}: {error}") from error
+    if not answer:
+        raise LocalClusterError(f"the supervisor in {folder.root} has ended; see {folder.log('supervisor')}")
+    data: dict[str, Any] = json.loads(answer)
+    if "error" in data:
+        raise LocalClusterError(str(data["error"]), usage=bool(data.get("usage")))
+    return data
+
+
+def end_cluster(folder: ClusterFolder, seconds: float = DOWN_SECONDS) -> bool:
+    """End the cluster in ``folder``, by force if necessary; False if none was running. Raises LocalClusterError."""
+    if not running(folder):
+        return False
+    with contextlib.suppress(LocalClusterError):
+        send_command(folder, {"do": "down"}, 5)
+    pid = int(folder.lock.read_text())
+    deadline = time.monotonic() + seconds
+    for number, until in ((None, deadline - seconds / 2), (signal.SIGTERM, deadline - seconds / 4), (signal.SIGKILL, deadline)):
+        if number is not None and running(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while running(folder) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+    if running(folder):
+        raise LocalClusterError(f"the cluster in {folder.root} did not end within {seconds} s (supervisor: process {pid})")
+    return True
+
+
+def remove(folder: ClusterFolder, everything: bool = False) -> None:
+    """Remove a cluster's data except logs and models; with ``everything`` those too."""
+    if everything:
+        shutil.rmtree(folder.root, ignore_errors=True)
+        return
+    for path in (folder.control_plane, folder.machines):
+        shutil.rmtree(path, ignore_errors=True)
+    for file in (folder.state, folder.kubeconfig, folder.socket, folder.lock, folder.spec):
+        file.unlink(missing_ok=True)
+    for path in (folder.models, folder.logs, folder.root):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+@contextlib.contextmanager
+def _connected(folder: ClusterFolder) -> Iterator[socket.socket]:
+    """A connection to the supervisor's socket. Socket paths are limited to about 100 bytes, so Linux uses a descriptor."""
+    with socket.socket(socket.AF_UNIX) as channel:
+        if sys.platform.startswith("linux"):
+            descriptor = os.open(folder.root, os.O_RDONLY)
+            try:
+                channel.connect(f"/proc/self/fd/{descriptor}/{folder.socket.name}")
+            finally:
+                os.close(descriptor)
+        else:
+            channel.connect(str(folder.socket))
+        yield channel

@@ -1,0 +1,49 @@
+"""Everything that a control plane needs on disk before its programs start: certificates, kubeconfigs, command lines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from thunderfleet_localcluster.controlplane import components
+from thunderfleet_localcluster.controlplane.components import Endpoints, Program
+from thunderfleet_localcluster.controlplane.pki import ClusterPki, kubeconfig, make_pki, write_secret
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A control plane that can be started: ``programs`` by name, and its certificates."""
+
+    pki: ClusterPki
+    programs: Mapping[str, Program]
+
+    def admin_kubeconfig(self, cluster: str, server: str) -> str:
+        """The administrator's kubeconfig for the API server at the URL ``server``."""
+        pki = self.pki
+        return kubeconfig(cluster, server, pki.ca_pem, "kubernetes-admin", pki.admin_certificate, pki.admin_key)
+
+
+def prepare(
+    cluster: str, folder: Path, assets: Path, at: Endpoints, names: Sequence[str], audit_log: Path | None = None
+) -> Prepared:
+    """Write certificates and kubeconfigs into ``folder``.
+
+    ``assets`` is the folder of the programs, ``names`` are the addresses and DNS names of the API server.
+    """
+    pki = make_pki(folder / "pki", names, ["127.0.0.1", at.local, "localhost"])
+    clients: dict[str, Path] = {}
+    for program in ("kube-controller-manager", "kube-scheduler"):
+        pair = pki.pair(program)
+        text = kubeconfig(cluster, at.server, pki.ca_pem, program, pair.certificate.read_bytes(), pair.key.read_bytes())
+        clients[program] = write_secret(folder / f"{program}.kubeconfig", text.encode())
+    audit_policy = None
+    if audit_log is not None:
+        audit_policy = folder / "audit-policy.json"
+        audit_policy.write_text(json.dumps(components.AUDIT_POLICY))
+    programs = (
+        components.etcd(assets / "etcd", folder / "etcd", pki, at),
+        components.api_server(assets / "kube-apiserver", pki, at, audit_log, audit_policy),
+        components.controller_manager(assets / "kube-controller-manager", pki, clients["kube-controller-manager"], at),
+        components.scheduler(assets / "kube-scheduler", pki, clients["kube-scheduler"], at),
+    )
+    return Prepared(pki, {program.name: program for program in programs})

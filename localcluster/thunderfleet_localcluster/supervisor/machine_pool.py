@@ -1,0 +1,146 @@
+"""All machines of the cluster: their files, their power, their network, and the faults that apply to them."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.fleet.fault_state import FaultState
+from thunderfleet_localcluster.fleet.layout import KUBELET_PORT, Layout, MachineLayout
+from thunderfleet_localcluster.machines.children import Children
+from thunderfleet_localcluster.machines.machine import Machine
+from thunderfleet_localcluster.network.namespaces import ip_batch, program
+from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, plug_in
+from thunderfleet_localcluster.recorded import jaccl
+from thunderfleet_localcluster.recorded.folder import write_machine
+from thunderfleet_localcluster.supervisor.changes import Change, Situation
+from thunderfleet_localcluster.supervisor.spec import Spec
+from thunderfleet_localcluster.supervisor.state import MachineStatus
+
+
+class MachinePool:
+    """The machines of one cluster."""
+
+    def __init__(self, folder: ClusterFolder, spec: Spec, plan: Layout, children: Children) -> None:
+        self.folder, self.spec, self.plan, self.children = folder, spec, plan, children
+        self.faults = FaultState()
+        self.machines: dict[str, Machine] = {}
+
+    def write_files(self) -> None:
+        """Write the kubelet's configuration of every machine, and the commands of every Mac."""
+        for machine in self.plan.machines:
+            home = self.folder.machine(machine.name)
+            home.mkdir(parents=True, exist_ok=True)
+            (home / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet_config(machine), sort_keys=False))
+        self._write_commands()
+
+    def _kubelet_config(self, machine: MachineLayout) -> dict[str, Any]:
+        home = self.folder.machine(machine.name)
+        config: dict[str, Any] = {
+            "nodeName": machine.name,
+            "addresses": [str(machine.lan.ip)],
+            "port": KUBELET_PORT,
+            "defaultUser": self.spec.user,
+            "images": {self.spec.image.name: self.spec.image.folder},
+        }
+        if machine.machine.kind == "mac":
+            config["path"] = [str(home / "bin")]
+            if machine.machine.jaccl == "recorded":
+                config["pythonPath"] = [str(jaccl.python_folder(home / "bin"))]
+        return config
+
+    def _write_commands(self) -> None:
+        now = self.faults.layout(self.plan)
+        for machine in now.machines:
+            if machine.machine.kind == "mac":
+                write_machine(now, machine, self.folder.machine(machine.name) / "bin", self.faults.damaged(machine.name))
+
+    async def switch_on_all(self) -> None:
+        """Create and start every machine and connect it to the network."""
+        for layout in self.plan.machines:
+            binaries = self.folder.machine(layout.name) / "bin" if layout.machine.kind == "mac" else None
+            log = self.folder.log(f"kubelet-{layout.name}")
+            self.machines[layout.name] = Machine(layout, self.plan.mode, self.children, log, binaries)
+        await asyncio.gather(*(machine.switch_on() for machine in self.machines.values()))
+        await self._connect(list(self.machines))
+
+    async def switch_off(self, machine: Machine) -> None:
+        """Cut the power of a machine: its processes are killed, its cables carry nothing."""
+        await machine.switch_off()
+        self.faults = self.faults.with_power(machine.name, False)
+        self._write_commands()
+
+    async def switch_on(self, machine: Machine) -> None:
+        """Start a machine again. Raises LocalClusterError if it is on."""
+        if machine.on:
+            raise LocalClusterError(f"{machine.name} is already on")
+        self.faults = self.faults.with_power(machine.name, True)
+        self._write_commands()
+        await machine.switch_on()
+        await self._connect([machine.name])
+
+    async def _connect(self, started: Sequence[str]) -> None:
+        if self.plan.mode == "namespaces":
+            await self._configure(plug_in(self.plan, self.faults, self._pids(), started))
+
+    def _pids(self) -> dict[str, int]:
+        return {name: machine.pid for name, machine in self.machines.items() if machine.on}
+
+    @property
+    def situation(self) -> Situation:
+        """What a change starts from."""
+        return Situation(self.plan, self.faults, self._pids())
+
+    async def apply(self, change: Change) -> None:
+        """Carry out a change. Raises LocalClusterError if a command fails."""
+        if change.jaccl is not None:
+            mac, points = change.jaccl
+            jaccl.write_control(points, jaccl.python_folder(self.folder.machine(mac) / "bin"))
+            return
+        self.faults = change.faults
+        self._write_commands()
+        for plan in change.network:
+            await self._configure(plan)
+
+    async def _configure(self, plan: NetworkPlan) -> None:
+        if plan.host:
+            ip_batch(plan.host)
+        calls: dict[str, list[Tc]] = defaultdict(list)
+        for call in plan.tc:
+            calls[call.machine].append(call)
+        names = {**plan.inside, **calls}
+        await asyncio.gather(*(self._configure_inside(name, plan.inside.get(name, ""), calls[name]) for name in names))
+
+    async def _configure_inside(self, name: str, batch: str, calls: Sequence[Tc]) -> None:
+        if batch:
+            await self._run(name, [program("ip") or "ip", "-batch", "-"], batch)
+        for call in calls:
+            await self._run(name, [program("tc") or "tc", *call.arguments], optional=call.optional)
+
+    async def _run(self, name: str, argv: Sequence[str], text: str = "", optional: bool = False) -> None:
+        ran = await self.machines[name].run(argv, text)
+        if ran.code and not optional:
+            raise LocalClusterError(f"{name}: {' '.join(argv)}: {ran.stderr.strip()}")
+
+    def named(self, name: str) -> Machine:
+        """The machine with this name. Raises LocalClusterError that lists all machines."""
+        if name not in self.machines:
+            raise LocalClusterError(f"unknown machine {name!r}; machines: {', '.join(self.machines)}", usage=True)
+        return self.machines[name]
+
+    def status(self) -> list[MachineStatus]:
+        """Every machine's power and kubelet."""
+        return [
+            MachineStatus(
+                machine.name,
+                machine.on,
+                machine.pid if machine.on else None,
+                machine.kubelet_pid,
+                machine.kubelet_end,
+            )
+            for machine in self.machines.values()
+        ]

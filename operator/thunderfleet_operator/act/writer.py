@@ -1,0 +1,88 @@
+"""Writes to the API server: server-side apply under one field manager, and deletes that name the UID.
+
+Every answer goes into the cache at once, so the next round sees what this one did.
+"""
+
+import logging
+from collections.abc import Callable
+
+from thunderfleet_crds.names import MANAGED_BY
+from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+
+from thunderfleet_operator.act import events
+from thunderfleet_operator.decide.status.events import Occurrence
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.watch.cache import Cache, Collection
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = MANAGED_BY
+
+
+class NotLeading(Exception):
+    """The lease has expired since the decision: another replica may be writing."""
+
+
+class Writer:
+    """Writes while ``leading()`` is true. ``instance`` is this replica's name, for Events."""
+
+    def __init__(self, kube: Kube, cache: Cache, metrics: Metrics, leading: Callable[[], bool], instance: str) -> None:
+        self._kube = kube
+        self._instance = instance
+        self._cache = cache
+        self._metrics = metrics
+        self._leading = leading
+
+    def _counted(self, resource: str, verb: str) -> None:
+        if not self._leading():
+            raise NotLeading(f"no longer the leader; skipped {verb} of {resource}")
+        self._metrics.writes.labels(resource, verb).inc()
+
+    async def apply(self, collection: Collection, manifest: Json) -> Json:
+        """Applies an object and returns it as the API server has it now."""
+        self._counted(collection.name, "apply")
+        meta = manifest["metadata"]
+        path = collection.item(meta.get("namespace"), meta["name"])
+        answer = await self._kube.apply(path, manifest, FIELD_MANAGER)
+        if collection.name in self._cache.stores:
+            self._cache[collection].put(answer)
+        log.info("applied %s %s", collection.name, key_of(manifest))
+        return answer
+
+    async def apply_status(self, collection: Collection, manifest: Json) -> None:
+        """Applies ``manifest`` (name and status) to the status of an object that exists."""
+        self._counted(collection.name, "apply-status")
+        meta = manifest["metadata"]
+        path = collection.item(meta.get("namespace"), meta["name"]) + "/status"
+        self._cache[collection].put(await self._kube.apply(path, manifest, FIELD_MANAGER))
+
+    async def patch_status(self, collection: Collection, name: str, patch: list[Json]) -> None:
+        """Applies a JSON patch to the status of a cluster-scoped object."""
+        self._counted(collection.name, "patch-status")
+        path = collection.item(None, name) + "/status"
+        self._cache[collection].put(
+            await self._kube.patch(path, patch, content="application/json-patch+json", manager=FIELD_MANAGER)
+        )
+
+    async def delete(self, collection: Collection, namespace: str | None, name: str, uid: str | None = None) -> Json | None:
+        """Deletes an object with its own grace period. The object while it terminates; None if it is gone."""
+        self._counted(collection.name, "delete")
+        answer = await self._kube.delete(collection.item(namespace, name), uid=uid)
+        key = f"{namespace}/{name}" if namespace else name
+        left = answer if answer is not None and (answer.get("metadata") or {}).get("deletionTimestamp") else None
+        if collection.name in self._cache.stores:
+            if left is not None:
+                self._cache[collection].put(left)
+            else:
+                self._cache[collection].forget(key)
+            log.info("deleted %s %s", collection.name, key)
+        return left
+
+    async def emit(self, about: events.About, occurrence: Occurrence) -> None:
+        """Creates an Event. A failure to do so is only logged."""
+        self._counted("events", "create")
+        try:
+            body = events.manifest(about, occurrence, self._instance)
+            await self._kube.create(f"/api/v1/namespaces/{body['metadata']['namespace']}/events", body)
+        except ApiError as error:
+            log.warning("cannot create Event %s about %s: %s", occurrence.reason, about.metadata.name, error)

@@ -1,0 +1,37 @@
+"""The running account of one round: what is taken grows with each group that is placed."""
+
+from dataclasses import dataclass, replace
+
+from thunderfleet_crds.plan import Plan
+
+from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.objects import GroupKey
+from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.placement import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """``taken`` are the sums of ``usage``, and ``fleet`` is made with them."""
+
+    fleet: Fleet
+    usage: Usage
+    taken: Taken
+
+    def without(self, group: GroupKey) -> tuple[Fleet, Taken]:
+        """The fleet and what is taken as this group finds them: its own use does not count."""
+        taken = self.usage.taken(group)
+        return occupied(self.fleet, self.taken, taken), taken
+
+    def placed(self, group: GroupKey, plan: Plan) -> "Account":
+        """The account after a group has been placed."""
+        usage = self.usage.placed(group, plan)
+        taken = usage.taken()
+        return Account(occupied(self.fleet, self.taken, taken), usage, taken)
+
+    def quarantined(self, node: str, reason: str) -> "Account":
+        """The account with one Mac out of placement."""
+        mac = self.fleet.macs.get(node)
+        if mac is None:
+            return self
+        return replace(self, fleet=self.fleet.changed([replace(mac, quarantine=reason)]))

@@ -1,0 +1,329 @@
+"""One round for one ModelDeployment: all groups are decided at once, from one Observed to one Decision.
+
+Each group that is placed takes memory, ports and queue pairs from those after it; ``Account`` keeps the sums.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.names import ANNOTATION_HASH
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
+
+from thunderfleet_operator.decide import manifests, port_aware_placement
+from thunderfleet_operator.decide.account import Account
+from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
+from thunderfleet_operator.decide.mac_usage import quarantine_for
+from thunderfleet_operator.decide.manifests import Manifest, PodSettings
+from thunderfleet_operator.decide.model import Resolution, resolve
+from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.request import request, spec_hash
+from thunderfleet_operator.decide.rollout import next_to_roll
+from thunderfleet_operator.decide.status import deployment as status
+from thunderfleet_operator.decide.status.group import transport
+from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.observe.objects import GroupKey
+from thunderfleet_operator.observe.observed import Advice, Observed
+from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
+from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.placement import Unplaceable, better
+
+UNPLACED_SECONDS = 30.0
+"""A group without a place is looked at again after this long, although nothing may have changed."""
+BLOCKED_SECONDS = 10.0
+PLACED_SECONDS = 2.0
+ENDING_SECONDS = 1.0
+ADVICE_SECONDS = 30.0
+"""How often at most the planner is asked whether a group that serves would be placed better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line sets."""
+
+    pods: PodSettings
+    ports: PortSettings
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlacement:
+    """A placement to write: the plan, and what its ConfigMap says beside it."""
+
+    plan: Plan
+    spec_hash: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDecision:
+    """What to do for one group."""
+
+    view: GroupView
+    report: Report
+    next: NextStep
+    outdated: bool = False
+    placement: NewPlacement | None = None
+    unplaceable: Unplaceable | None = None
+    delete: tuple[Pod, ...] = ()
+    create: tuple[int, ...] = ()
+    """Ranks without a pod."""
+    drain: bool = False
+    better: str | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan whose pods are to exist; None if no pods are to be created."""
+        if self.placement is not None:
+            return self.placement.plan
+        return self.view.plan if self.next.step is Step.KEEP else None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Everything that one round does, for the executor."""
+
+    observed: Observed
+    quarantines: tuple[tuple[Failure, str], ...]
+    """Failures that take a Mac out of placement, each with the name of its group."""
+    groups: tuple[GroupDecision, ...]
+    """The groups that the spec asks for, in the order in which they were decided."""
+    ending: tuple[GroupDecision, ...]
+    """Groups that the spec no longer asks for."""
+    collect: tuple[Epoch, ...]
+    """Old placements without pods: their ConfigMaps and Secrets are deleted."""
+    service: Manifest | None
+    """The Service to apply; None if it is up to date."""
+    resolution: Resolution
+    advice: Mapping[int, Advice]
+    recheck_seconds: float | None
+
+    @property
+    def deployment(self) -> ModelDeployment:
+        """The ModelDeployment."""
+        return self.observed.deployment
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """All Macs that a group has or is about to get."""
+        placed = {rank.node for group in self.groups if group.placement for rank in group.placement.plan.ranks}
+        return frozenset(placed).union(*(view.nodes for view in self.observed.groups.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of the writes for one group."""
+
+    plan: Plan | None = None
+    """The plan that was written."""
+    created: tuple[Pod, ...] = ()
+    deleted: Mapping[str, Pod | None] = field(default_factory=dict)
+    """By name, each deleted pod as the API server returned it; None if it was gone at once."""
+    blocked: Blocked | None = None
+
+
+# --- the decision ----------------------------------------------------------------------------------------------------
+
+
+def decide(observed: Observed, settings: Settings) -> Decision:
+    """Everything that one round does."""
+    deployment = observed.deployment
+    name = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
+    wanted_hash = spec_hash(deployment.spec)
+    wanted = {index: view for index, view in observed.groups.items() if index < deployment.spec.replicas}
+    account = Account(observed.fleet, observed.usage, observed.taken)
+    quarantines: list[tuple[Failure, str]] = []
+    groups: list[GroupDecision] = []
+    advice: dict[int, Advice] = {}
+    rechecks: list[float | None] = []
+    stuck: set[int] = set()
+    # Groups that serve come last: whether one of them may be replaced depends on the others.
+    for index, view in sorted(wanted.items(), key=lambda item: (ready(observed.reports[item[0]]), item[0])):
+        step = next_step(
+            view,
+            observed.reports[index],
+            observed.nodes,
+            wanted_hash,
+            deployment.spec.recovery,
+            observed.now,
+            may_roll=index == next_to_roll(wanted, observed.reports, wanted_hash, stuck),
+            draining_seconds=observed.draining_seconds[index],
+        )
+        held = quarantine_for(observed.profiles, observed.nodes, step.failure, f"{name}-{index}", observed.now)
+        if step.failure is not None and held is not None:
+            quarantines.append((step.failure, f"{name}-{index}"))
+            account = account.quarantined(step.failure.node or "", held.reason)
+        group = _group(observed, settings, account, view, step, wanted_hash)
+        group, known, again = _with_advice(observed, group)
+        if known is not None:
+            advice[index] = known
+        if group.placement is not None:
+            account = account.placed(_key(deployment, index), group.placement.plan)
+        if group.unplaceable is not None:
+            stuck.add(index)
+        rechecks += [step.recheck_seconds, again]
+        rechecks.append(UNPLACED_SECONDS if group.unplaceable else PLACED_SECONDS if group.placement else None)
+        groups.append(group)
+    ending = tuple(_ending(observed, view) for index, view in observed.groups.items() if index not in wanted)
+    rechecks += [ENDING_SECONDS if group.drain else UNPLACED_SECONDS for group in ending]
+    return Decision(
+        observed=observed,
+        quarantines=tuple(quarantines),
+        groups=tuple(groups),
+        ending=ending,
+        collect=_collect(observed),
+        service=_service(observed),
+        resolution=resolve(observed.fleet, request(deployment.spec)),
+        advice=advice,
+        recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
+    )
+
+
+def _key(deployment: ModelDeployment, index: int) -> GroupKey:
+    return deployment.metadata.uid, index
+
+
+def _group(
+    observed: Observed, settings: Settings, account: Account, view: GroupView, step: NextStep, wanted_hash: str
+) -> GroupDecision:
+    """What to do for one group that the spec asks for."""
+    outdated = bool(view.epoch and view.epoch.spec_hash != wanted_hash)
+    group = GroupDecision(view, observed.reports[view.index], step, outdated)
+    if step.step is Step.PLACE:
+        found = _placement(observed, settings, account, view, step, wanted_hash)
+        if isinstance(found, Unplaceable):
+            return replace(group, unplaceable=found)
+        ranks = tuple(rank.rank for rank in found.plan.ranks)
+        return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks)
+    if step.step is Step.DRAIN:
+        # A group that serves is not given up for a spec that cannot be placed.
+        next_place = _placement(observed, settings, account, view, step, wanted_hash) if step.failure is None else None
+        return replace(group, unplaceable=next_place) if isinstance(next_place, Unplaceable) else replace(group, drain=True)
+    if step.step is Step.KEEP and view.plan is not None:
+        namespace = view.plan.namespace
+        missing = tuple(rank.rank for rank in view.plan.ranks if f"{namespace}/{rank.pod}" not in observed.usage.pods)
+        return replace(group, delete=_alive(view.old_pods), create=missing)
+    return group
+
+
+def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:
+    return tuple(pod for pod in pods if not pod.terminating)
+
+
+def _placement(
+    observed: Observed, settings: Settings, account: Account, view: GroupView, step: NextStep, wanted_hash: str
+) -> NewPlacement | Unplaceable:
+    """Where the group goes next. Macs to avoid are used if no others will do."""
+    deployment = observed.deployment
+    fleet, taken = account.without(_key(deployment, view.index))
+    kept, failure = dict(view.kept_ports), step.failure
+    if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
+        # A program that is no pod holds one of the group's ports there.
+        taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
+    found = port_aware_placement.choose(
+        fleet, deployment, taken, settings.ports, current=view.current, avoid=step.avoid, kept=kept
+    )
+    if isinstance(found, Unplaceable):
+        return found
+    placement, ports = found
+    plan = manifests.make_plan(deployment, view.index, view.last_epoch + 1, placement, ports)
+    return NewPlacement(plan, wanted_hash, placement.reason)
+
+
+def _ending(observed: Observed, view: GroupView) -> GroupDecision:
+    """A group that the spec no longer asks for drains, and then its pods are deleted."""
+    report = observed.reports[view.index]
+    drains = must_drain(view, report, observed.draining_seconds[view.index])
+    delete = _alive(view.old_pods if drains else view.all_pods)
+    return GroupDecision(view, report, NextStep(Step.DRAIN), delete=delete, drain=drains)
+
+
+def _collect(observed: Observed) -> tuple[Epoch, ...]:
+    found: list[Epoch] = []
+    for index, view in observed.groups.items():
+        wanted = index < observed.deployment.spec.replicas
+        past = view.past if wanted or view.epoch is None else (*view.past, view.epoch)
+        left = {pod.epoch for pod in view.all_pods}
+        found += [epoch for epoch in past if epoch.number not in left]
+    return tuple(found)
+
+
+def _service(observed: Observed) -> Manifest | None:
+    """The Service, unless it exists as it should. The API server refuses EndpointSlices with loopback addresses."""
+    if observed.loopback:
+        return None
+    manifest = manifests.service(observed.deployment)
+    return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != observed.service_hash else None
+
+
+def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, Advice | None, float | None]:
+    """Adds whether a group that keeps serving would be placed better today: reported, never carried out.
+
+    Also the advice to remember, and the seconds until it is to be renewed if the fleet has changed since.
+    """
+    view, plan = group.view, group.view.plan
+    if plan is None or group.next.step is not Step.KEEP or not ready(group.report):
+        return group, None, None
+    known = observed.advice.get(view.index)
+    if known is not None:
+        current = known.fleet is observed.fleet and known.epoch == plan.epoch
+        left = ADVICE_SECONDS - (observed.now - known.time).total_seconds()
+        if current or left > 0:
+            return replace(group, better=known.text), known, None if current else left
+    fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
+    text = better(fleet, request(observed.deployment.spec, view.current), transport(plan))
+    return replace(group, better=text), Advice(observed.fleet, plan.epoch, observed.now, text), None
+
+
+# --- after the writes ------------------------------------------------------------------------------------------------
+
+
+def _view_after(group: GroupDecision, result: Result) -> GroupView:
+    """The group with its pods and plan as the API server returned them."""
+    pods = {pod.name: pod for pod in group.view.all_pods}
+    for name, pod in result.deleted.items():
+        if pod is None:
+            pods.pop(name, None)
+        else:
+            pods[name] = pod
+    pods |= {pod.name: pod for pod in result.created}
+    epoch, placement = None, group.placement
+    if placement is not None and result.plan is not None:
+        plan = result.plan
+        config_map = manifests.group_name(plan.deployment, plan.index, plan.epoch)
+        epoch = Epoch(plan.index, plan.epoch, config_map, placement.spec_hash, placement.reason, plan, plan.uid)
+    return group.view.with_pods(pods.values(), epoch)
+
+
+def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, GroupView]:
+    """Every group after the round's writes, by index."""
+    groups = (*decision.groups, *decision.ending)
+    return {group.view.index: _view_after(group, results.get(group.view.index, Result())) for group in groups}
+
+
+def status_after(decision: Decision, results: Mapping[int, Result]) -> ModelDeploymentStatus:
+    """The status that describes what was decided and what came of it."""
+    views = views_after(decision, results)
+    outcomes = []
+    for group in sorted(decision.groups, key=lambda group: group.view.index):
+        result = results.get(group.view.index, Result())
+        placed = group.placement is not None and result.plan is not None
+        outcome = Outcome(
+            view=views[group.view.index],
+            next=group.next,
+            report=Report() if placed else group.report,
+            placed_now=placed,
+            outdated=group.outdated,
+            unplaceable=group.unplaceable,
+            blocked=result.blocked,
+            better=group.better,
+        )
+        outcomes.append(outcome)
+    wanted = decision.deployment.spec.replicas
+    terminating = [
+        pod
+        for index, view in sorted(views.items())
+        for pod in (view.old_pods if index < wanted else (*view.old_pods, *view.pods))
+        if pod.terminating
+    ]
+    return status.build(decision.deployment, outcomes, decision.resolution, terminating, decision.observed.now)

@@ -1,0 +1,265 @@
+"""The status of a ThunderboltLink: conditions and columns, from the reports of its two ends.
+
+A condition that is False says what to do. The report of an end whose Node is not Ready is out of date and does not count.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.fields import quantity
+from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
+from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport
+from thunderfleet_lib.rdma import rules
+
+Json = dict[str, Any]
+Profiles = Mapping[str, NodeProfile | None]
+
+DEGRADED_PERCENT = 50
+"""A cable that carries less than this share of the expected rate is Degraded."""
+TCP_MBPS = 2_000
+"""The rate expected of TCP on any Thunderbolt cable, or the negotiated speed if that is lower. The Macs' processors limit TCP,
+not the cable; half of this is what Gigabit Ethernet gives. RDMA is expected to reach the negotiated speed."""
+COLUMNS = ("rdma", "speed", "generation", "gbps", "rtt")
+
+
+class Verdict(NamedTuple):
+    """One condition's status, reason and message."""
+
+    status: bool
+    reason: str
+    message: str
+
+
+def link_ends(link: ThunderboltLink) -> tuple[str, str]:
+    """The Macs at the two ends."""
+    return link.spec.a.node, link.spec.b.node
+
+
+def _port(link: ThunderboltLink, node: str) -> int:
+    return link.spec.a.port if link.spec.a.node == node else link.spec.b.port
+
+
+def _agent(node: str) -> str:
+    return f"`kubectl get pods -A -o wide --field-selector spec.nodeName={node}`"
+
+
+def _current_endpoints(link: ThunderboltLink, ready: frozenset[str]) -> dict[str, Endpoint]:
+    """By Mac, the reports of ends whose Node is Ready."""
+    return {end.node: end for end in link.status.endpoints if end.node in ready}
+
+
+def _hubs(endpoints: Mapping[str, Endpoint]) -> str:
+    return ", ".join(sorted({hub for end in endpoints.values() for hub in end.through}))
+
+
+# --- what was measured -----------------------------------------------------------------------------------------------
+
+
+def _best(link: ThunderboltLink) -> tuple[MeasurementTransport, int] | None:
+    """The transport with the highest rate in its slower direction, and that rate in Mbit/s."""
+    rates: dict[MeasurementTransport, int] = {}
+    for one in link.status.measurements:
+        if one.throughput_mbps:
+            rates[one.transport] = min(one.throughput_mbps, rates.get(one.transport, one.throughput_mbps))
+    return max(rates.items(), key=lambda rate: rate[1], default=None)
+
+
+def _each_way(link: ThunderboltLink, transport: MeasurementTransport) -> str:
+    """Gbit/s from a to b and from b to a, such as ``38.4/9.1``; a dash for a direction without a rate."""
+    rates = {one.from_: one.throughput_mbps for one in link.status.measurements if one.transport is transport}
+    # Two significant digits, so that a slow direction does not show as zero.
+    parts = [
+        quantity(rate / 1000, 1 if rate >= 1000 else 2 if rate >= 100 else 3) if rate else "-"
+        for rate in map(rates.get, link_ends(link))
+    ]
+    return "/".join(parts)
+
+
+def _longest_trip(link: ThunderboltLink) -> int | None:
+    """Microseconds of a round trip, over the transport that is quickest in its slower direction."""
+    trips: dict[MeasurementTransport, int] = {}
+    for one in link.status.measurements:
+        if one.rtt_microseconds:
+            trips[one.transport] = max(one.rtt_microseconds, trips.get(one.transport, 0))
+    return min(trips.values(), default=None)
+
+
+def _degraded(link: ThunderboltLink, speed: int) -> str | None:
+    """Why a cable counts as slow, and what to do; None if it does not. ``speed``: negotiated, in Mbit/s."""
+    best = _best(link)
+    if best is None or not speed:
+        return None
+    transport, rate = best
+    expected = speed if transport is MeasurementTransport.RDMA else min(speed, TCP_MBPS)
+    if rate * 100 >= expected * DEGRADED_PERCENT:
+        return None
+    over = "RDMA" if transport is MeasurementTransport.RDMA else "TCP"
+    hubs = _hubs({end.node: end for end in link.status.endpoints})
+    return (
+        f"the cable negotiated {speed / 1000:g} Gb/s, but {rate / 1000:.3g} Gb/s were measured over {over} in the slower "
+        f"direction (expected at least {expected * DEGRADED_PERCENT / 100_000:g}); likely causes: "
+        f"{hubs or 'a Thunderbolt 3 or 4 dock or hub'} on the way, a cable that is damaged or not rated for that speed, or a "
+        "busy Mac; connect the Macs directly with another cable"
+    )
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+
+def _unplugged_end(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> str | None:
+    """The end whose Mac reports that nothing is plugged in.
+
+    When the other Mac is switched off, this is known long before its Node is not Ready.
+    """
+    for end in (link.spec.a, link.spec.b):
+        profile = profiles.get(end.node)
+        found = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
+        if end.node in ready and any(port.receptacle == end.port and not port.connected for port in found):
+            return end.node
+    return None
+
+
+def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], speed: int) -> Verdict:
+    endpoints = _current_endpoints(link, ready)
+    flapping = [f"port {end.port} of {end.node}" for end in endpoints.values() if end.flapping]
+    if flapping:
+        where = " and ".join(flapping)
+        remedy = "reseat both plugs; if that does not help, replace the cable"
+        return Verdict(False, Reason.FLAPPING, f"the cable connects and disconnects often at {where}: {remedy}")
+    if not any(end.sees_peer for end in endpoints.values()):
+        return _disconnected(link, ready)
+    node = _unplugged_end(link, profiles, ready)
+    if node is not None:
+        (other,) = set(link_ends(link)) - {node} or {node}
+        where = f"nothing is plugged into port {_port(link, node)} of {node}"
+        return Verdict(False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now")
+    slow = _degraded(link, speed)
+    if slow is not None:
+        return Verdict(True, Reason.CABLE_DEGRADED, slow)
+    return Verdict(True, Reason.CONNECTED, "the cable is connected")
+
+
+def _disconnected(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
+    """Why no end sees the other."""
+    a, b = link_ends(link)
+    silent = [node for node in (a, b) if node not in ready]
+    if len(silent) == 2:
+        text = f"neither {a} nor {b} is Ready: switch them on, or check their kubelets"
+        return Verdict(False, Reason.NODES_NOT_READY, text)
+    if silent:
+        return Verdict(False, Reason.NODE_NOT_READY, f"{silent[0]} is not Ready: switch it on, or check its kubelet")
+    where = f"port {link.spec.a.port} of {a} and port {link.spec.b.port} of {b}"
+    return Verdict(False, Reason.UNPLUGGED, f"neither {a} nor {b} sees the other: plug the cable into {where}")
+
+
+def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
+    endpoints = _current_endpoints(link, ready)
+    blind = [node for node in link_ends(link) if node not in endpoints or not endpoints[node].sees_peer]
+    if not blind:
+        return Verdict(True, Reason.BOTH_ENDS, "both ends see each other")
+    if len(blind) == 2:
+        return Verdict(False, Reason.NO_END, f"neither {blind[0]} nor {blind[1]} sees the other")
+    (node,) = blind
+    if node not in endpoints:
+        return Verdict(False, Reason.ONE_END, f"{node} has not reported its end: check that its agent runs: {_agent(node)}")
+    text = (
+        f"{node} does not see the other end through port {_port(link, node)}, as with a display or hub in between; the link "
+        "works, and a cable directly between the Macs shows it at both ends"
+    )
+    return Verdict(False, Reason.ONE_END, text)
+
+
+def _rdma(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], speed: int) -> Verdict:
+    """Whether RDMA works: both ends report, the cable is Thunderbolt 5, and no rule of RDMA fails at either end."""
+    endpoints = _current_endpoints(link, ready)
+    for node in link_ends(link):
+        if node not in endpoints:
+            text = f"{node} does not report its end: check the cable in its port {_port(link, node)}, and that its agent runs:"
+            return Verdict(False, Reason.END_MISSING, f"{text} {_agent(node)}")
+    if not speed:
+        text = f"neither {' nor '.join(link_ends(link))} reports a negotiated speed"
+        remedy = "run `system_profiler SPThunderboltDataType` on both and check these ports"
+        return Verdict(False, Reason.SPEED_UNKNOWN, f"{text}: {remedy}")
+    if speed <= THUNDERBOLT4_MBPS:
+        hubs = _hubs(endpoints)
+        remedy = f"connect the Macs without {hubs}, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
+        text = f"the cable runs at {speed / 1000:g} Gb/s; RDMA needs Thunderbolt 5 (above 40 Gb/s) at both Macs"
+        return Verdict(False, Reason.BELOW_THUNDERBOLT5, f"{text}: {remedy}")
+    statuses = {node: profile.status if (profile := profiles.get(node)) else None for node in endpoints}
+    sides = {node: (_stack(status), _rdma_port(endpoints[node], status)) for node, status in statuses.items()}
+    found = rules.first_fault(sides.values())
+    if found is None:
+        return Verdict(True, Reason.USABLE, "both ends are ready for RDMA")
+    reason, index = found
+    node = list(sides)[index]
+    return Verdict(False, reason, rules.explain(reason, node, sides[node][1]))
+
+
+def _stack(status: NodeProfileStatus | None) -> rules.Stack:
+    """The RDMA stack of a Mac as its agent reports it."""
+    rdma = status.rdma if status else None
+    if rdma is None:
+        return rules.Stack()
+    return rules.Stack(
+        supported=rdma.state != Reason.RDMA_UNSUPPORTED,
+        hung=rdma.state == Reason.STACK_HUNG,
+        enabled=rdma.enabled,
+        has_devices=False if rdma.state == Reason.NO_DEVICES else None,
+    )
+
+
+def _rdma_port(end: Endpoint, status: NodeProfileStatus | None) -> rules.Port:
+    """The port of one end of a cable as its agent reports it."""
+    interfaces = status.network.interfaces if status and status.network else ()
+    devices = status.rdma.devices if status and status.rdma else ()
+    return rules.Port(
+        device=end.rdma_device,
+        interface=end.interface,
+        state=end.rdma_state,
+        bridge=next((i.bridge for i in interfaces if i.name == end.interface and i.bridge), None),
+        mapped=any(device.gid for device in devices if device.name == end.rdma_device),
+        address=end.address if end.address and ":" not in end.address else None,
+    )
+
+
+# --- the status ------------------------------------------------------------------------------------------------------
+
+
+def summary(
+    link: ThunderboltLink, profiles: Mapping[str, NodeProfile | None], now: datetime, ready: frozenset[str] | None = None
+) -> Json:
+    """The operator's part of the status: conditions and columns. ``ready``: the ends whose Node is Ready; None for both."""
+    alive = frozenset(link_ends(link)) if ready is None else ready
+    ends = _current_endpoints(link, alive)
+    speed = min((end.speed_mbps for end in ends.values() if end.speed_mbps), default=0)
+    conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
+    connected = _connected(link, profiles, alive, speed)
+    usable = _rdma(link, profiles, alive, speed) if connected.status else Verdict(False, Reason.PORT_DOWN, connected.message)
+    for kind, verdict in (
+        (ConditionType.CONNECTED, connected),
+        (ConditionType.SYMMETRIC, _symmetric(link, alive)),
+        (ConditionType.RDMA_USABLE, usable),
+    ):
+        conditions = set_condition(conditions, kind, *verdict, now=now, observed_generation=link.metadata.generation)
+    status: Json = {"rdma": usable.reason, "conditions": [condition.dump() for condition in conditions]}
+    if speed:
+        status |= {"speed": f"{speed // 1000}G", "generation": generation(speed)}
+    best = _best(link)
+    if best is not None:
+        status["gbps"] = _each_way(link, best[0])
+    trip = _longest_trip(link)
+    if trip is not None:
+        status["rtt"] = f"{trip}us"
+    return status
+
+
+def current(link: ThunderboltLink) -> Json:
+    """The operator's part of the status as it is."""
+    dumped = link.status.dump()
+    status = {key: dumped[key] for key in COLUMNS if key in dumped}
+    status["conditions"] = [c.dump() for c in link.status.conditions if c.type in CONDITION_TYPES]
+    return status

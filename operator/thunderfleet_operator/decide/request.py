@@ -1,0 +1,46 @@
+"""What a ModelDeployment's spec asks of the planner."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.names import TAINT_MACOS
+
+from thunderfleet_operator.placement import MemoryRequest, Request, Toleration
+
+MACOS_TOLERATION = Toleration(key=TAINT_MACOS, exists=True)
+
+
+def spec_hash(spec: ModelDeploymentSpec) -> str:
+    """The hash of everything in the spec that a plan or a pod is made from.
+
+    Fields with their default value are left out, so that a field which a later version adds rolls out no group.
+    """
+    relevant = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
+    for name in ("replicas", "recovery"):
+        relevant.pop(name, None)
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Mapping[str, str] | None = None) -> Request:
+    """The planner's request for one group. ``current``: its Macs by rank. ``avoid``: Macs to leave out, with the reason."""
+    memory = spec.memory
+    return Request(
+        path=spec.model.path,
+        repository=spec.model.repository,
+        revision=spec.model.revision,
+        min_nodes=spec.nodes.min,
+        max_nodes=spec.nodes.max,
+        selector=dict(spec.nodes.selector),
+        tolerations=(
+            MACOS_TOLERATION,
+            *(Toleration(t.key, t.operator == "Exists", t.value or "", t.effect) for t in spec.nodes.tolerations),
+        ),
+        split=spec.parallelism,
+        transport=spec.transport,
+        memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
+        current=current,
+        avoid=avoid or {},
+        ring_without_relay=spec.bootstrap.ring_without_relay,
+    )

@@ -1,0 +1,9 @@
+"""The status of a ModelDeployment, and the Events about what changed in it. The same facts give the same status.
+
+deployment  the whole status
+conditions  its conditions
+group       one entry of status.groups
+unplaced    why groups cannot be placed
+outcome     one group after a round: what was decided and what came of it
+events      what is worth an Event
+"""

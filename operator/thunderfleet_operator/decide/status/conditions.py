@@ -1,0 +1,143 @@
+"""The conditions of a ModelDeployment. A message says what is wrong and what to do."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.modeldeployment import BenchmarkResult, Group, ModelDeployment
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionType, GroupPhase
+
+from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.status.group import MESSAGE_LENGTH
+from thunderfleet_operator.decide.status.outcome import Outcome
+
+FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
+NO_REPLICAS = "spec.replicas is 0"
+
+
+class Verdict(NamedTuple):
+    """One condition's status, reason and message."""
+
+    status: bool
+    reason: str
+    message: str
+
+
+def _joined(parts: Iterable[str]) -> str:
+    text = "; ".join(dict.fromkeys(part for part in parts if part))
+    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 1] + "…"
+
+
+def _waits(group: Group) -> str:
+    """Why a group does not serve. Why it has no place is long, and is the message of the condition Placed."""
+    if group.state is GroupPhase.PENDING and not group.ranks:
+        return f"group {group.index} is not placed yet: see condition {ConditionType.PLACED}"
+    return f"group {group.index}: {group.state}: {group.message}"
+
+
+def placed(
+    deployment: ModelDeployment, groups: Sequence[Group], outcomes: Sequence[Outcome], resolution: Resolution
+) -> Verdict:
+    """Whether every group has a place."""
+    wanted = deployment.spec.replicas
+    unplaced = [(outcome, outcome.wait) for outcome in outcomes]
+    waits = [(outcome, wait) for outcome, wait in unplaced if wait is not None]
+    if not wanted:
+        return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+    if waits and not resolution.found:
+        return Verdict(False, Reason.MODEL_NOT_RESOLVED, f"no Mac has the model: see condition {ConditionType.MODEL_RESOLVED}")
+    if waits:
+        indexes = [str(outcome.view.index) for outcome, _ in waits]
+        prefix = f"group{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}: " if wanted > 1 else ""
+        _, first = waits[0]
+        return Verdict(False, first.reason, prefix + first.message)
+    if not all(outcome.view.plan for outcome in outcomes):
+        return Verdict(False, Reason.PENDING, "placements are being made")
+    where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
+    better = [
+        f"a better place exists for group {outcome.view.index}; a group that serves does not move: {outcome.better}"
+        for outcome in outcomes
+        if outcome.better
+    ]
+    return Verdict(True, Reason.PLACED, _joined([*where, *better]))
+
+
+def bootstrapped(groups: Sequence[Group], wanted: int) -> Verdict:
+    """Whether every group has formed."""
+    missing = [group for group in groups if group.state not in FORMED]
+    if not wanted:
+        return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+    if not missing:
+        return Verdict(True, Reason.FORMED, f"{wanted} of {wanted} groups have formed")
+    return Verdict(False, Reason.NOT_FORMED, _joined(map(_waits, missing)))
+
+
+def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, resolution: Resolution) -> Verdict:
+    """Whether every group serves. The reason is the column STATUS of `kubectl get`."""
+    waiting = [group for group in groups if group.state is not GroupPhase.READY]
+    serving = len(groups) - len(waiting)
+    if wanted == 0:
+        return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+    if serving == wanted:
+        return Verdict(True, Reason.READY, f"{serving} of {wanted} groups serve")
+    message = _joined(map(_waits, waiting))
+    if serving:
+        return Verdict(False, Reason.PARTLY_READY, f"{serving} of {wanted} groups serve; {message}")
+    if not resolution.found:
+        return Verdict(False, resolution.reason, resolution.message)
+    wait = next(outcome.wait for outcome in outcomes if outcome.view.index == waiting[0].index)
+    return Verdict(False, wait.reason if wait else waiting[0].state.value, message)
+
+
+def benchmarked(measured: BenchmarkResult | None) -> Verdict:
+    """Whether the deployment has been benchmarked."""
+    if measured is None:
+        return Verdict(False, Reason.NOT_MEASURED, "measured when the first group is Ready and idle")
+    rate, ran = measured.decode_tokens_per_second, measured.ran or "prefill and decode"
+    found = f"{rate} tokens/s decoded" if rate is not None else "too few tokens to compute a decode rate"
+    return Verdict(True, Reason.MEASURED, f"{found}: {ran}")
+
+
+def degraded(groups: Sequence[Group]) -> Verdict:
+    """Whether a group has failed."""
+    bad = [group for group in groups if group.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)]
+    if not bad:
+        return Verdict(False, Reason.AS_EXPECTED, "no group has failed")
+    failure = bad[0].last_failure
+    return Verdict(
+        True, failure.reason if failure else Reason.FAILED, _joined(f"group {group.index}: {group.message}" for group in bad)
+    )
+
+
+def conditions(
+    deployment: ModelDeployment,
+    groups: Sequence[Group],
+    outcomes: Sequence[Outcome],
+    resolution: Resolution,
+    measured: BenchmarkResult | None,
+    now: datetime,
+) -> tuple[Condition, ...]:
+    """All conditions, with the transition times of those that stay."""
+    wanted = deployment.spec.replicas
+    verdicts = {
+        ConditionType.MODEL_RESOLVED: Verdict(resolution.found, resolution.reason, resolution.message),
+        ConditionType.PLACED: placed(deployment, groups, outcomes, resolution),
+        ConditionType.BOOTSTRAPPED: bootstrapped(groups, wanted),
+        ConditionType.READY: ready(groups, outcomes, wanted, resolution),
+        ConditionType.BENCHMARKED: benchmarked(measured),
+        ConditionType.DEGRADED: degraded(groups),
+    }
+    found = deployment.status.conditions
+    for kind, verdict in verdicts.items():
+        found = set_condition(
+            found,
+            kind,
+            verdict.status,
+            verdict.reason,
+            verdict.message[:MESSAGE_LENGTH],
+            now=now,
+            observed_generation=deployment.metadata.generation,
+        )
+    return found

@@ -1,0 +1,92 @@
+"""The whole status of a ModelDeployment."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from thunderfleet_crds import group as report
+from thunderfleet_crds.fields import quantity
+from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentStatus, TerminatingPod
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase
+
+from thunderfleet_operator.decide.manifests import served_name, serving_selector
+from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.status.conditions import conditions
+from thunderfleet_operator.decide.status.group import group_status, transport
+from thunderfleet_operator.decide.status.outcome import Outcome
+from thunderfleet_operator.decide.status.unplaced import unplaceable
+from thunderfleet_operator.observe.pods import Pod
+
+TERMINATING_PODS = 256
+"""Entries of ``status.terminatingPods``."""
+
+
+def _optional_quantity(value: float | None) -> str | None:
+    return None if value is None else quantity(value)
+
+
+def benchmark(measured: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
+    """A group's benchmark report as ``status.benchmark``."""
+    return BenchmarkResult(
+        prefill_tokens_per_second=quantity(measured.prefill_tokens_per_second),
+        decode_tokens_per_second=_optional_quantity(measured.decode_tokens_per_second),
+        time_to_first_token_microseconds=measured.time_to_first_token_microseconds,
+        peak_memory_bytes=measured.peak_memory_bytes,
+        all_reduce_megabytes_per_second=_optional_quantity(measured.all_reduce_megabytes_per_second),
+        all_reduce_microseconds=measured.all_reduce_microseconds,
+        ran=measured.ran or None,
+        prompt_tokens=measured.prompt_tokens,
+        generation_tokens=measured.generation_tokens,
+        group=plan.index,
+        epoch=plan.epoch,
+        world_size=plan.world_size,
+        transport=transport(plan),
+        parallelism=plan.split,
+        measured_at=measured.measured_at,
+    )
+
+
+def _measured(deployment: ModelDeployment, outcomes: Sequence[Outcome]) -> BenchmarkResult | None:
+    """The newest benchmark; the one in status, unless it is of another spec."""
+    for outcome in outcomes:
+        state = outcome.report.state
+        if state and state.benchmark and outcome.view.plan:
+            return benchmark(state.benchmark, outcome.view.plan)
+    replaced = any(outcome.placed_now and outcome.outdated for outcome in outcomes)
+    return None if replaced else deployment.status.benchmark
+
+
+def build(
+    deployment: ModelDeployment,
+    outcomes: Sequence[Outcome],
+    resolution: Resolution,
+    terminating: Sequence[Pod],
+    now: datetime,
+) -> ModelDeploymentStatus:
+    """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements."""
+    groups = tuple(group_status(outcome, deployment, now) for outcome in outcomes)
+    serving = [group for group in groups if group.state is GroupPhase.READY]
+    measured = _measured(deployment, outcomes)
+    nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
+    transports = dict.fromkeys(group.transport.value for group in groups if group.transport)
+    selector = serving_selector(deployment.metadata.name)
+    return ModelDeploymentStatus(
+        observed_generation=deployment.metadata.generation,
+        replicas=sum(outcome.view.plan is not None for outcome in outcomes),
+        ready_replicas=len(serving),
+        selector=",".join(f"{key}={value}" for key, value in sorted(selector.items())),
+        endpoint=serving[0].endpoint if serving else None,
+        model=served_name(deployment)[-128:],
+        ready=f"{len(serving)}/{deployment.spec.replicas}",
+        nodes=",".join(nodes) or None,
+        transport=",".join(transports)[:64] or None,
+        tokens_per_second=measured.decode_tokens_per_second if measured else None,
+        groups=groups,
+        unplaceable=unplaceable(outcomes),
+        terminating_pods=tuple(
+            TerminatingPod(name=pod.name, uid=pod.uid, node=pod.node, since=pod.terminating)
+            for pod in terminating[:TERMINATING_PODS]
+        ),
+        benchmark=measured,
+        conditions=conditions(deployment, groups, outcomes, resolution, measured, now),
+    )

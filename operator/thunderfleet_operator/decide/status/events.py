@@ -1,0 +1,86 @@
+"""What changed between two statuses and is worth an Event.
+
+The statuses are compared and nothing is remembered, so an operator that restarts repeats no Event.
+"""
+
+from dataclasses import dataclass
+
+from thunderfleet_crds.conditions import Condition, find_condition
+from thunderfleet_crds.modeldeployment import Group, ModelDeploymentStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
+
+_BAD_WHEN_FALSE = (ConditionType.MODEL_RESOLVED, ConditionType.PLACED)
+_NO_WARNING = (Reason.SCALED_TO_ZERO, GroupPhase.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """What one Event says."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> list[Occurrence]:
+    """The Events for what changed from ``before`` to ``after``."""
+    degraded = find_condition(after.conditions, ConditionType.DEGRADED)
+    failed = degraded is not None and degraded.status is ConditionStatus.TRUE
+    found: list[Occurrence] = []
+    for kind in (
+        ConditionType.MODEL_RESOLVED,
+        ConditionType.PLACED,
+        ConditionType.BOOTSTRAPPED,
+        ConditionType.READY,
+        ConditionType.BENCHMARKED,
+        ConditionType.DEGRADED,
+    ):
+        old, new = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
+        if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
+            continue
+        occurrence = _of_condition(old, new, failed=failed)
+        if occurrence is not None:
+            found.append(occurrence)
+    known = {group.index: group for group in before.groups if group.ranks}
+    return [*found, *(o for group in after.groups if (o := _of_placement(known.get(group.index), group)) is not None)]
+
+
+def _of_condition(old: Condition | None, new: Condition, *, failed: bool) -> Occurrence | None:
+    """The Event for a condition with a new status or reason. ``failed``: whether the deployment is Degraded now."""
+    holds = new.status is ConditionStatus.TRUE
+    if new.type == ConditionType.DEGRADED:
+        return Occurrence(new.reason, new.message, warning=True) if holds else None
+    if new.type in _BAD_WHEN_FALSE:
+        return None if holds or new.reason == Reason.PENDING else Occurrence(new.reason, new.message, warning=True)
+    if holds:
+        return Occurrence(new.reason, new.message) if new.type in (ConditionType.READY, ConditionType.BENCHMARKED) else None
+    if new.type == ConditionType.READY and not failed and old is not None and old.status is ConditionStatus.TRUE:
+        # A failure has an Event already, with its own reason.
+        return Occurrence(new.reason, new.message, warning=new.reason not in _NO_WARNING)
+    return None
+
+
+def _of_placement(past: Group | None, group: Group) -> Occurrence | None:
+    """The Event for a group that has been placed. ``past``: its status before, if it had a place."""
+    if not group.ranks or (past is not None and past.epoch == group.epoch):
+        return None
+    nodes, which = _nodes(group), f"group {group.index}, epoch {group.epoch}"
+    if past is None:
+        return Occurrence(Reason.PLACED, f"{which}, on {nodes}: {group.reason}")
+    why = _cause(past, group)
+    if _nodes(past) != nodes:
+        return Occurrence(Reason.MOVED, f"{which}, from {_nodes(past)} to {nodes}{why}: {group.reason}")
+    return Occurrence(Reason.PLACED, f"{which}, on {nodes}{why}: {group.reason}")
+
+
+def _cause(past: Group, group: Group) -> str:
+    """The failure that ended the last placement: a new one, or one that a back-off followed. An older one is not the cause."""
+    failure = group.last_failure
+    if failure is None or (past.next_restart_time is None and past.last_failure == failure):
+        return ""
+    return f" after {failure.reason} ({failure.message})"
+
+
+def _nodes(group: Group) -> str:
+    return ", ".join(rank.node for rank in group.ranks)

@@ -1,0 +1,256 @@
+"""One entry of ``status.groups``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from thunderfleet_crds import group as report
+from thunderfleet_crds.fields import binary_size
+from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Rank
+from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.vocabulary import (
+    Backend,
+    ConditionType,
+    FaultClass,
+    GroupPhase,
+    PlacedTransport,
+    RankPhase,
+    Split,
+    Transport,
+)
+
+from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step
+from thunderfleet_operator.decide.status.outcome import Outcome
+from thunderfleet_operator.observe.pods import Pod
+
+FRESH_SECONDS = 10.0
+"""How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
+MESSAGE_LENGTH = 1500
+
+TRANSPORTS: dict[Backend, PlacedTransport] = {
+    Backend.NONE: Transport.NONE,
+    Backend.RING: Transport.RING,
+    Backend.JACCL: Transport.JACCL,
+}
+UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
+"""Stages that the operator sets without a report of rank 0."""
+
+
+def host_port(address: str, port: int) -> str:
+    """``address:port``, with brackets around an IPv6 address."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def endpoint(plan: Plan) -> str:
+    """The base URL of the group's API."""
+    return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
+
+
+def transport(plan: Plan) -> PlacedTransport:
+    """What the group communicates over."""
+    return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
+
+
+def _failure(reported: report.Failure) -> Failure:
+    return Failure(
+        class_=reported.fault,
+        reason=reported.reason,
+        rank=reported.rank,
+        node=reported.node,
+        message=reported.message,
+        time=reported.at,
+    )
+
+
+def _because(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    where = f" on {failure.node}" if failure.node else ""
+    held = f" ({failure.node} is quarantined until it reboots)" if failure.class_ is FaultClass.REBOOT and where else ""
+    return f"; last failure{where}: {failure.reason}: {failure.message}{held}"
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _pod_wait(pod: Pod | None, name: str, node: str) -> str | None:
+    """Why a rank's pod does not run yet; None if it does."""
+    if pod is None:
+        return f"creating pod {name}"
+    if pod.terminating:
+        return f"pod {name} on {node} is terminating"
+    if not pod.scheduled:
+        return f"waiting for the scheduler to bind pod {name} to {node}" + (
+            f": {pod.unschedulable_message}" if pod.unschedulable_message else ""
+        )
+    if pod.waiting:
+        last = pod.last_words.splitlines()[-1:] if pod.crash_looping else []
+        return f"pod {name} on {node}: {pod.waiting}" + "".join(f"; last output: {line}" for line in last)
+    if not pod.running:
+        return f"pod {name} on {node} is starting"
+    return None
+
+
+def _rank(
+    plan: Plan, entry: RankPlan, pod: Pod | None, reported: report.RankReport | None, past: Rank | None, attempts: int
+) -> Rank:
+    """One rank, from its report or else from its last status."""
+    stage, error = (RankPhase.STARTING if pod is not None and pod.scheduled else RankPhase.PENDING), None
+    loaded, total, layers = (past.loaded_bytes, past.total_bytes, past.loaded_layers) if past else (None, None, None)
+    if reported is not None:
+        stage = reported.phase
+        error = (reported.message or None) if reported.phase is RankPhase.FAILED else None
+        loaded, total, layers = reported.loaded_bytes or None, reported.total_bytes or None, reported.loaded_layers or None
+    elif past is not None:
+        stage, error = past.state, past.last_error
+    return Rank(
+        rank=entry.rank,
+        node=entry.node,
+        pod=entry.pod,
+        address=entry.address,
+        layers=LayerRange(first=entry.layers[0], count=entry.layers[1] - entry.layers[0]) if entry.layers else None,
+        shard=f"{entry.rank + 1}/{plan.world_size}" if plan.split is Split.TENSOR else None,
+        memory_bytes=entry.memory_bytes,
+        state=stage,
+        loaded_bytes=loaded,
+        total_bytes=total,
+        loaded_layers=layers,
+        attempts=attempts,
+        last_error=error,
+    )
+
+
+def _ranks(plan: Plan, pods: Mapping[int, Pod], state: report.GroupState | None, carried: Group | None) -> tuple[Rank, ...]:
+    reported = {entry.rank: entry for entry in state.ranks} if state else {}
+    before = {entry.rank: entry for entry in carried.ranks} if carried else {}
+    found = []
+    for entry in plan.ranks:
+        past = before.get(entry.rank)
+        attempts = state.attempt if state else past.attempts if past else 0
+        found.append(_rank(plan, entry, pods.get(entry.rank), reported.get(entry.rank), past, attempts))
+    return tuple(found)
+
+
+# --- the group -------------------------------------------------------------------------------------------------------
+
+
+def _loading(state: report.GroupState) -> str:
+    """The progress of each rank that still loads."""
+    parts = []
+    for rank in state.ranks:
+        if not rank.total_bytes or rank.loaded_bytes < rank.total_bytes:
+            done = rank.loaded_bytes * 100 // rank.total_bytes if rank.total_bytes else 0
+            bytes_ = f"{done} % of {binary_size(rank.total_bytes)}" if rank.total_bytes else ""
+            layers = f"{rank.loaded_layers} layers" if rank.loaded_layers else ""
+            progress = ", ".join(part for part in (bytes_, layers) if part) or "starting"
+            parts.append(f"rank {rank.rank} on {rank.node} ({progress})")
+    return f"loading the model: {'; '.join(parts)}" if parts else state.message
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    stage: GroupPhase
+    message: str
+
+
+def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupState | None, restarts: int) -> _Stage | None:
+    """The stage that follows from the operator's own decision; None if the group's report counts."""
+    step, failure = outcome.next, _last_failure(outcome)
+    if outcome.blocked:
+        return _Stage(GroupPhase.PENDING, outcome.blocked.message)
+    if step.step is Step.GIVE_UP:
+        used = f"all {restarts} restarts used (spec.recovery.maxRestarts); edit spec to retry"
+        return _Stage(GroupPhase.GAVE_UP, used + _because(failure))
+    if step.step is Step.BACK_OFF and step.until is not None:
+        count = f"restart {restarts + 1} of {deployment.spec.recovery.max_restarts}"
+        return _Stage(GroupPhase.BACKING_OFF, f"{count} at {step.until:%H:%M:%S} UTC" + _because(failure))
+    if step.step is Step.DRAIN and not outcome.unplaceable:
+        why = step.failure.message if step.failure else "the spec has changed"
+        progress = state.message if state and state.phase is GroupPhase.DRAINING else "admitting no new requests"
+        return _Stage(GroupPhase.DRAINING, f"{why}: {progress}; the group is replaced when it has drained")
+    if step.step is Step.PLACE and not outcome.placed_now and not outcome.outdated:
+        return _Stage(GroupPhase.BACKING_OFF, f"cannot be placed: see condition {ConditionType.PLACED}" + _because(failure))
+    return None
+
+
+def _reported(plan: Plan, outcome: Outcome, state: report.GroupState | None, carried: Group | None) -> _Stage:
+    """The stage that rank 0 reports, or that its pods are in while it reports nothing."""
+    if state is not None:
+        loading = state.phase is GroupPhase.LOADING
+        return _Stage(state.phase, _loading(state) if loading else state.message)
+    pods = {pod.rank: pod for pod in outcome.view.pods}
+    waits = [text for entry in plan.ranks if (text := _pod_wait(pods.get(entry.rank), entry.pod, entry.node))]
+    if carried is not None and not waits:
+        return _Stage(carried.state, carried.message)
+    return _Stage(GroupPhase.STARTING, "; ".join(waits) or f"rank 0 on {plan.ranks[0].node} does not answer yet")
+
+
+def _last_failure(outcome: Outcome) -> Failure | None:
+    before = outcome.view.status
+    return outcome.next.failure or (before.last_failure if before else None)
+
+
+def _next_restart(outcome: Outcome) -> datetime | None:
+    step, before = outcome.next, outcome.view.status
+    if outcome.unplaceable and before is not None:
+        # The back-off is over; a missing place does not start it again.
+        return before.next_restart_time or step.until
+    return step.until if step.step in (Step.BACK_OFF, Step.DRAIN) else None
+
+
+def _restarts(outcome: Outcome) -> int:
+    before = outcome.view.status.restarts if outcome.view.status else 0
+    if not outcome.placed_now:
+        return before
+    if outcome.next.counts:
+        return before + 1
+    return 0 if outcome.outdated else before
+
+
+def _carried(outcome: Outcome, plan: Plan) -> Group | None:
+    """The last status of this placement, while rank 0 has been silent only briefly."""
+    before = outcome.view.status
+    if before is None or before.epoch != plan.epoch or outcome.report.silent_seconds >= FRESH_SECONDS:
+        return None
+    return None if before.state in UNREPORTED else before
+
+
+def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -> Group:
+    """One entry of ``status.groups``."""
+    view, plan = outcome.view, outcome.view.plan
+    restarts, failure = _restarts(outcome), _last_failure(outcome)
+    if plan is None:
+        message = outcome.wait.message if outcome.wait else "not placed yet"
+        return Group(
+            index=view.index,
+            epoch=view.last_epoch,
+            state=GroupPhase.PENDING,
+            message=message[:MESSAGE_LENGTH],
+            restarts=restarts,
+            last_failure=failure,
+        )
+    state = outcome.report.state if outcome.report.silent_seconds < FRESH_SECONDS else None
+    carried = _carried(outcome, plan) if state is None else None
+    found = _decided(outcome, deployment, state, restarts)
+    if found is None:
+        found = _reported(plan, outcome, state, carried)
+        if state is not None:
+            failure = _failure(state.failure) if state.failure is not None else failure
+            if state.phase is GroupPhase.READY and state.ready_since is not None:
+                restarts = 0 if (now - state.ready_since).total_seconds() >= PROVEN_SECONDS else restarts
+    return Group(
+        index=view.index,
+        uid=f"{plan.uid}-{plan.index}",
+        epoch=plan.epoch,
+        state=found.stage,
+        message=found.message[:MESSAGE_LENGTH],
+        transport=transport(plan),
+        parallelism=plan.split,
+        reason=view.epoch.reason if view.epoch else "",
+        coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
+        endpoint=endpoint(plan),
+        ranks=_ranks(plan, {pod.rank: pod for pod in view.pods}, state, carried),
+        restarts=restarts,
+        next_restart_time=_next_restart(outcome),
+        last_failure=failure,
+    )

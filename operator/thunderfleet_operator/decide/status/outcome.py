@@ -1,0 +1,37 @@
+"""One group after a round: what was decided and what came of it."""
+
+from dataclasses import dataclass
+
+from thunderfleet_operator.decide.lifecycle import NextStep
+from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.placement import Unplaceable
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A refusal of the API server that keeps a group from being created."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One group after a round."""
+
+    view: GroupView
+    """With the pods and the plan as they are after the round's writes."""
+    next: NextStep
+    report: Report
+    placed_now: bool = False
+    outdated: bool = False
+    """Whether its placement was made for another spec."""
+    unplaceable: Unplaceable | None = None
+    blocked: Blocked | None = None
+    better: str | None = None
+    """A better place that exists today. A group never moves only for that."""
+
+    @property
+    def wait(self) -> Unplaceable | Blocked | None:
+        """What keeps it from being placed."""
+        return self.unplaceable or self.blocked

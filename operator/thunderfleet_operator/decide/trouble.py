@@ -1,0 +1,160 @@
+"""Why a group's newest placement cannot go on. A group that is slow to start, download or load is not in trouble."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from thunderfleet_crds.group import LastWords
+from thunderfleet_crds.modeldeployment import Failure
+from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
+
+from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.pods import Pod
+
+UNSCHEDULABLE_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""A Mac that is not Ready is given up after rank 0 has been silent for this long."""
+CRASHES = 5
+"""Restarts of a supervisor in CrashLoopBackOff after which another placement is tried."""
+STOPPED_SECONDS = 60.0
+"""A group that has stopped draining without being replaced is restarted after this long."""
+NOT_READY_RECHECK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """``failure``: None while the placement can go on. ``recheck_seconds``: when time alone could change that."""
+
+    failure: Failure | None = None
+    recheck_seconds: float | None = None
+
+
+def _failure(
+    now: datetime, reason: str, message: str, node: str | None, rank: int | None, fault: FaultClass = FaultClass.REPLAN
+) -> Failure:
+    return Failure(class_=fault, reason=reason, message=message, node=node, rank=rank, time=now)
+
+
+def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
+    """The first failure of a group's newest placement: what its runner reports, then its pods, then its Macs."""
+    plan = view.plan
+    if plan is None:
+        return Trouble()
+    failure = _gave_up(report, now)
+    if failure is not None:
+        return Trouble(failure)
+    pods = _pods(plan, view, report, nodes, now)
+    if pods.failure is not None:
+        return pods
+    failure = _stopped(report, now)
+    if failure is not None:
+        return Trouble(failure)
+    macs = _unready_macs(plan, report, nodes, now)
+    if macs.failure is not None:
+        return macs
+    return Trouble(recheck_seconds=_earliest((pods.recheck_seconds, macs.recheck_seconds)))
+
+
+def _earliest(times: Iterable[float | None]) -> float | None:
+    return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+def _gave_up(report: Report, now: datetime) -> Failure | None:
+    state = report.state
+    if state is None or state.phase is not GroupPhase.GAVE_UP:
+        return None
+    if state.failure is None:
+        return _failure(now, Reason.GAVE_UP, state.message or "the runner gave up", None, None, FaultClass.BUG)
+    return Failure(
+        class_=state.failure.fault,
+        reason=state.failure.reason or Reason.GAVE_UP,
+        message=state.failure.message,
+        rank=state.failure.rank,
+        node=state.failure.node,
+        time=state.failure.at,
+    )
+
+
+def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
+    """By rank: its Node, its pod, and what its supervisor left behind."""
+    by_rank = {pod.rank: pod for pod in view.pods}
+    started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupPhase.PENDING
+    predecessors = {pod.node for pod in view.old_pods if pod.terminating}
+    ready = report.state is not None and report.state.phase is GroupPhase.READY
+    recheck: float | None = None
+    for entry in plan.ranks:
+        pod, node = by_rank.get(entry.rank), nodes.get(entry.node)
+        if node is None:
+            return Trouble(_failure(now, Reason.NODE_GONE, f"Node {entry.node} has been deleted", entry.node, entry.rank))
+        if pod is None:
+            if started:
+                return Trouble(_failure(now, Reason.POD_GONE, f"pod {entry.pod} is gone", None, entry.rank, FaultClass.RETRY))
+            continue
+        failure = _ended(pod, node, now)
+        if failure is None and pod.unschedulable_since is not None and entry.node not in predecessors:
+            waited = (now - pod.unschedulable_since).total_seconds()
+            if waited >= UNSCHEDULABLE_SECONDS:
+                text = f"the scheduler finds no room for pod {pod.name}: {pod.unschedulable_message}"
+                failure = _failure(now, Reason.UNSCHEDULABLE, text, entry.node, entry.rank)
+            else:
+                recheck = _earliest((recheck, UNSCHEDULABLE_SECONDS - waited + 0.1))
+        if failure is None and not ready:
+            failure = _crashed(pod, entry, now)
+        if failure is not None:
+            return Trouble(failure)
+    return Trouble(recheck_seconds=recheck)
+
+
+def _ended(pod: Pod, node: Node, now: datetime) -> Failure | None:
+    """Why a pod is ending or has ended, if somebody other than the operator ended it."""
+    if pod.terminating and (pod.evicted or not node.schedulable):
+        text = f"pod {pod.name} was evicted from {node.name}, as `kubectl drain` does"
+        return _failure(pod.terminating, Reason.EVICTED, text, node.name, pod.rank)
+    if pod.terminating:
+        return _failure(pod.terminating, Reason.POD_DELETED, f"pod {pod.name} was deleted", None, pod.rank, FaultClass.RETRY)
+    if pod.phase == "Failed":
+        return _failure(
+            now, Reason.POD_FAILED, f"pod {pod.name} failed: {pod.message or 'no reason given'}", node.name, pod.rank
+        )
+    return None
+
+
+def _crashed(pod: Pod, entry: RankPlan, now: datetime) -> Failure | None:
+    """What a supervisor in CrashLoopBackOff left as its termination message."""
+    if not pod.crash_looping:
+        return None
+    words = LastWords.parse(pod.last_words)
+    if words is not None:
+        # A supervisor that cannot serve its state reports its failure this way.
+        return _failure(now, words.reason, words.message, entry.node, entry.rank, words.fault)
+    if pod.restarts >= CRASHES:
+        last = next(iter(pod.last_words.splitlines()[-1:]), pod.waiting)
+        text = f"the supervisor of {pod.name} ended {pod.restarts} times: {last}; kubectl logs --previous {pod.name}"
+        return _failure(now, Reason.CRASH_LOOP, text, entry.node, entry.rank, FaultClass.BUG)
+    return None
+
+
+def _stopped(report: Report, now: datetime) -> Failure | None:
+    state = report.state
+    if state is None or state.phase is not GroupPhase.DRAINING or report.phase_seconds < STOPPED_SECONDS:
+        return None
+    return _failure(now, "Stopped", "the group has drained and stopped", None, None, FaultClass.RETRY)
+
+
+def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
+    """A Mac that is not Ready counts only if the group has lost it too, or does not answer."""
+    absent = {rank.rank for rank in report.state.ranks if rank.phase is RankPhase.ABSENT} if report.state else set[int]()
+    silent = report.silent_seconds >= SILENT_SECONDS
+    recheck: float | None = None
+    for entry in plan.ranks:
+        if nodes[entry.node].ready:
+            continue
+        if entry.rank in absent or silent:
+            why = "rank 0 has lost it" if entry.rank in absent else "rank 0 has not answered for a minute"
+            text = f"Node {entry.node} is not Ready and {why}"
+            return Trouble(_failure(now, Reason.NODE_NOT_READY, text, entry.node, entry.rank))
+        recheck = NOT_READY_RECHECK_SECONDS
+    return Trouble(recheck_seconds=recheck)

@@ -1,0 +1,46 @@
+"""The operator's HTTP endpoints: /metrics, /healthz and /readyz."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.worker import STUCK_SECONDS
+
+METRICS_TYPE = "text/plain; version=0.0.4"
+
+
+class Health:
+    """``stuck``: whether the worker hangs. ``synced``: whether the cache is filled. ``leading``: whether this replica acts."""
+
+    def __init__(
+        self, metrics: Metrics, *, stuck: Callable[[], bool], synced: Callable[[], bool], leading: Callable[[], bool]
+    ) -> None:
+        self._metrics = metrics
+        self._stuck = stuck
+        self._synced = synced
+        self._leading = leading
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": METRICS_TYPE})
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        if self._stuck():
+            return web.Response(status=500, text=f"one round has been running for more than {STUCK_SECONDS:.0f} s\n")
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        if not self._synced():
+            return web.Response(status=503, text="filling the cache\n")
+        return web.Response(text="leader\n" if self._leading() else "standby\n")
+
+    async def serve(self, host: str, port: int) -> web.AppRunner:
+        """Starts to serve; the caller cleans the result up."""
+        app = web.Application()
+        routes = {"/metrics": self._metrics_page, "/healthz": self._healthz, "/readyz": self._readyz}
+        app.add_routes([web.get(path, handler) for path, handler in routes.items()])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        return runner

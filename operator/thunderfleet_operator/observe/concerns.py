@@ -1,0 +1,68 @@
+"""Which keys to work on after an object has changed."""
+
+from collections.abc import Iterable, Iterator
+
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.nodes import read_node
+from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
+from thunderfleet_operator.observe.plans import read_epoch
+from thunderfleet_operator.observe.pods import ENDED, pod_node
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Collection
+
+
+def work_key(collection: Collection, key: str) -> str:
+    """The work queue's key of an object: its collection and its ``namespace/name``."""
+    return f"{collection.name}/{key}"
+
+
+def macs_of(collection: Collection, key: str, item: Json | None) -> frozenset[str]:
+    """The Macs whose NodeProfile depends on an object."""
+    if collection in (NODES, NODEPROFILES):
+        return frozenset({key})
+    if item is None or (collection is PODS and owner_uid(item) is None):
+        return frozenset()
+    if collection is LINKS:
+        return frozenset(str(item["spec"][end]["node"]) for end in ("a", "b"))
+    if collection is PODS:
+        node = pod_node(item)
+        return frozenset({node} if node else ())
+    plan = read_epoch(item).plan if collection is CONFIGMAPS else None
+    return frozenset(rank.node for rank in plan.ranks) if plan else frozenset()
+
+
+def _only_heartbeat(before: Json | None, after: Json | None) -> bool:
+    return before is not None and after is not None and read_node(before) == read_node(after)
+
+
+def _fleet_keys(index: Index, collection: Collection, key: str) -> Iterator[str]:
+    """A change of the fleet concerns every ModelDeployment, and a change of a Mac its own cables."""
+    yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
+    if collection is not LINKS:
+        yield from (work_key(LINKS, link.metadata.name) for link in index.links_of.get(key, ()))
+
+
+def concerned(
+    index: Index, collection: Collection, key: str, before: Json | None, after: Json | None, unplaced: Iterable[str]
+) -> Iterator[str]:
+    """The keys to work on after an object has changed from ``before`` to ``after``; None: it was not there, or is not any more.
+
+    ``unplaced``: the ModelDeployments that wait for a place, which the end of a pod or of another ModelDeployment may make.
+    """
+    if collection is NODES and _only_heartbeat(before, after):
+        return
+    item = after or before
+    if collection in (DEPLOYMENTS, LINKS):
+        yield work_key(collection, key)
+    yield from (work_key(NODEPROFILES, node) for node in macs_of(collection, key, item))
+    if collection in (NODES, NODEPROFILES, LINKS):
+        yield from _fleet_keys(index, collection, key)
+        return
+    owner = owner_key(item) if item else None
+    if owner is not None:
+        yield work_key(DEPLOYMENTS, owner)
+    if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
+        yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
+
+
+def _ended(pod: Json) -> bool:
+    return (pod.get("status") or {}).get("phase") in ENDED

@@ -1,0 +1,221 @@
+"""The cached objects as values, kept from round to round.
+
+One rule for all of them: a value is made from objects, and is made again when the revision of a collection that it was made
+from has moved. An object that has not changed keeps its value, so whatever is made from values may compare them by identity.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+from pydantic import ValidationError
+from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+
+from thunderfleet_operator.observe.fleet import FleetBuilder
+from thunderfleet_operator.observe.nodes import Node, read_node
+from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
+from thunderfleet_operator.observe.plans import Epoch, newest_plans, placement_key, read_epoch
+from thunderfleet_operator.observe.pods import Pod, read_pod
+from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.placement import Fleet
+from thunderfleet_operator.watch.cache import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    PODS,
+    SERVICES,
+    Cache,
+    Collection,
+)
+
+T = TypeVar("T")
+K = TypeVar("K")
+M = TypeVar("M", bound=ApiModel)
+
+
+class _Kept(NamedTuple):
+    revision: object
+    objects: Mapping[str, Json]
+    value: Any
+
+
+def _model(kind: type[M]) -> Callable[[Json], M | None]:
+    """Reads one of our own kinds; None for an object that breaks the schema of this version."""
+
+    def read(item: Json) -> M | None:
+        try:
+            return kind.load(item)
+        except ValidationError:
+            return None
+
+    return read
+
+
+def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, tuple[T, ...]]:
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}
+
+
+class Index:
+    """Values of one cache. What it returns is never modified later."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._kept: dict[str, _Kept] = {}
+        self._builder = FleetBuilder()
+
+    def _objects(self, collection: Collection, read: Callable[[Json], T]) -> Mapping[str, T]:
+        """One value for each object of a collection, by ``namespace/name``."""
+        store = self._cache[collection]
+        known = self._kept.get(collection.name)
+        if known is None or known.revision != store.revision:
+            objects, values = (known.objects, known.value) if known else ({}, {})
+            items = dict(store.items)
+            made = {
+                # Objects are replaced in the cache, never modified.
+                key: values[key] if objects.get(key) is item else read(item)
+                for key, item in items.items()
+            }
+            known = self._kept[collection.name] = _Kept(store.revision, items, made)
+        return cast("Mapping[str, T]", known.value)
+
+    def _table(self, name: str, collections: Iterable[Collection], make: Callable[[], T]) -> T:
+        """A value made from whole collections."""
+        revision = tuple(self._cache[collection].revision for collection in collections)
+        known = self._kept.get(name)
+        if known is None or known.revision != revision:
+            known = self._kept[name] = _Kept(revision, {}, make())
+        return cast("T", known.value)
+
+    # --- one value an object -----------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """By name, those being deleted included."""
+        return self._objects(NODES, read_node)
+
+    @property
+    def live_nodes(self) -> Mapping[str, Node]:
+        """By name, those being deleted left out."""
+        return self._table("live nodes", (NODES,), lambda: {k: node for k, node in self.nodes.items() if not node.deleting})
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """All pods of the cluster."""
+        return self._objects(PODS, read_pod)
+
+    @property
+    def epochs(self) -> Mapping[str, Epoch]:
+        """The plans' ConfigMaps, those being deleted included."""
+        return self._objects(CONFIGMAPS, read_epoch)
+
+    @property
+    def profiles(self) -> Mapping[str, NodeProfile | None]:
+        """By Mac."""
+        return self._objects(NODEPROFILES, _model(NodeProfile))
+
+    @property
+    def links(self) -> Mapping[str, ThunderboltLink | None]:
+        """By name."""
+        return self._objects(LINKS, _model(ThunderboltLink))
+
+    @property
+    def deployments(self) -> Mapping[str, ModelDeployment | None]:
+        """All ModelDeployments."""
+        return self._objects(DEPLOYMENTS, _model(ModelDeployment))
+
+    def service(self, key: str) -> Json | None:
+        """A Service of ours."""
+        return self._cache[SERVICES].items.get(key)
+
+    # --- tables ------------------------------------------------------------------------------------------------------
+
+    @property
+    def loopback(self) -> bool:
+        """Whether any Node's address is in 127.0.0.0/8."""
+        return self._table("loopback", (NODES,), lambda: any(node.loopback for node in self.nodes.values()))
+
+    @property
+    def epochs_of(self) -> Mapping[DeploymentKey, tuple[Epoch, ...]]:
+        """By the ModelDeployment of their label."""
+        return self._table("epochs of", (CONFIGMAPS,), lambda: _grouped((e.deployment, e) for e in self.epochs.values()))
+
+    @property
+    def pods_of(self) -> Mapping[DeploymentKey, tuple[Pod, ...]]:
+        """Runner pods, by the ModelDeployment of their label."""
+        return self._table(
+            "pods of", (PODS,), lambda: _grouped((p.deployment, p) for p in self.pods.values() if p.deployment[1])
+        )
+
+    @property
+    def plans(self) -> Mapping[PlacementKey, Plan]:
+        """Plans that are not being deleted."""
+        return self._table(
+            "plans",
+            (CONFIGMAPS,),
+            lambda: {placement_key(e.plan): e.plan for e in self.epochs.values() if e.plan is not None and not e.deleting},
+        )
+
+    @property
+    def newest_epochs(self) -> Mapping[tuple[str, str, int], int]:
+        """By namespace, name and group: the number of the newest plan."""
+        return self._table("newest epochs", (CONFIGMAPS,), lambda: {key[:3]: key[3] for key in sorted(self.plans)})
+
+    @property
+    def plans_on(self) -> Mapping[str, tuple[PlacementKey, ...]]:
+        """By Mac, the placements whose plan names it."""
+        return self._table(
+            "plans on",
+            (CONFIGMAPS,),
+            lambda: _grouped((rank.node, key) for key, plan in self.plans.items() for rank in plan.ranks),
+        )
+
+    @property
+    def running_on(self) -> Mapping[str, frozenset[PlacementKey]]:
+        """By Mac, the placements that have a pod there that has not ended."""
+        return self._table(
+            "running on",
+            (PODS,),
+            lambda: {
+                node: frozenset(keys)
+                for node, keys in _grouped(
+                    (p.node, p.placement) for p in self.pods.values() if p.owner and p.node and not p.ended
+                ).items()
+            },
+        )
+
+    @property
+    def links_of(self) -> Mapping[str, tuple[ThunderboltLink, ...]]:
+        """By Mac, the links that end there."""
+        return self._table(
+            "links of",
+            (LINKS,),
+            lambda: _grouped(
+                (node, link)
+                for link in self.links.values()
+                if link is not None
+                for node in dict.fromkeys((link.spec.a.node, link.spec.b.node))
+            ),
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """What takes something on the Macs."""
+        return self._table("usage", (PODS, CONFIGMAPS), lambda: Usage(self.pods, newest_plans(self.epochs.values())))
+
+    @property
+    def taken(self) -> Taken:
+        """What is taken on each Mac."""
+        return self._table("taken", (PODS, CONFIGMAPS), lambda: self.usage.taken())
+
+    @property
+    def fleet(self) -> Fleet:
+        """All Macs and cables, with what is taken. The same value while nothing that counts has changed."""
+        return self._builder.fleet(self.nodes, self.profiles, self.links, self.taken)

@@ -1,0 +1,92 @@
+"""A Node as a value."""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from thunderfleet_crds.names import LABEL_OS
+from thunderfleet_lib.quantity import to_bytes
+
+from thunderfleet_operator.observe.objects import Json, deleting
+from thunderfleet_operator.placement import Taint
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The parts of a Node that decisions read. Heartbeats change none of them."""
+
+    name: str
+    ready: bool
+    schedulable: bool = True
+    address: str | None = None
+    """Its InternalIP."""
+    boot_id: str | None = None
+    allocatable_bytes: int = 0
+    labels: Mapping[str, str] | None = None
+    taints: tuple[Taint, ...] = ()
+    deleting: bool = False
+
+    @property
+    def mac(self) -> bool:
+        """Whether it runs macOS."""
+        return (self.labels or {}).get(LABEL_OS) == "darwin"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether its address is in 127.0.0.0/8, as for the Macs of a local cluster."""
+        try:
+            return bool(self.address) and ipaddress.ip_address(self.address or "").is_loopback
+        except ValueError:
+            return False
+
+
+def is_ready(item: Json) -> bool:
+    """Whether a Node's condition Ready is True."""
+    conditions = (item.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def internal_ip(item: Json) -> str | None:
+    """A Node's InternalIP."""
+    for address in (item.get("status") or {}).get("addresses") or []:
+        if address.get("type") == "InternalIP":
+            return str(address.get("address"))
+    return None
+
+
+def boot_id(item: Json) -> str | None:
+    """The ID of the Node's current boot."""
+    return ((item.get("status") or {}).get("nodeInfo") or {}).get("bootID")
+
+
+def allocatable_bytes(item: Json) -> int:
+    """Memory that pods may request. Raises ``ValueError`` if it is not a quantity."""
+    return to_bytes(str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0))
+
+
+def taints(item: Json) -> tuple[Taint, ...]:
+    """A Node's taints, without those that Kubernetes sets for a cordon or a missed heartbeat.
+
+    ``Node.schedulable`` and ``Node.ready`` report those two, and messages about them are clearer.
+    """
+    return tuple(
+        Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
+        for t in (item.get("spec") or {}).get("taints") or []
+        if not str(t.get("key")).startswith("node.kubernetes.io/")
+        or str(t.get("key")).endswith(("-pressure", "/out-of-service"))
+    )
+
+
+def read_node(item: Json) -> Node:
+    """The value of a Node object."""
+    return Node(
+        name=str(item["metadata"]["name"]),
+        ready=is_ready(item),
+        schedulable=not (item.get("spec") or {}).get("unschedulable"),
+        address=internal_ip(item),
+        boot_id=boot_id(item),
+        allocatable_bytes=allocatable_bytes(item),
+        labels=item["metadata"].get("labels") or {},
+        taints=taints(item),
+        deleting=deleting(item),
+    )

@@ -1,0 +1,106 @@
+"""What one round knows: read from the index once, immutable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+
+from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.objects import PlacementKey
+from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.placement import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether a group that serves would be placed better, as computed at one time for one fleet."""
+
+    fleet: Fleet
+    epoch: int
+    time: datetime
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One ModelDeployment: the input of ``decide.deployment.decide``."""
+
+    deployment: ModelDeployment
+    now: datetime
+    groups: Mapping[int, GroupView]
+    """Every group that the spec asks for or that has objects left, by index."""
+    reports: Mapping[int, Report]
+    """By group, the last report of rank 0 of its newest placement."""
+    draining_seconds: Mapping[int, float]
+    """By group, for how long it has been draining; 0 if it is not."""
+    advice: Mapping[int, Advice]
+    """By group, from an earlier round."""
+    nodes: Mapping[str, Node]
+    """Nodes that are not being deleted."""
+    profiles: Mapping[str, NodeProfile | None]
+    fleet: Fleet
+    usage: Usage
+    taken: Taken
+    """The sums of ``usage``, with which ``fleet`` was made."""
+    service_hash: str | None
+    """The hash of the Service that exists."""
+    loopback: bool
+    """Whether any Node's address is in 127.0.0.0/8."""
+
+
+@dataclass(frozen=True, slots=True)
+class MacPlacement:
+    """A placement that names a Mac in its plan or has a pod there."""
+
+    key: PlacementKey
+    plan: Plan | None
+    """None if its ConfigMap has been deleted."""
+    running: bool
+    """Whether a pod of it on this Mac has not ended."""
+    newest_epoch: int
+    """The newest epoch of its group."""
+    deployment: ModelDeployment | None
+
+    @property
+    def group(self) -> str:
+        """``namespace/name-index``."""
+        namespace, name, index, _ = self.key
+        return f"{namespace}/{name}-{index}"
+
+    @property
+    def epoch(self) -> int:
+        """The placement's number."""
+        return self.key[3]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedMac:
+    """One Mac: the input of ``decide.mac_usage.decide``."""
+
+    profile: NodeProfile
+    boot_id: str | None
+    now: datetime
+    placements: tuple[MacPlacement, ...]
+    links: tuple[ThunderboltLink, ...]
+    """The cables of this Mac."""
+    profiles: Mapping[str, NodeProfile | None]
+
+    @property
+    def name(self) -> str:
+        """The Mac's name."""
+        return self.profile.metadata.name
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLink:
+    """One cable: the input of ``decide.link.decide``."""
+
+    link: ThunderboltLink
+    now: datetime
+    nodes: Mapping[str, Node]
+    profiles: Mapping[str, NodeProfile | None]

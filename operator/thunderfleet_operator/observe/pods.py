@@ -1,0 +1,203 @@
+"""A pod as a value: of a group, or any other that takes memory and ports of a Mac."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from thunderfleet_crds.names import ANNOTATION_PORTS
+from thunderfleet_lib.quantity import to_bytes
+
+from thunderfleet_operator.observe.objects import (
+    DeploymentKey,
+    Json,
+    PlacementKey,
+    deployment_key,
+    epoch_number,
+    group_index,
+    owner_uid,
+    parse_time,
+    rank_number,
+)
+
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPorts:
+    """The ports of one rank on its Mac."""
+
+    gateway: int
+    control: int
+    ring: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> frozenset[int]:
+        """All of them."""
+        return frozenset((self.gateway, self.control, *self.ring))
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The parts of a pod that decisions read. ``rank``, ``group`` and ``epoch`` are -1 for pods that are not runners."""
+
+    name: str
+    uid: str
+    rank: int
+    epoch: int
+    node: str | None
+    """The Node that it is bound to, or that its affinity requires."""
+    group: int = -1
+    deployment: DeploymentKey = ("", "")
+    owner: str | None = None
+    """UID of the ModelDeployment that controls it."""
+    memory_bytes: int = 0
+    ports: frozenset[int] = frozenset()
+    """Ports of its Mac that it declares."""
+    kept_ports: RankPorts | None = None
+    """The ports of its rank, from the operator's annotation."""
+    terminating: datetime | None = None
+    """When it was deleted; None if it has not been."""
+    phase: str = "Pending"
+    message: str = ""
+    scheduled: bool = False
+    unschedulable_since: datetime | None = None
+    unschedulable_message: str = ""
+    waiting: str | None = None
+    """Reason and message of a container that waits for something other than its creation."""
+    restarts: int = 0
+    running: bool = False
+    crash_looping: bool = False
+    last_words: str = ""
+    """The termination message of the supervisor's last run."""
+    evicted: bool = False
+    """Whether it was deleted by an eviction."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has run to its end and holds nothing any more."""
+        return self.phase in ENDED
+
+    @property
+    def placement(self) -> PlacementKey:
+        """The placement that it is a rank of."""
+        return (*self.deployment, self.group, self.epoch)
+
+
+def pod_node(pod: Json) -> str | None:
+    """The Node that a pod is bound to, or the one that its required affinity names, as the operator's pods do."""
+    spec = pod.get("spec") or {}
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    for term in (required or {}).get("nodeSelectorTerms") or []:
+        for match in term.get("matchFields") or []:
+            if match.get("key") == "metadata.name" and len(match.get("values") or []) == 1:
+                return str(match["values"][0])
+    return None
+
+
+def _request(container: Json) -> int:
+    resources = container.get("resources") or {}
+    value = (resources.get("requests") or {}).get("memory") or (resources.get("limits") or {}).get("memory")
+    return to_bytes(value) if value else 0
+
+
+def pod_memory(pod: Json) -> int:
+    """Bytes that the scheduler counts for a pod."""
+    spec = pod.get("spec") or {}
+    running = sum(_request(container) for container in spec.get("containers") or [])
+    sidecars = sum(_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always")
+    initial = max((_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") != "Always"), default=0)
+    overhead = (spec.get("overhead") or {}).get("memory")
+    return max(running, initial) + sidecars + (to_bytes(overhead) if overhead else 0)
+
+
+def pod_ports(pod: Json) -> frozenset[int]:
+    """Ports of its Mac that a pod declares: host ports, and container ports on the host network."""
+    spec = pod.get("spec") or {}
+    found: set[int] = set()
+    for container in (*(spec.get("containers") or []), *(spec.get("initContainers") or [])):
+        for port in container.get("ports") or []:
+            number = port.get("hostPort") or (port.get("containerPort") if spec.get("hostNetwork") else None)
+            if number:
+                found.add(int(number))
+    return frozenset(found)
+
+
+def annotated_ports(pod: Json) -> RankPorts | None:
+    """The ports in the operator's annotation. Raises ``ValueError``, ``TypeError`` or ``KeyError`` if it is malformed."""
+    text = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
+    if not text:
+        return None
+    ports = json.loads(text)
+    return RankPorts(int(ports["gateway"]), int(ports["control"]), tuple(int(port) for port in ports.get("ring") or ()))
+
+
+def _kept_ports(pod: Json) -> RankPorts | None:
+    try:
+        return annotated_ports(pod)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # The group gets other ports then; an annotation that somebody edited stops no round.
+        return None
+
+
+def _deleted_at(metadata: Json) -> datetime | None:
+    """When a pod was deleted. Its deletionTimestamp is when its grace period ends."""
+    until = parse_time(metadata.get("deletionTimestamp"))
+    return until - timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0)) if until else None
+
+
+def _last_words(container: Json) -> str:
+    ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+    return str(ended.get("message") or "").strip()
+
+
+def _unschedulable(conditions: list[Json]) -> tuple[datetime | None, str]:
+    """Since when the scheduler has not found a Node, and why."""
+    for condition in conditions:
+        if condition.get("type") == "PodScheduled":
+            if condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
+                return parse_time(condition.get("lastTransitionTime")), str(condition.get("message") or "")
+            break
+    return None, ""
+
+
+def _waiting(containers: list[Json]) -> Json | None:
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting")
+        if waiting and waiting.get("reason") != "ContainerCreating":
+            return dict(waiting)
+    return None
+
+
+def read_pod(pod: Json) -> Pod:
+    """The value of a pod object."""
+    status, metadata = pod.get("status") or {}, pod["metadata"]
+    containers, conditions = status.get("containerStatuses") or [], status.get("conditions") or []
+    waiting = _waiting(containers)
+    since, message = _unschedulable(conditions)
+    return Pod(
+        name=str(metadata["name"]),
+        uid=str(metadata.get("uid")),
+        rank=rank_number(pod),
+        epoch=epoch_number(pod),
+        node=pod_node(pod),
+        group=group_index(pod),
+        deployment=deployment_key(pod),
+        owner=owner_uid(pod),
+        memory_bytes=pod_memory(pod),
+        ports=pod_ports(pod),
+        kept_ports=_kept_ports(pod),
+        terminating=_deleted_at(metadata),
+        phase=str(status.get("phase") or "Pending"),
+        message=str(status.get("message") or status.get("reason") or ""),
+        scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        unschedulable_since=since,
+        unschedulable_message=message,
+        waiting=f"{waiting.get('reason')}: {waiting.get('message') or ''}".rstrip(": ") if waiting else None,
+        restarts=max((int(c.get("restartCount") or 0) for c in containers), default=0),
+        running=any("running" in (c.get("state") or {}) for c in containers),
+        crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
+        last_words=next((words for c in containers if (words := _last_words(c))), ""),
+        evicted=any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions),
+    )

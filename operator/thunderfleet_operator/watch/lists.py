@@ -1,0 +1,85 @@
+"""Lists that keep the cache true where kopf's events do not.
+
+The first lists fill the cache before the first round. Later, kopf lists a kind again after each broken watch, but reports no
+deletion that happened meanwhile: one list of the metadata finds those.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from thunderfleet_lib.kube import ApiError, Json, Kube
+
+from thunderfleet_operator.watch.cache import CACHED, Cache, Collection
+
+log = logging.getLogger(__name__)
+
+RELIST_SECONDS = 2.0
+"""The metadata is listed when kopf's own list has been quiet for this long."""
+RETRY_SECONDS = 2.0
+
+Changed = Callable[[Collection, str, Json | None, Json | None], None]
+"""Called with the collection, the ``namespace/name``, and the object before and after; None: there is none."""
+
+
+class Lists:
+    """``changed`` is called for everything that a list changes in the cache."""
+
+    def __init__(self, kube: Kube, cache: Cache, changed: Changed) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._changed = changed
+        self._relisted: dict[str, float] = {}
+
+    async def fill(self) -> None:
+        """Fills the cache; waits for CRDs and permissions that are missing, and says so."""
+        for collection in CACHED:
+            while True:
+                try:
+                    await self._fill(collection)
+                    break
+                except ApiError as error:
+                    advice = "; install the CRDs (helm install thunderfleet)" if error.status == 404 else ""
+                    log.warning("cannot list %s: %s%s; retrying in %.0f s", collection.name, error, advice, RETRY_SECONDS)
+                    await asyncio.sleep(RETRY_SECONDS)
+
+    async def refill(self) -> None:
+        """Lists everything once more, after a write whose result is unknown. Raises ApiError."""
+        for collection in CACHED:
+            await self._fill(collection)
+
+    async def _fill(self, collection: Collection) -> None:
+        items, version = await self._kube.list(collection.path, **collection.query)
+        store = self._cache[collection]
+        known = dict(store.items)
+        for key in store.replace(items, version):
+            self._changed(collection, key, known.get(key), store.items.get(key))
+
+    def relisted(self, collection: Collection) -> None:
+        """kopf has listed an object of this collection."""
+        self._relisted[collection.name] = time.monotonic()
+
+    async def run(self) -> None:
+        """Lists the metadata of each collection once after each list of kopf's. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            for collection in CACHED:
+                relisted = self._relisted.get(collection.name)
+                if relisted is None or time.monotonic() - relisted < RELIST_SECONDS:
+                    continue
+                try:
+                    await self._drop_deleted(collection)
+                except ApiError as error:
+                    log.warning("cannot list %s: %s; retrying", collection.name, error)
+                    continue
+                if self._relisted.get(collection.name) == relisted:
+                    del self._relisted[collection.name]
+
+    async def _drop_deleted(self, collection: Collection) -> None:
+        """Removes from the cache what the API server no longer has."""
+        keys, version = await self._kube.list_keys(collection.path, **collection.query)
+        store = self._cache[collection]
+        known = dict(store.items)
+        for key in store.keep(keys, version):
+            self._changed(collection, key, known[key], None)

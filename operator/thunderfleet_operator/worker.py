@@ -1,0 +1,92 @@
+"""The one worker: runs the rounds of the queue's keys one at a time, so that no two placements take the same room."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from thunderfleet_lib.kube import ApiError
+
+from thunderfleet_operator.act.writer import NotLeading
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.watch.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+RETRY_LIMIT_SECONDS = 60.0
+ROUND_SECONDS = 120.0
+STUCK_SECONDS = 180.0
+
+Round = Callable[[str], Awaitable[float | None]]
+"""One round for a key: the seconds until the next, although nothing may have changed."""
+
+
+class Worker:
+    """``rounds``: by collection. ``leading``: whether this replica may act. ``refill``: lists everything once more."""
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        rounds: Mapping[str, Round],
+        metrics: Metrics,
+        leading: Callable[[], bool],
+        refill: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._queue = queue
+        self._rounds = rounds
+        self._metrics = metrics
+        self._leading = leading
+        self._refill = refill
+        self._failures: dict[str, int] = {}
+        self._busy_since: float | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether one round has run far beyond its limit."""
+        return self._busy_since is not None and time.monotonic() - self._busy_since > STUCK_SECONDS
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            key = await self._queue.get()
+            try:
+                # On a standby the key is dropped: whoever becomes the leader looks at everything.
+                if self._leading():
+                    await self._round(key)
+            finally:
+                self._queue.done(key)
+
+    async def _round(self, key: str) -> None:
+        kind, _, name = key.partition("/")
+        started = self._busy_since = time.monotonic()
+        try:
+            again = await asyncio.wait_for(self._rounds[kind](name), ROUND_SECONDS)
+        except NotLeading as error:
+            log.warning("%s: %s", key, error)
+            self._metrics.reconciles.labels(kind, "not-leading").inc()
+        except Exception as error:
+            await self._failed(kind, key, error)
+        else:
+            self._failures.pop(key, None)
+            self._metrics.reconciles.labels(kind, "ok").inc()
+            if again is not None:
+                self._queue.add_after(key, again)
+        finally:
+            self._busy_since = None
+            self._metrics.duration.labels(kind).observe(time.monotonic() - started)
+
+    async def _failed(self, kind: str, key: str, error: Exception) -> None:
+        """Logs a failed round and puts its key back, with exponential back-off."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        wait = min(RETRY_SECONDS * 2 ** min(failures - 1, 10), RETRY_LIMIT_SECONDS)
+        text = f"not finished after {ROUND_SECONDS:.0f} s" if isinstance(error, TimeoutError) else str(error)
+        log.error("%s: %s; retrying in %.0f s", key, text, wait, exc_info=None if isinstance(error, ApiError) else error)
+        self._metrics.errors.labels(kind).inc()
+        self._metrics.reconciles.labels(kind, "error").inc()
+        if isinstance(error, ApiError) and error.unanswered:
+            # The write may have succeeded: the next round must see it.
+            with contextlib.suppress(ApiError):
+                await self._refill()
+        self._queue.add_after(key, wait)

@@ -1,0 +1,163 @@
+"""One fault of RDMA has one reason in the agent, the operator and the runner: each looks at the same recorded Macs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from thunderfleet_agent.derive.profile import PeerPort, cables, profile
+from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_crds.apimodel import ObjectMeta
+from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, Host, Output
+from thunderfleet_lib.rdma import rules
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
+from thunderfleet_localcluster.recorded.folder import write_machine
+from thunderfleet_operator.decide.link_status import summary
+from thunderfleet_runner.host import rdma
+
+from tests.unit.lib.conftest import Commands
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB"
+DEVICE = "rdma_en2"
+HANG_SECONDS = 1.0
+
+
+def quick(argv: Sequence[str], seconds: float) -> float:
+    """A command that is made to hang need not do so for long."""
+    return HANG_SECONDS if argv[0] == "ibv_devinfo" else seconds
+
+
+class AgentHost(Host):
+    """The agent's, with the short limit."""
+
+    async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
+        return await super().run(argv, quick(argv, seconds))
+
+
+class RunnerHost(BlockingHost):
+    """The runner's, with the short limit."""
+
+    def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
+        return super().run(argv, quick(argv, seconds))
+
+
+class Pair:
+    """Two recorded Macs with one cable; the first is called a."""
+
+    def __init__(self, folder: Path, one: str = "rdma: true") -> None:
+        fleet = parse_fleet(
+            f"machines:\n  - {{name: a, {MAC}, {one}}}\n  - {{name: b, {MAC}, rdma: true}}\n"
+            "cables:\n  - {a: 'a:1', b: 'b:1', speed: '80'}\n"
+        )
+        layout = plan_layout(fleet, "namespaces")
+        self.folders = {name: folder / name / "bin" for name in "ab"}
+        for name, bin_ in self.folders.items():
+            bin_.parent.mkdir()
+            write_machine(layout, layout.machine(name), bin_)
+        self.commands = Commands(self.folders["a"])
+
+    def edit(self, replace: Callable[[str], str], *names: str) -> None:
+        """Changes what commands of the first Mac print."""
+        for path in (self.folders["a"].parent / "recorded").iterdir():
+            if path.name.startswith(names):
+                path.write_text(replace(path.read_text()))
+
+    async def _status(self, name: str) -> NodeProfileStatus:
+        collector = Collector(AgentHost((self.folders[name],)))
+        await asyncio.gather(collector.fast(), collector.slow())
+        return profile(collector.facts, NOW).status
+
+    async def reasons(self) -> tuple[Reason | None, Reason | None, Reason | None]:
+        """Of the first Mac: what NodeProfile, ThunderboltLink and a rank's preflight say; None: RDMA works."""
+        statuses = {name: await self._status(name) for name in "ab"}
+        (link,) = self._links(statuses)
+        profiles = {name: NodeProfile(metadata=ObjectMeta(name=name), status=status) for name, status in statuses.items()}
+        usable = Reason(summary(link, profiles, NOW)["rdma"])
+        found = statuses["a"].rdma
+        assert found is not None and found.state is not None
+        fault = await asyncio.to_thread(rdma.check, RunnerHost((self.folders["a"],)), "a", (DEVICE,))
+        if fault is not None:
+            assert fault.fault is rules.FAULT_CLASS[Reason(fault.reason)]
+        return (
+            None if found.state == Reason.READY else Reason(found.state),
+            None if usable is Reason.USABLE else usable,
+            None if fault is None else Reason(fault.reason),
+        )
+
+    def _links(self, statuses: dict[str, NodeProfileStatus]) -> list[ThunderboltLink]:
+        ports = {
+            port.domain_uuid.lower(): PeerPort(name, port.receptacle)
+            for name, status in statuses.items()
+            for port in (status.thunderbolt.ports if status.thunderbolt else ())
+            if port.domain_uuid
+        }
+        ends = [cable for name, status in statuses.items() for cable in cables(name, status, ports)]
+        return [
+            ThunderboltLink(
+                metadata=ObjectMeta(name=name),
+                spec=next(end.spec for end in ends if end.name == name),
+                status=ThunderboltLinkStatus(endpoints=tuple(end.endpoint for end in ends if end.name == name)),
+            )
+            for name in dict.fromkeys(end.name for end in ends)
+        ]
+
+
+async def test_a_sound_cable_works_for_all(tmp_path: Path) -> None:
+    assert await Pair(tmp_path).reasons() == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"), [("rdma: false", Reason.RDMA_DISABLED), ("rdma: true, bridge: [1]", Reason.BRIDGE_MEMBER)]
+)
+async def test_settings_of_the_mac(tmp_path: Path, one: str, reason: Reason) -> None:
+    assert await Pair(tmp_path, one).reasons() == (reason, reason, reason)
+
+
+async def test_no_ipv4_address(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+
+    def without_address(text: str) -> str:
+        return "".join(line for line in text.splitlines(keepends=True) if "::ffff:" not in line)
+
+    pair.edit(without_address, "ibv_devinfo")
+    assert await pair.reasons() == (Reason.NO_IPV4_ADDRESS,) * 3
+
+
+async def test_port_down(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.edit(lambda text: text.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"), "ibv_devinfo")
+    assert await pair.reasons() == (Reason.PORT_DOWN,) * 3
+
+
+async def test_no_device_at_all(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.edit(lambda text: "".join(line for line in text.splitlines(keepends=True) if "rdma_" not in line), "ibv_devices")
+    assert await pair.reasons() == (Reason.NO_DEVICES,) * 3
+
+
+async def test_the_device_of_one_port_is_missing(tmp_path: Path) -> None:
+    """The Mac has other ports, on which nothing is plugged in; the cable and the rank need this one."""
+    pair = Pair(tmp_path)
+    pair.edit(lambda text: "".join(line for line in text.splitlines(keepends=True) if DEVICE not in line), "ibv_devices")
+    assert await pair.reasons() == (Reason.PORT_DOWN, Reason.DEVICE_MISSING, Reason.DEVICE_MISSING)
+
+
+async def test_macos_without_rdma(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    for command in ("rdma_ctl", "ibv_devices", "ibv_devinfo"):
+        (pair.folders["a"] / command).unlink()
+    assert await pair.reasons() == (Reason.RDMA_UNSUPPORTED,) * 3
+
+
+async def test_a_stuck_stack(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.commands.script("ibv_devinfo", "exec sleep 600")
+    assert await pair.reasons() == (Reason.STACK_HUNG,) * 3
