@@ -46,7 +46,7 @@ def test_progress_adds_up_to_the_weights(tiny: Path) -> None:
 def test_a_truncated_file_is_an_error_by_name(tiny: Path) -> None:
     path = tiny / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(IncompleteModel, match=r"model\.safetensors is cut short: tensor lm_head\.weight"):
+    with pytest.raises(IncompleteModel, match=r"model\.safetensors is truncated: tensor lm_head\.weight"):
         loading.load(tiny, report=lambda *_: None)
 
 
