@@ -1,4 +1,4 @@
-"""The benchmarks: each measures one promise on the running line and gives back its figures."""
+"""The benchmarks: each measures one promise on a running cluster and returns its figures."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ DECODE_TOKENS = 64
 SUPERVISOR_MEGABYTES = 80
 QUIET_SECONDS = 90.0
 SETTLE_SECONDS = 20.0
-"""How long nothing may have been written before a minute counts as quiet; REST is what it takes at most."""
+"""Seconds without a write before the cluster counts as quiet. REST_SECONDS is the limit of that wait."""
 REST_SECONDS = 180.0
 
 Say = Callable[[str], None]
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """``run`` gets the line, how often to repeat, and where to say how far it is."""
+    """``run`` takes the cluster, the number of repeats, and a function that prints progress."""
 
     name: str
     about: str
@@ -32,10 +32,10 @@ class Benchmark:
 
 
 def up(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """The start of the cluster that everything else is measured on."""
+    """The start of the cluster that the other benchmarks use."""
     seconds = line.cluster.start_seconds
     if seconds is None:
-        raise BenchFailed("the cluster does not say how long its start took")
+        raise BenchFailed("the cluster does not report how long its start took")
     return [Figure("up", "s", (seconds,), note=f"{len(line.cluster.machines)} machines, programs built")]
 
 
@@ -105,7 +105,7 @@ def recovery(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def idle(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """A minute and a half in which nobody wants anything: memory, processor time, and what is written to the API server."""
+    """An idle minute and a half: memory, processor time and writes to the API server."""
     if not processes.PROC.is_dir():
         raise BenchFailed("memory and processor time are read from /proc, which this machine does not have")
     with line.deployed("idle", models.TINY, "Tensor"):
@@ -127,7 +127,7 @@ def idle(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def _rest(log: Path, say: Say) -> int:
-    """Waits until SETTLE_SECONDS have passed without a write; where the audit log ends then."""
+    """Waits until SETTLE_SECONDS have passed without a write; returns the end of the audit log."""
     offset, since, limit = 0, time.monotonic(), time.monotonic() + REST_SECONDS
     last: Counter[str] = Counter()
     while time.monotonic() - since < SETTLE_SECONDS:
@@ -136,7 +136,7 @@ def _rest(log: Path, say: Say) -> int:
         if found:
             since, last = time.monotonic(), found
         if time.monotonic() > limit:
-            say(f"no rest within {REST_SECONDS:.0f} s; last written: {', '.join(last)}")
+            say(f"not quiet within {REST_SECONDS:.0f} s; last written: {', '.join(last)}")
             break
         time.sleep(1)
     return offset

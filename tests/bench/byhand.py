@@ -1,4 +1,4 @@
-"""The other side: the same two ranks as somebody without Thunderfleet starts them, ``mlx.launch`` with ``mlx_lm.server``."""
+"""The baseline: the same two ranks without Thunderfleet, started by ``mlx.launch`` with ``mlx_lm.server``."""
 
 import contextlib
 import json
@@ -85,7 +85,7 @@ class ByHand:
         self._signal(signal.SIGCONT)
 
     def ask(self, body: dict[str, Any], seconds: float, at_once: tuple[int, int] | None = None) -> dict[str, Any]:
-        """The client's answer; ``at_once``: so many clients, with prompts of this seed. Raises ByHandFailed."""
+        """The client's answer; ``at_once``: number of clients and seed of their prompts. Raises ByHandFailed."""
         command = [sys.executable, client.__file__, self.url, str(seconds), json.dumps({**body, "model": self.model})]
         command += map(str, at_once or ())
         try:

@@ -53,7 +53,7 @@ def _is(line: Line, status: str) -> bool:
 
 
 def pulled(line: Line, repeats: int, say: Callable[[str], None], seconds: int) -> list[Figure]:
-    """From a pulled cable to the link's condition, and from the plug back in; the agents look every so many ``seconds``."""
+    """From a pulled cable to the link's condition, and from the plug back in; the agents poll every ``seconds``."""
     figures: dict[str, list[float]] = {"pull": [], "plug": []}
     for number in range(min(repeats, MOST)):
         for action, status in (("pull", "False"), ("plug", "True")):
@@ -91,7 +91,7 @@ def _everybody_is_reached(line: Line) -> bool:
 
 
 def _asked(line: Line, say: Callable[[str], None], during: Callable[[], None]) -> tuple[float, float]:
-    """Requests and writes a minute and Mac that the agents made meanwhile. The writes of all programs are told."""
+    """Requests and writes per minute and Mac that the agents made meanwhile. Prints the writes of all programs."""
     log = line.cluster.logs / "audit.log"
     offset = audit.read_from(log, 0)[1]
     began = time.monotonic()

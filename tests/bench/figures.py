@@ -107,7 +107,7 @@ class Report:
         """The file's content.
 
         - ``format``: 1
-        - ``machine``: ``system``, ``cpu``, ``cores``, ``loadAverage`` and ``measuredAt`` when it was begun, ``versions`` of
+        - ``machine``: ``system``, ``cpu``, ``cores``, ``loadAverage`` and ``measuredAt`` at the start, ``versions`` of
           python, mlx and mlx-lm
         - ``figures``: each with ``name``, ``unit``, ``value`` (the median of ``samples``), ``other`` (null, or the side that it
           is compared with: ``name``, ``value``, ``samples``), ``ratio`` (``value`` to that of ``other``, or null), ``bound``

@@ -190,7 +190,7 @@ def figures(repeats: int, say: Say, skews: Sequence[float] = SKEWS) -> list[Figu
                 bare.append(asyncio.run(_bare(size)))
                 took.append(asyncio.run(_form(size, skew, empty, last)))
             who = f"rank {last}'s supervisor began, {skew:g} s after the others'"
-            note = f"after {who}; bare ranks, begun at once, take {statistics.median(bare):.2f} s"
+            note = f"after {who}; bare ranks, started at once, take {statistics.median(bare):.2f} s"
             title = f"form {size} skew {skew:g}" + ("" if last else ", rank 0 last")
             found.append(Figure(title, "s", tuple(took), bound=Bound("<=", 2.0), note=note))
             say(f"{title}: {statistics.median(took):.2f} s {note}")

@@ -1,8 +1,8 @@
-"""``python -m tests.bench.hour FOLDER``: one agent's rounds of an hour, one after the other without the pauses between them.
+"""``python -m tests.bench.hour FOLDER``: one agent's rounds of an hour, without the pauses between them.
 
-A process of its own, so that what it and its commands take is counted by the kernel and nothing else is. Prints JSON: seconds
-of processor time of the agent (``own``) and of its commands (``children``), resident bytes after the first minute's rounds and
-at the end, and how many rounds there were. FOLDER holds a recorded Mac's commands.
+It runs as a separate process, so that the kernel counts only its own processor time and that of its commands. Prints JSON:
+seconds of processor time of the agent (``own``) and of its commands (``children``), resident bytes after the first minute's
+rounds and at the end, and the number of rounds. FOLDER holds a recorded Mac's commands.
 """
 
 import asyncio

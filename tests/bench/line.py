@@ -166,7 +166,7 @@ class Line:
             time.sleep(pause)
 
     def apply(self, name: str, model: str, split: Split, more: Json | None = None) -> float:
-        """Applies a deployment; when that was begun, in seconds since 1970."""
+        """Applies a deployment; returns when it started to, in seconds since 1970."""
         text = manifest(name, model, split, more)
         began = time.time()
         self.cluster.kubectl("apply", "-f", "-", text=text)
@@ -203,7 +203,7 @@ class Line:
         return self.ask_on(node, endpoint, model, tokens)
 
     def ask_on(self, node: str, endpoint: str, model: str, tokens: int, at_once: tuple[int, int] | None = None) -> Json:
-        """As ``ask``, on the Mac ``node``; ``at_once``: so many clients, with prompts of this seed."""
+        """As ``ask``, on the Mac ``node``; ``at_once``: number of clients and seed of their prompts."""
         body = json.dumps({**chat(tokens), "model": model})
         command = [sys.executable, client.__file__, endpoint, str(WAIT_SECONDS), body, *map(str, at_once or ())]
         done = self.cluster.machines[node].run(command, seconds=WAIT_SECONDS + client.ANSWER_SECONDS)

@@ -48,8 +48,8 @@ import mlx.core as mx
 size, seconds = int(sys.argv[1]), float(sys.argv[2])
 a, b = (mx.random.normal((size, size)).astype(mx.float16) for _ in range(2))
 mx.eval(a, b)
-best, begun = float("inf"), time.perf_counter()
-while time.perf_counter() - begun < seconds:
+best, started = float("inf"), time.perf_counter()
+while time.perf_counter() - started < seconds:
     since = time.perf_counter()
     mx.eval(a @ b)
     best = min(best, time.perf_counter() - since)
@@ -71,7 +71,7 @@ asyncio.run(main())
 
 
 def gpu(repeats: int, say: Say) -> list[Figure]:
-    """The GPU probe against a loop that somebody would write, on matrices of the same order; and how far runs agree."""
+    """The GPU probe against a plain loop over matrices of the same order, and the spread of its runs."""
     settings, ours, hand, orders = Settings(), list[float](), list[float](), set[int]()
     for number in range(repeats + 1):
         # In turns of changing order, so that a machine that gets busier or calmer favours neither.
@@ -252,7 +252,7 @@ def _rss(pid: int) -> float:
 
 
 def _often(line: Line, *values: str) -> None:
-    """Agents that begin anew, and measure each other every ten seconds."""
+    """Restarts the agents, which then measure each other every ten seconds."""
     more = [word for value in values for word in ("--set", value)]
     line.cluster.helm(
         *("upgrade", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--reuse-values"),
@@ -295,8 +295,8 @@ def _stopped(line: Line, macs: Sequence[str]) -> Iterator[None]:
         all_get("CONT")
 
 
-def _begun(line: Line, macs: Sequence[str]) -> int:
-    """How many probes these Macs have begun, whatever became of them."""
+def _started(line: Line, macs: Sequence[str]) -> int:
+    """Number of probes that these Macs have started, finished or not."""
     return int(sum(float(count) for mac in macs for count in _PROBES.findall(_exported(line, mac))))
 
 
@@ -312,15 +312,15 @@ def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
         node = line.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
         line.benchmarked(name)
         line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
-        before = _begun(line, pair)
+        before = _started(line, pair)
         for number in range(PAIRS * repeats):
             for enabled in (True, False) if number % 2 else (False, True):
                 with _stopped(line, () if enabled else pair):
                     answer = line.ask_on(node, ready.endpoint, models.SMALL, TOKENS)
                 rates[enabled].append((answer["chunks"] - 1) / (answer["last"] - answer["first"]))
             say(f"serving {number + 1}/{PAIRS * repeats}: {rates[True][-1]:.1f} tokens/s, prober off {rates[False][-1]:.1f}")
-        begun = _begun(line, pair) - before
-        if begun < 0:
+        started = _started(line, pair) - before
+        if started < 0:
             raise BenchFailed("an agent was restarted while its Mac served")
     ratios = tuple(on / off for on, off in zip(rates[True], rates[False], strict=True))
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -328,7 +328,9 @@ def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
     on, off = (statistics.median(rates[enabled]) for enabled in (True, False))
     return [
         Figure("measure-serving", "", ratios, bound=Bound(">=", 0.99), note=f"{note}; {on:.1f} and {off:.1f} tokens/s"),
-        Figure("measure-serving-probes", "", (begun,), bound=Bound("<=", 0), note="begun on the group's Macs while it served"),
+        Figure(
+            "measure-serving-probes", "", (started,), bound=Bound("<=", 0), note="started on the group's Macs while it served"
+        ),
     ]
 
 

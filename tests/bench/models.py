@@ -70,5 +70,5 @@ def make_small(folder: Path) -> None:
     _index(folder, sorted(tensors))
     weights = folder / "model.safetensors"
     save_file(tensors, str(weights), metadata={"format": "mlx"})
-    # safetensors keeps its files to their owner; pods run as somebody else.
+    # safetensors keeps its files to their owner; pods run as another user.
     weights.chmod(0o644)

@@ -344,16 +344,16 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
     fresh = iter([_read(cache, pods=False) for _ in range(repeats)])
     pod_whole = _seconds(lambda: next(fresh).fleet, repeats)
     note = f"{count} Macs in racks of {RACK}, {len(fleet.cables)} cables"
-    kept = "kept from the one before, against one made anew"
+    kept = "derived from the previous one, against one built from scratch"
     return [
         Figure("snapshot memory", "B a Mac", (per_mac,), bound=Bound("<=", 2000), note=f"{note}; beyond the objects"),
-        Figure("snapshot, one change", "ms", _ms(again), _ms(whole), "made anew", Bound("<=", 0.2), f"{note}; {kept}"),
+        Figure("snapshot, one change", "ms", _ms(again), _ms(whole), "from scratch", Bound("<=", 0.2), f"{note}; {kept}"),
         Figure(
             "snapshot, one pod",
             "ms",
             _ms(pod_again),
             _ms(pod_whole),
-            "made anew",
+            "from scratch",
             Bound("<=", 0.2),
             f"{note}, {len(cache[PODS].items)} pods; what is taken, and the fleet",
         ),

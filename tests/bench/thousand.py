@@ -197,17 +197,17 @@ async def _change(kube: Kube, number: int, status: NodeProfileStatus) -> float:
     began = time.perf_counter()
     await _say(kube, spec, slow)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         found = await kube.get(f"{LINKS}/{link_name(spec)}")
         return bool(found["status"].get("rdma") == "BelowThunderbolt5")
 
-    await _until(told, f"the change of {link_name(spec)}", POLL_SECONDS)
+    await _until(reported, f"the change of {link_name(spec)}", POLL_SECONDS)
     return (time.perf_counter() - began) * 1000
 
 
 def thousand(say: Callable[[str], None]) -> list[Figure]:
-    """On a control plane of its own, taken down afterwards. Raises NotInTime, LocalClusterError."""
-    fleet = "machines:\n  - {name: nobody, kind: linux}\n"
+    """Runs on its own control plane, which it stops afterwards. Raises NotInTime, LocalClusterError."""
+    fleet = "machines:\n  - {name: idle-1, kind: linux}\n"
     cluster = Cluster.start(fleet, name=f"bench-thousand-{os.getpid()}", join=False)
     try:
         cluster.component("kube-controller-manager", "off")

@@ -18,7 +18,7 @@ PORTS = range(20000, 30000)
 CABLE = "recorded_cable.py"
 EPOCH = "thunderfleet.io/epoch"
 
-# What a person or a clock is told to do, in the words of conditions.
+# Phrases of condition messages that say what to do or when the next try is.
 REMEDY = re.compile(
     r"\b(wait\w*|next|again|retr\w*|run\b|restart\w*|reboot\w*|plug\w*|check\w*|until|free|add|remove|set|switch\w*|delete|"
     r"install|copy|raise|lower|forms?|starts?|seconds|kubectl)\b",
@@ -72,7 +72,7 @@ class Census:
     orphans: tuple[str, ...]
 
 
-# Run on a machine. A shim's command names its pod's folder; whoever descends from a kubelet or a shim is accounted for.
+# Runs on a machine. A shim's command names its pod's folder; descendants of a kubelet or a shim are accounted for.
 CENSUS = """
 import json, os, re
 table = {}
@@ -120,16 +120,16 @@ def ports(listening: Collection[tuple[str, int]], plan: Json) -> list[str]:
     """Of the ports that the operator gives out, those that a group that serves listens on: gateway and control of each rank."""
     right = {(rank["node"], rank[port]) for rank in plan["ranks"] for port in ("gatewayPort", "controlPort")}
     seen = {(machine, port) for machine, port in listening if port in PORTS}
-    extra = [f"{machine}: somebody listens on port {port}" for machine, port in sorted(seen - right)]
-    return extra + [f"{machine}: nobody listens on port {port}" for machine, port in sorted(right - seen)]
+    extra = [f"{machine}: unexpected listener on port {port}" for machine, port in sorted(seen - right)]
+    return extra + [f"{machine}: no listener on port {port}" for machine, port in sorted(right - seen)]
 
 
 def explains(status: Mapping[str, Any]) -> str:
-    """What a deployment that does not serve says of it and of what is to be done; empty when it does not say."""
+    """The condition in which a deployment says why it does not serve and what to do; empty when there is none."""
     by_kind = {entry["type"]: entry for entry in status.get("conditions", [])}
-    told = []
+    found = []
     for kind, bad in (("Degraded", "True"), ("Placed", "False"), ("Bootstrapped", "False"), ("Ready", "False")):
         entry = by_kind.get(kind, {})
         if entry.get("status") == bad and REMEDY.search(entry.get("message", "")):
-            told.append(f"{kind}={bad} {entry['reason']}: {entry['message']}")
-    return told[0] if told else ""
+            found.append(f"{kind}={bad} {entry['reason']}: {entry['message']}")
+    return found[0] if found else ""

@@ -1,7 +1,7 @@
-"""Clients that ask a deployment all the time while it is being broken, and judge what they get.
+"""Clients that send requests to a deployment throughout a fault, and judge the responses.
 
-Whatever was answered 200 must be whole: every token id as one process says them and an end, or an error that says that it is
-not. A stream may break off without a word only when the process or the Mac that was sending it was what the fault hit.
+A 200 must be complete: the token ids of one mlx-lm process and an end, or an error event. A stream may break off without an
+error event only if the fault hit the process or Mac that was sending it.
 """
 
 import http.client
@@ -26,14 +26,14 @@ class Outcome(StrEnum):
     WHOLE = "whole"
     ERROR_EVENT = "ended by an error event"
     REFUSED = "refused with an error status"
-    UNREACHABLE = "nobody answered"
+    UNREACHABLE = "no response"
     CUT = "broke off"
     WRONG = "wrong"
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and the token ids that one process of mlx-lm says to it."""
+    """A prompt, and the token ids that one process of mlx-lm answers."""
 
     prompt: str
     tokens: int
@@ -50,7 +50,7 @@ class Result:
 
 
 def judge_status(status: int, headers: Mapping[str, str], body: bytes) -> Result:
-    """An answer that is not 200: an error in OpenAI's shape, and 503 says when to come again."""
+    """A status other than 200: needs an error in OpenAI's shape, and a 503 needs Retry-After."""
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -124,7 +124,7 @@ def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 class Clients:
-    """Threads that ask in a loop. ``endpoint`` says where, each time anew."""
+    """Threads that send requests in a loop. ``endpoint`` is called before each one."""
 
     def __init__(self, proxy: str, endpoint: Callable[[], str], model: str, questions: Sequence[Question]) -> None:
         self._proxy, self._proxy_headers = urlsplit(proxy), proxy_headers(proxy)

@@ -1,4 +1,4 @@
-"""Faults on a running cluster: how each is done, and how it is undone. Nothing of the product helps."""
+"""Injects faults into a running cluster and undoes them, without any help from the product."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ KILL, STOP, CONT = 9, 19, 18
 
 @dataclass(frozen=True)
 class Hit:
-    """A fault that was injected. ``undo`` is None when nothing is to be undone."""
+    """An injected fault. ``undo`` is None when there is nothing to undo."""
 
     what: str
     machine: str

@@ -1,4 +1,4 @@
-"""How the suite looks at the cluster while it is being broken: directly, with short limits, and without a program per look."""
+"""Reads the cluster's state during faults: directly, with short limits, and without a process per read."""
 
 import base64
 import contextlib
@@ -27,7 +27,7 @@ EPOCH_LABEL = "thunderfleet.io/epoch"
 
 @dataclass(frozen=True)
 class Told:
-    """Of what rank 0 says of its group, what the suite goes by; a cluster may run another version than this checkout's."""
+    """The fields of rank 0's group state that the suite uses; the cluster may run another version than this checkout."""
 
     phase: GroupPhase
     attempt: int
@@ -53,7 +53,7 @@ class Told:
 
 
 class GroupDoor:
-    """Rank 0's own account of its group, asked as the operator does: with the group's keys, by its control port."""
+    """Reads the group's state from rank 0 as the operator does: from its control port, with the group's keys."""
 
     def __init__(self, cluster: Cluster, plan: Json, keys: Mapping[str, str]) -> None:
         self._proxy, self._proxy_headers = urlsplit(cluster.proxy), proxy_headers(cluster.proxy)
@@ -64,7 +64,7 @@ class GroupDoor:
         self._context.check_hostname = False
 
     def state(self, last: Told | None = None, seconds: float = REQUEST_SECONDS) -> Told:
-        """Its state; with ``last`` as soon as phase or attempt is another one than then. Raises Unreachable."""
+        """The state; with ``last``, waits until phase or attempt differ from it. Raises Unreachable."""
         path = STATE_PATH
         if last is not None:
             path += f"?wait={seconds:g}&phase={last.phase.value}&attempt={last.attempt}"
@@ -83,7 +83,7 @@ class GroupDoor:
 
 @dataclass
 class Eye:
-    """Samples a deployment all the time: where its endpoint is, and whether two epochs of one group are ever alive at once."""
+    """Samples a deployment continuously: its endpoint, and whether pods of two epochs of one group ever exist at once."""
 
     api: Api
     namespace: str

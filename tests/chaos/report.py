@@ -27,7 +27,7 @@ class Record:
     explained: str = ""
     """What status said when the group did not serve in time."""
     clients: Counter[str] = field(default_factory=Counter)
-    told: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
     """What error events in streams said."""
     violations: list[str] = field(default_factory=list)
 
@@ -46,8 +46,8 @@ class Record:
     def line(self) -> str:
         asked = ", ".join(f"{count} {what}" for what, count in sorted(self.clients.items()))
         text = f"{self.where}: {self.shape}: {self.plan} [{self.observed}]: {self.end}" + (f"; {asked}" if asked else "")
-        told = [f"{count} x {what}" for what, count in self.told.items()]
-        return "\n    ".join([text, *told, *self.violations, *([self.explained] if self.explained else [])])
+        errors = [f"{count} x {what}" for what, count in self.errors.items()]
+        return "\n    ".join([text, *errors, *self.violations, *([self.explained] if self.explained else [])])
 
 
 def as_json(records: Sequence[Record], seconds: float) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def as_json(records: Sequence[Record], seconds: float) -> dict[str, Any]:
             "seconds": record.seconds,
             "explained": record.explained,
             "clients": dict(record.clients),
-            "told": dict(record.told),
+            "errors": dict(record.errors),
             "violations": record.violations,
         }
         for record in records

@@ -88,7 +88,7 @@ def _judge(results: Iterable[Result], record: Record, gateway_hit: bool, beside:
     """Adds to the record what the clients saw and must not see. ``beside``: the fault did not hit the group."""
     for result in results:
         if result.outcome is Outcome.ERROR_EVENT:
-            record.told[result.detail] += 1
+            record.errors[result.detail] += 1
             if beside:
                 record.violations.append(f"a client: a stream ended though the group was not hit: {result.detail}")
         elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
@@ -107,7 +107,7 @@ class Runner:
         *self.questions, self.short = references(self.line.cluster.models / MODEL, (*PROMPTS, SHORT))
 
     def run(self, seed: int, episodes: Iterable[Episode]) -> Iterator[Record]:
-        """Every step's record, as it is done."""
+        """Yields the record of every step as it completes."""
         for episode in episodes:
             yield from self._episode(seed, episode)
 
@@ -140,7 +140,7 @@ class Runner:
                 self._clear(deployment)
 
     def _clear(self, deployment: Deployment) -> None:
-        """Nothing of it stays, whatever became of it."""
+        """Deletes the deployment, in whatever state the faults left it."""
         wait_for(lambda: self.api.get("/version"), "the API server answers", RECOVER_SECONDS)
         with contextlib.suppress(NotInTimeError):
             self.line.forget(deployment)
@@ -158,7 +158,7 @@ class Runner:
             clients.stop()
             return
         except (NotInTimeError, LocalClusterError) as error:
-            record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.told()}")
+            record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.conditions()}")
             clients.stop()
             return
         nodes = subject.nodes
@@ -220,26 +220,26 @@ class Runner:
 
     def _recovered(self, subject: Subject, record: Record, began: float) -> None:
         try:
-            wait_for(lambda: self._serves(subject, record), "it serves", RECOVER_SECONDS)
+            wait_for(lambda: self._serves(subject, record), "the deployment serves", RECOVER_SECONDS)
         except NotInTimeError:
             record.explained = checks.explains(subject.eye.status)
             if not record.explained:
-                told = json.dumps(subject.eye.status.get("conditions", []))
+                conditions = json.dumps(subject.eye.status.get("conditions", []))
                 record.violations.append(
-                    f"it does not serve within {RECOVER_SECONDS:.0f} s, and status does not say why: {told}"
+                    f"the deployment does not serve within {RECOVER_SECONDS:.0f} s, and status does not say why: {conditions}"
                 )
             return
         record.recovered = True
         record.seconds = time.monotonic() - began
 
     def _settled(self, subject: Subject, record: Record) -> None:
-        """Nothing doubled, lost or orphaned once it serves again."""
+        """Waits until nothing is duplicated, lost or orphaned after the recovery."""
         wrong: list[str] = []
 
         def settled() -> bool:
             plan = subject.plan()
             if plan is None:
-                wrong[:] = ["the plan of the epoch that status names is not there"]
+                wrong[:] = ["the plan of the epoch in status does not exist"]
                 return False
             nodes = [rank["node"] for rank in plan["ranks"]]
             children = subject.deployment.children()
@@ -253,12 +253,12 @@ class Runner:
             return not wrong
 
         try:
-            wait_for(settled, "everything is in its place", SETTLE_SECONDS)
+            wait_for(settled, "objects, processes and ports match the plan", SETTLE_SECONDS)
         except NotInTimeError:
             record.violations += wrong
 
     def _unaccounted(self) -> list[str]:
-        """Processes on any machine that belong to nothing that is there, and parts of the cluster that do not run."""
+        """Processes on any machine that belong to no existing object, and cluster components that do not run."""
         censuses = {}
         for name, machine in self.line.cluster.machines.items():
             ran = machine.run((sys.executable, "-S", "-c", checks.CENSUS))
@@ -271,7 +271,7 @@ class Runner:
         return ended + checks.accounts(censuses, self.api.items("/api/v1/pods"))
 
     def _gone(self, subject: Subject, record: Record, plan: dict[str, object] | None, began: float) -> None:
-        """Nothing is left: no object, process or port."""
+        """Waits until no object, process or port of the deployment is left."""
         left: list[str] = []
 
         def gone() -> bool:
@@ -287,6 +287,6 @@ class Runner:
         try:
             wait_for(gone, "nothing is left", GONE_SECONDS)
         except NotInTimeError:
-            record.violations += left or ["nobody could tell what is left"]
+            record.violations += left or ["the API server did not answer, so what is left is unknown"]
             return
         record.recovered, record.seconds = True, time.monotonic() - began

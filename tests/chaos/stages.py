@@ -1,6 +1,6 @@
-"""Brings a deployment to a stage of its life and says when it is there.
+"""Brings a deployment to a stage of its life and waits until it is reached.
 
-By conditions alone; where a stage is too short to be hit, a part of the recorded Mac is made slow.
+It waits for conditions only. A stage that is too short to hit is stretched by slowing a part of the recorded Mac.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 STAGE_SECONDS = 240.0
 BENCHMARK_TOKENS = 4000
-"""Long enough to be hit; a deployment that is not hit in its benchmark makes as few as may be."""
+"""Enough tokens to hit the benchmark; deployments that are hit elsewhere generate as few as possible."""
 SLOW_INIT = {"at": "rtr", "delaySeconds": 1.5, "fail": False}
 SLOW_LOAD = {"at": "send", "delaySeconds": 0.2, "fail": False}
 IN_STREAM_TOKENS = 5

@@ -1,4 +1,4 @@
-"""What a ModelDeployment may not say is refused with a sentence; what cannot be yet is told, and mends itself."""
+"""Invalid ModelDeployments are refused with a reason; one that cannot run yet says why, and starts once it can."""
 
 import json
 import uuid
@@ -70,10 +70,10 @@ def test_name_that_no_service_can_have_is_refused(line: Line) -> None:
 def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy: Deploy) -> None:
     folder = line.cluster.models / "thunderfleet" / f"late-{uuid.uuid4().hex[:6]}"
     late = deploy("late", model={"path": str(folder)}, nodes={"min": 1, "max": 1})
-    told = late.until_condition("ModelResolved", "False", "ModelNotFound")["message"]
-    assert f"path {folder} was not found on any Mac" in told
+    message = late.until_condition("ModelResolved", "False", "ModelNotFound")["message"]
+    assert f"path {folder} was not found on any Mac" in message
     for mac in line.macs:
-        assert f"{mac} ({line.cluster.models}" in told
+        assert f"{mac} ({line.cluster.models}" in message
     placed = late.until_condition("Placed", "False")
     assert "ModelResolved" in placed["message"]
     assert f"{folder}" in late.kubectl("get", "events", "-o", "yaml")
@@ -86,10 +86,10 @@ def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy
 
 def test_no_room_names_each_mac_and_mends_itself(line: Line, deploy: Deploy) -> None:
     large = deploy("large", memory={"contextTokens": 2**31 - 1, "concurrentRequests": 1024}, nodes={"min": 1})
-    told = large.until_condition("Placed", "False", "NoRoom")["message"]
+    message = large.until_condition("Placed", "False", "NoRoom")["message"]
     for mac in line.macs:
-        assert mac in told
-    assert "free" in told and "GiB" in told
+        assert mac in message
+    assert "free" in message and "GiB" in message
     assert large.state == "Pending"
     assert not [child for child in large.children() if child["kind"] == "Pod"]
     near = large.status["unplaceable"]
@@ -104,6 +104,6 @@ def test_no_room_names_each_mac_and_mends_itself(line: Line, deploy: Deploy) -> 
 
 def test_more_macs_than_there_are(line: Line, deploy: Deploy) -> None:
     wide = deploy("wide", nodes={"min": len(line.macs) + 1})
-    told = wide.until_condition("Placed", "False")["message"]
+    message = wide.until_condition("Placed", "False")["message"]
     for mac in line.macs:
-        assert mac in told
+        assert mac in message

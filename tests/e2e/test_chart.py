@@ -1,4 +1,4 @@
-"""The chart on a real API server: who may write what, and what becomes of CRDs and objects through a release's life."""
+"""The chart on a real API server: who may write what, and what happens to CRDs and objects over a release's life."""
 
 import base64
 import json
@@ -173,7 +173,7 @@ def measured(sender: str, receiver: str, mbps: int = 1000) -> Json:
 
 
 def condition(kind: str, reason: str, status: str = "True") -> Json:
-    return {"type": kind, "status": status, "reason": reason, "message": "told by a test", "lastTransitionTime": WHEN}
+    return {"type": kind, "status": status, "reason": reason, "message": "set by a test", "lastTransitionTime": WHEN}
 
 
 async def refused(work: Awaitable[object], *says: str) -> None:

@@ -56,7 +56,7 @@ cables:
 """
 FIRST = "studio-1.tb1--studio-2.tb1"
 SECOND = "studio-1.tb4--studio-2.tb5"
-# Link → the reason of its RDMAUsable, and what its message has somebody type or do.
+# Link → the reason of its RDMAUsable, and the command or action that its message names.
 RDMA = {
     FIRST: ("Usable", "both ends"),
     SECOND: ("Usable", "both ends"),
@@ -159,8 +159,8 @@ def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(health
         status, said_reason, message = said(links[name], "RDMAUsable")
         assert (said_reason, status) == (reason, str(reason == "Usable")) and mend in message
         assert said(links[name], "Connected")[0] == "True"
-    told = healthy.cluster.kubectl("describe", "tbl", "studio-1.tb3--studio-4.tb1").stdout
-    assert "sudo ifconfig bridge0 deletem en2" in told
+    text = healthy.cluster.kubectl("describe", "tbl", "studio-1.tb3--studio-4.tb1").stdout
+    assert "sudo ifconfig bridge0 deletem en2" in text
     hidden = said(links["book-2.tb1--studio-3.tb4"], "Symmetric")
     assert hidden[:2] == ("False", "OneEnd") and "studio-3 does not see" in hidden[2]
     assert all(said(link, "Symmetric")[0] == "True" for name, link in links.items() if "book-2" not in name)
@@ -216,12 +216,12 @@ def test_nothing_changed_nothing_written(healthy: Fleet) -> None:
 def test_a_pulled_cable_is_told_and_back_when_plugged(healthy: Fleet) -> None:
     cluster = healthy.cluster
     cluster.cable("pull", "studio-2:1")
-    healthy.until(lambda: healthy.reason(FIRST, "Connected") == "Unplugged", "the pulled cable is told")
+    healthy.until(lambda: healthy.reason(FIRST, "Connected") == "Unplugged", "the link reports the pulled cable")
     message = healthy.said("tbl", FIRST, "Connected")[2]
     assert "plug the cable into port 1 of studio-1 and port 1 of studio-2" in message
     assert healthy.reason(SECOND, "Connected") == "Connected", "the other cable between the two is another link"
     address = next(c["address"] for c in cluster.machines["studio-2"].cables if c["port"] == 1)
-    healthy.until(lambda: ("studio-2", address) not in reaches(healthy.get("np", "studio-1")), "nobody reaches over it")
+    healthy.until(lambda: ("studio-2", address) not in reaches(healthy.get("np", "studio-1")), "no Mac is reached over it")
     events = cluster.kubectl("get", "events", "-n", "default", "--field-selector", f"involvedObject.name={FIRST}").stdout
     assert "Unplugged" in events
     cluster.cable("plug", "studio-1:1")
@@ -301,7 +301,7 @@ def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None
         owners = healthy.get("np", "mini-2").get("metadata", {}).get("ownerReferences", [])
         return bool(found and node) and found != before and owners[0]["uid"] == node
 
-    healthy.until(again, "mini-2 is a Node with a profile of its own")
+    healthy.until(again, "mini-2 is a Node with its own profile")
     healthy.until(lambda: healthy.reason("mini-2.tb1--studio-3.tb3", "Symmetric") == "BothEnds", "its link is whole")
 
 
@@ -313,7 +313,7 @@ def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
     cluster, link = healthy.cluster, "mini-1.tb1--studio-2.tb3"
     before = healthy.get("np", "mini-1")
     cluster.machines["mini-1"].off()
-    healthy.until(lambda: healthy.reason(link, "Connected") == "NothingPluggedIn", "its cable is told")
+    healthy.until(lambda: healthy.reason(link, "Connected") == "NothingPluggedIn", "the link reports its cable")
     assert "mini-1 is off" in healthy.said("tbl", link, "Connected")[2]
     cluster.kubectl("delete", "node", "mini-1")
     shutil.rmtree(cluster.machines["mini-1"].folder / "kubelet" / "pods")
@@ -331,11 +331,11 @@ def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
         own = [status.get(part, {}).get(key, "") for part, key in (("agent", "certificateSHA256"), ("hardware", "chip"))]
         return [*own, *(port["switchUID"] for port in status.get("thunderbolt", {}).get("ports", []))]
 
-    def anew() -> bool:
+    def replaced() -> bool:
         now = facts(healthy.get("np", "mini-1"))
         return all(now) and len(now) == len(facts(before)) and not set(now) & set(facts(before))
 
-    healthy.until(anew, "another agent and other hardware")
+    healthy.until(replaced, "another agent and other hardware")
     healthy.until(lambda: healthy.reason(link, "Symmetric") == "BothEnds", "its link is whole")
     assert [name for name in healthy.items("tbl") if "mini-1" in name] == [link]
 
@@ -360,19 +360,28 @@ def moved(fleet: Fleet) -> str:
 def test_a_cable_moved_to_another_port_is_another_link(healthy: Fleet) -> None:
     moved(healthy)
     new = "mini-1.tb2--studio-2.tb3"
-    healthy.until(lambda: healthy.reason(new, "Symmetric") == "BothEnds", "the link of the new port is there")
+    healthy.until(lambda: healthy.reason(new, "Symmetric") == "BothEnds", "the link of the new port exists")
     assert healthy.reason(new, "RDMAUsable") == "BelowThunderbolt5"
 
 
 def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
-    """It joins under another name and starts again; its old Node is there until somebody deletes it."""
+    """It joins under another name and starts again; its old Node stays until it is deleted."""
     cluster, old, new = fleet.cluster, "book-1.tb2--studio-2.tb4", "notebook.tb2--studio-2.tb4"
     machine = cluster.machines["book-1"]
     settings = machine.folder / "kubelet.yaml"
     settings.write_text(settings.read_text().replace("nodeName: book-1\n", "nodeName: notebook\n"))
-    told = cluster.command(do="token")
+    join_token = cluster.command(do="token")
     files = ["--root", str(machine.folder / "renamed"), "--config", str(settings), "--no-run"]
-    join = ["join", "--server", cluster.state["innerServer"], "--token", told["token"], "--ca-hash", told["caHash"], *files]
+    join = [
+        "join",
+        "--server",
+        cluster.state["innerServer"],
+        "--token",
+        join_token["token"],
+        "--ca-hash",
+        join_token["caHash"],
+        *files,
+    ]
     done = machine.run([*kubelet_command(), *join], seconds=60)
     assert done.returncode == 0, done.stderr
     machine.off()
@@ -389,7 +398,7 @@ def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
 def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
     """What it leaves is not calm for a minute."""
     cluster = fleet.cluster
-    fleet.until(lambda: fleet.reason(SECOND, "Connected") == "Connected", "the cable is there")
+    fleet.until(lambda: fleet.reason(SECOND, "Connected") == "Connected", "the cable is reported")
 
     def seen(plugged: bool) -> bool:
         wanted = "Connected" if plugged else "Unplugged"
@@ -414,8 +423,8 @@ def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
     old = moved(fleet)
     fleet.until(lambda: not fleet.get("tbl", old), "the link goes", 150)
     about = ("--field-selector", f"involvedObject.name={old},reason=Removed")
-    told = fleet.cluster.kubectl("get", "events", "-n", "default", *about).stdout
-    assert "neither mini-1 nor studio-2 has had this cable" in told
+    text = fleet.cluster.kubectl("get", "events", "-n", "default", *about).stdout
+    assert "neither mini-1 nor studio-2 has had this cable" in text
 
     def ghosts() -> list[str]:
         """Who speaks of a Mac that is no Node."""
@@ -423,4 +432,4 @@ def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
         known = [name for name, item in profiles.items() if any(node not in nodes for node, _ in reaches(item))]
         return [*known, *(name for name in profiles if name not in nodes)]
 
-    fleet.until(lambda: not ghosts(), "nobody speaks of a Mac that is gone")
+    fleet.until(lambda: not ghosts(), "no object mentions a Mac that is gone")

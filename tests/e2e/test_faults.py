@@ -1,4 +1,4 @@
-"""What breaks, and what must hold then: each fault on the real control plane, with real processes killed."""
+"""Faults on a real control plane with real processes, and what must hold after each."""
 
 import re
 import ssl
@@ -52,7 +52,7 @@ def pids(served: Deployment) -> list[str]:
 
 
 def versions(served: Deployment) -> dict[str, str]:
-    """What must not change when nothing is to be done: UID and spec of pods (their status is their kubelet's), else all."""
+    """What must not change while there is nothing to do: UID and spec of pods (the kubelet owns their status), else all."""
     found = {}
     for child in served.children():
         metadata = child["metadata"]
@@ -70,7 +70,7 @@ def kill(line: Line, machine: str, pattern: str, signal: str = "KILL") -> None:
 
 
 def until_back(served: Deployment, before: Json) -> Json:
-    """Waits until a group that broke after ``before`` has been reported, and serves again; its state then."""
+    """Waits until status reports that the group broke after ``before`` and serves again; returns its state."""
 
     def broke() -> bool:
         group = served.group()
@@ -95,22 +95,22 @@ def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: 
     try:
         assert pair.tokens(PROMPT, TOKENS) == expected, "the group serves while its kubelets are dead"
         assert pids(pair) == processes
-        # What is written while nobody keeps the pod must be in its log afterwards.
+        # The log must keep what is written while the pod has no kubelet.
         kill(line, node[1], RANK)
-        pair.until(lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200, "the group has formed anew")
+        pair.until(lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200, "the group has formed again")
     finally:
         for name in node:
             line.cluster.machines[name].start_kubelet()
 
-    def told(pod: str) -> str:
+    def log(pod: str) -> str:
         return str(line.cluster.kubectl("logs", "-n", pair.namespace, pod, check=False).stdout)
 
-    until(lambda: all(told(pod).startswith(logs[pod]) for pod in before), "kubectl logs answers, from the beginning on")
+    until(lambda: all(log(pod).startswith(logs[pod]) for pod in before), "kubectl logs returns the whole log")
     until(line.ready_machines, "the nodes are Ready")
     pair.until_ready()
     assert containers(pair) == before, "no container was restarted or replaced"
     since = pair.kubectl("logs", pair.ranks()[0]["pod"], f"--since-time={killed.isoformat()}")
-    assert "-> Ready" in since, "what was logged while the kubelet was dead is there"
+    assert "-> Ready" in since, "the log has what was written while the kubelet was dead"
     assert pair.group()["epoch"] == epoch
     assert pair.tokens(PROMPT, TOKENS) == expected
 
@@ -192,7 +192,7 @@ def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
     assert versions(pair) == before
     assert pids(pair) == processes
     assert pair.group()["epoch"] == group["epoch"]
-    # Watches and status writes work again: what happens now is told.
+    # Watches and status writes work again: a new event reaches status.
     kill(line, pair.ranks()[1]["node"], RANK)
     until_back(pair, group)
     assert pair.tokens(PROMPT, TOKENS) == expected
@@ -244,7 +244,9 @@ def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, al
         assert pair.group()["lastFailure"]["node"] == lost
         assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
         waiting = pair.status["terminatingPods"]
-        assert [(pod["node"]) for pod in waiting] == [lost], "the pod on the Mac that is off is told, not forced away"
+        assert [(pod["node"]) for pod in waiting] == [lost], (
+            "status lists the pod on the Mac that is off; it is not force-deleted"
+        )
     finally:
         line.cluster.machines[lost].on()
     until(line.ready_machines, "the Mac is back")
@@ -258,8 +260,8 @@ def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> 
     lost = held.ranks()[1]["node"]
     line.cluster.machines[lost].off()
     try:
-        told = held.until_condition("Ready", "False")["message"]
-        assert lost in told, "status names the Mac that is waited for"
+        message = held.until_condition("Ready", "False")["message"]
+        assert lost in message, "status names the missing Mac"
     finally:
         line.cluster.machines[lost].on()
     until(line.ready_machines, "the Mac is back")
@@ -269,7 +271,7 @@ def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> 
 
 # --- what a kill leaves behind ---
 
-# Memory is read as on a real Mac (elsewhere a kill strands none), and what is not back is known soon.
+# Wired memory is read as on a real Mac (on other systems a kill strands none), with a short limit for its return.
 MEASURED = """#!/bin/sh
 exec {python} -P -c 'import sys
 from thunderfleet_runner.host import memory, wired_memory
@@ -281,7 +283,7 @@ sys.exit(main())' "$@"
 
 @pytest.fixture
 def measured(line: Line) -> Iterator[Callable[[str, int], None]]:
-    """Runners that begin now measure their Mac's wired memory; ``measured(mac, pages)`` adds so many pages to it."""
+    """Runners that start now measure their Mac's wired memory; ``measured(mac, pages)`` adds ``pages`` to it."""
     folders = {mac: line.cluster.folder.root / "machines" / mac for mac in line.macs}
     before = {mac: (folder / "recorded/vm_stat").read_text() for mac, folder in folders.items()}
     program = MEASURED.format(python=line.cluster.image_folder / "bin/python3")
@@ -319,9 +321,9 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
     assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
     failure = served.group()["lastFailure"]
     assert (failure["class"], failure["reason"], failure["node"]) == ("Reboot", "MemoryStranded", lost)
-    told = quarantined()
-    assert (told["status"], told["reason"]) == ("True", "MemoryStranded"), told
-    assert "40.0 GiB" in told["message"] and f"reboot of {lost}" in told["message"], told["message"]
+    found = quarantined()
+    assert (found["status"], found["reason"]) == ("True", "MemoryStranded"), found
+    assert "40.0 GiB" in found["message"] and f"reboot of {lost}" in found["message"], found["message"]
     line.cluster.machines[lost].off()
     line.cluster.machines[lost].on()
     until(lambda: quarantined().get("status") == "False", "the Mac is well again", describe=lambda: str(quarantined()))

@@ -81,7 +81,7 @@ def alive_with(uid: str) -> list[int]:
 
 
 def own_number(pid: int) -> int:
-    """A process's number as it sees it itself: a machine of the fleet has numbers of its own."""
+    """The process id inside the machine's namespace."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:"))
     return int(line.split()[-1])
 
@@ -175,7 +175,7 @@ def first(item: Json) -> Json:
 
 # Shows its environment in one line, then waits.
 SHOW = "python3 -c 'import json, os; print(json.dumps(dict(os.environ)), flush=True)'; sleep 3600"
-# Answers HTTP with the files of its folder until a file ``deaf`` is there; then it lives on, but its port is closed.
+# Answers HTTP with the files of its folder until a file ``deaf`` exists; then it keeps running with its port closed.
 SERVE = f"""exec python3 -c '
 import http.server, os, threading, time
 os.chdir(os.environ["HOME"])
@@ -201,7 +201,7 @@ while True:
         seen = text
     time.sleep(0.001)
 '"""
-# Neither the shell nor its child, in a session of its own, ends for a SIGTERM.
+# Neither the shell nor its child, which has its own session, ends on SIGTERM.
 STUBBORN = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; while :; do sleep 0.2; done' &) ; echo up; while :; do sleep 0.2; done"
 
 
@@ -317,7 +317,7 @@ def objects(image: str, scratch: Path) -> list[Json]:
     if ROOT:
         other: Json = {"securityContext": {"runAsUser": 2001, "runAsGroup": 3000}}
         items += [
-            pod("somebody", [container(image, "id -u; id -g; sleep 3600", **other)]),
+            pod("other-user", [container(image, "id -u; id -g; sleep 3600", **other)]),
             pod("root", [container(image, "id -u; sleep 3600", securityContext={"runAsUser": 0})]),
         ]
     return items
@@ -376,7 +376,7 @@ def test_joined_node_says_what_it_is(fleet: Fleet) -> None:
         {key: taint[key] for key in ("key", "effect")} for taint in node["spec"]["taints"]
     ]
     status = node["status"]
-    # What macOS lets the GPU wire of 96 GB, where nobody set a limit: three quarters.
+    # What macOS lets the GPU wire of 96 GB, without a configured limit: three quarters.
     assert status["capacity"]["memory"] == "72Gi"
     assert int(status["capacity"]["cpu"]) > 1
     assert status["capacity"]["pods"] == "110"
@@ -566,15 +566,15 @@ def test_token_of_the_service_account_authenticates(fleet: Fleet, folder: str) -
 
 def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None:
     fleet.running("who")
-    uid, gid = until(lambda: found if len(found := fleet.log("who").split()) == 2 else None, "who it is")
+    uid, gid = until(lambda: found if len(found := fleet.log("who").split()) == 2 else None, "it has printed its user")
     if not ROOT:
         assert (int(uid), int(gid)) == (os.geteuid(), os.getegid())
         return
     assert (uid, gid) == ("65534", "65534")
-    fleet.running("somebody")
-    until(lambda: fleet.log("somebody").split() == ["2001", "3000"], "who it is")
+    fleet.running("other-user")
+    until(lambda: fleet.log("other-user").split() == ["2001", "3000"], "it has printed its user")
     # Programs that exec starts are the container's, too.
-    assert fleet.exec("somebody", "id", "-u").strip() == "2001"
+    assert fleet.exec("other-user", "id", "-u").strip() == "2001"
     assert fleet.exec("who", "id", "-u").strip() == "65534"
     # Root only for who says so.
     until(lambda: fleet.log("root").split() == ["0"], "root")
@@ -631,7 +631,7 @@ def test_deleted_pod_is_asked_first_and_ended_as_a_whole(fleet: Fleet) -> None:
     fleet.kubectl("delete", "pod", "stubborn", "--wait=true", "--timeout=60s")
     assert (fleet.scratch / "prestop").read_text() == "stopping\n"
     assert alive_with(uid) == []
-    # A process that was killed may have left GPU memory wired: somebody must be able to learn of it.
+    # A process that was killed may have left GPU memory wired: an Event must say so.
     until(lambda: "ExceededGracePeriod" in fleet.events("stubborn"), "the Event")
 
 
@@ -746,8 +746,8 @@ def numbers_of(fleet: Fleet, name: str) -> list[int]:
 def test_containers_outlive_their_kubelet(fleet: Fleet, how: str) -> None:
     machine = fleet.cluster.machines[MAC]
     before = fleet.running("stays")
-    told = until(lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE), "it says who it is")
-    main = next(pid for pid in alive_with(before["metadata"]["uid"]) if own_number(pid) == int(told[0]))
+    printed = until(lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE), "it says who it is")
+    main = next(pid for pid in alive_with(before["metadata"]["uid"]) if own_number(pid) == int(printed[0]))
     last = until(lambda: numbers_of(fleet, "stays"), "it ticks")[-1]
     if how == "killed":
         machine.kill_kubelet()
@@ -782,7 +782,7 @@ def test_pods_are_looked_after_while_the_api_server_is_away(fleet: Fleet) -> Non
     finally:
         fleet.cluster.component("kube-apiserver", "on")
     until(lambda: fleet.kubectl("get", "pod", "talks", check=False).returncode == 0, "the API server is back")
-    after = fleet.await_pod("talks", lambda item: first(item).get("restartCount") == 1, "the restart is told")
+    after = fleet.await_pod("talks", lambda item: first(item).get("restartCount") == 1, "the restart is reported")
     assert first(after)["lastState"]["terminated"]["exitCode"] == 137
     assert after["metadata"]["uid"] == uid
     assert fleet.exec("talks", "echo", "here") == "here\n"
@@ -807,9 +807,9 @@ def test_pods_of_a_deleted_node_end_and_it_registers_anew(fleet: Fleet) -> None:
     assert alive_with(uid)
     fleet.kubectl("delete", "node", LINUX)
     until(lambda: not alive_with(uid), "its pods end")
-    until(lambda: fleet.node_ready(LINUX), "the Node is there again")
+    until(lambda: fleet.node_ready(LINUX), "the Node is registered again")
     assert fleet.get("node", LINUX)["metadata"]["uid"] != old
     until(lambda: fleet.kubectl("get", "pod", "plain", check=False).returncode != 0, "its pod is gone")
-    fleet.apply(pod("plain", [container(fleet.cluster.image, "echo anew; sleep 3600")], node=LINUX))
+    fleet.apply(pod("plain", [container(fleet.cluster.image, "echo again; sleep 3600")], node=LINUX))
     fleet.running("plain")
-    until(lambda: fleet.log("plain") == "anew\n", "its log")
+    until(lambda: fleet.log("plain") == "again\n", "its log")

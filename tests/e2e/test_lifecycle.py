@@ -24,7 +24,7 @@ ONE_MAC = {"min": 1, "max": 1}
 
 
 class Stream:
-    """A streamed completion that has begun; ``rest`` is how it ends."""
+    """A streamed completion after its first event; ``rest`` reads it to its end."""
 
     def __init__(self, line: Line, endpoint: str, tokens: int) -> None:
         body = {"model": "", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": tokens, "temperature": 0}
@@ -49,11 +49,11 @@ class Stream:
         assert choices[-1]["finish_reason"] in ("length", "stop"), choices[-1]
 
 
-def groups_told(line: Line, served: Deployment) -> dict[str, list[Json]]:
+def groups_reported(line: Line, served: Deployment) -> dict[str, list[Json]]:
     """By Mac, what NodeProfiles say of this deployment's groups."""
     prefix = f"{served.namespace}/{served.name}-"
-    told = {item["metadata"]["name"]: item.get("status", {}).get("groups", []) for item in line.items("np")}
-    found = {name: [use for use in uses if use["name"].startswith(prefix)] for name, uses in told.items()}
+    reported = {item["metadata"]["name"]: item.get("status", {}).get("groups", []) for item in line.items("np")}
+    found = {name: [use for use in uses if use["name"].startswith(prefix)] for name, uses in reported.items()}
     return {name: uses for name, uses in found.items() if uses}
 
 
@@ -123,9 +123,9 @@ def second(served: Deployment) -> list[str]:
 def test_eviction_of_one_rank_drains_the_group(line: Line, deploy: Deploy) -> None:
     served = deploy("evicted", recovery={"maxRestarts": 0}).until_ready()
     nodes = [rank["node"] for rank in served.ranks()]
-    told = groups_told(line, served)
-    assert sorted(told) == sorted(nodes)
-    for (use,) in told.values():
+    reported = groups_reported(line, served)
+    assert sorted(reported) == sorted(nodes)
+    for (use,) in reported.values():
         assert (use["nodes"], use["epoch"]) == (nodes, 1) and len(use["links"]) == 1
 
     stream, pod = Stream(line, served.endpoint, TOKENS_PAIR), served.ranks()[1]["pod"]
@@ -137,7 +137,7 @@ def test_eviction_of_one_rank_drains_the_group(line: Line, deploy: Deploy) -> No
     served.until_ready()
     group = served.group()
     assert (group["restarts"], group["lastFailure"]["reason"]) == (0, "Evicted")
-    assert {use["epoch"] for uses in groups_told(line, served).values() for use in uses} == {2}
+    assert {use["epoch"] for uses in groups_reported(line, served).values() for use in uses} == {2}
 
 
 def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Line, deploy: Deploy) -> None:
@@ -158,4 +158,4 @@ def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Lin
     served.kubectl("delete", "md", served.name, "--wait=false")
     stream.assert_whole()
     until(lambda: not served.left(ports), "nothing of it is left", GONE_SECONDS, describe=lambda: "\n".join(served.left(ports)))
-    until(lambda: not groups_told(line, served), "no Mac is said to be in its group")
+    until(lambda: not groups_reported(line, served), "no Mac is said to be in its group")

@@ -165,6 +165,6 @@ def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alon
 
 def test_a_second_group_that_finds_no_place_says_what_it_lacks(pair: Deployment, deploy: Deploy, alone: Alone) -> None:
     both = deploy("both", replicas=2, nodes={"min": len(pair.line.macs) + 1})
-    told = both.until_condition("Placed", "False")["message"]
-    assert "studio-1" in told and "studio-2" in told and "mini-1" in told
+    message = both.until_condition("Placed", "False")["message"]
+    assert "studio-1" in message and "studio-2" in message and "mini-1" in message
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)

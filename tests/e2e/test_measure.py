@@ -46,7 +46,7 @@ VALUES = (
     f"agent.measure.rdma.everySeconds={EVERY_SECONDS}",
     "agent.measure.rdma.seconds=20",
 )
-# From whom to whom, by which interface of the sender, at most so many Mbit/s.
+# Sender and receiver: the sender's interface and its limit in Mbit/s.
 SHAPES = {
     ("studio-1", "studio-2"): ("en2", 100),
     ("studio-2", "studio-1"): ("en2", 400),
@@ -141,7 +141,7 @@ def test_profiles_show_what_the_gpu_does(line: Line) -> None:
 
 def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line: Line, deploy: Deploy) -> None:
     served = deploy("fast", transport="Ring", nodes={"min": 2, "max": 2}).until_ready()
-    assert {rank["node"] for rank in served.ranks()} == {"studio-2", "studio-3"}, served.told()
+    assert {rank["node"] for rank in served.ranks()} == {"studio-2", "studio-3"}, served.conditions()
     link = "studio-2.tb2--studio-3.tb2"
 
     def probes(mac: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the field's Prometheus makes of us: alerts and dashboard are valid to it, and what they ask for is there.
+"""A real Prometheus accepts the alerts and the dashboard, and every metric that they use exists.
 
 Prometheus is the real program, with the rights of a service account, and finds its targets as the pods' annotations say.
 """

@@ -66,20 +66,20 @@ def line() -> Iterator[Line]:
 
 @pytest.fixture
 def served(line: Line, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
-    """Deploys what the offline planner is asked about first, and returns the group once it has answered."""
+    """Deploys a spec after planning it offline, compares the two, and returns the group."""
 
     def serve(name: str, layers: int = tinymodel.LAYERS, **spec: object) -> Json:
         model = {"repository": DEEP if layers == DEEP_LAYERS else "thunderfleet/tiny-qwen2"}
         whole = {**SMALL, "model": model, **spec}
         meta = {"name": name, "namespace": "default"}
         asked = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": meta, "spec": whole}
-        status, told = line.plan(asked)
-        assert status == 0, told
+        status, planned = line.plan(asked)
+        assert status == 0, planned
         made = deploy(name, **whole)
         made.until(made.is_ready, "Ready", START_SECONDS)
         group: Json = made.group()
-        agrees(told["groups"][0], group)
-        planned(made, group)
+        agrees(planned["groups"][0], group)
+        check_plan(made, group)
         body = {"model": model["repository"], "messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
         body |= {"temperature": 0, "return_token_ids": True}
         answer = line.request(f"{made.endpoint}/chat/completions", body)
@@ -93,15 +93,15 @@ def served(line: Line, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
     return serve
 
 
-def agrees(told: Json, group: Json) -> None:
-    """What was said of a group, and what became of it."""
-    assert (told["transport"], told["parallelism"]) == (group["transport"], group["parallelism"])
-    said = [(r["node"], r["memoryBytes"], r["layers"], r["address"]) for r in told["ranks"]]
+def agrees(planned: Json, group: Json) -> None:
+    """The group must be as planned."""
+    assert (planned["transport"], planned["parallelism"]) == (group["transport"], group["parallelism"])
+    said = [(r["node"], r["memoryBytes"], r["layers"], r["address"]) for r in planned["ranks"]]
     assert said == [(r["node"], r["memoryBytes"], r.get("layers"), r["address"]) for r in group["ranks"]]
 
 
-def planned(deployment: Deployment, group: Json) -> Json:
-    """The plan's ConfigMap; it says what status says."""
+def check_plan(deployment: Deployment, group: Json) -> Json:
+    """The plan in the ConfigMap, which must match status."""
     (item,) = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", "thunderfleet.io/group=0")
     plan: Json = json.loads(item["data"]["plan.json"])
     assert plan["epoch"] == group["epoch"]
@@ -171,13 +171,13 @@ def test_through_a_hub_two_macs_talk_over_tcp(served: Callable[..., Json], paral
 def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Line, deploy: Deploy, served: Callable[..., Json]) -> None:
     in_a_row = {"min": 3, "selector": {"row": "line"}}
     refused = deploy("row", transport="JACCL", nodes=in_a_row, **SMALL)
-    told = refused.until_condition("Placed", "False", "NotConnected")["message"]
-    assert "ring-3 ↔ ring-1: no Thunderbolt cable" in told or "ring-1 ↔ ring-3: no Thunderbolt cable" in told
-    assert "each of mesh-1, mesh-2, mesh-3, mesh-4, ring-4 does not have the label row=line" in told
+    message = refused.until_condition("Placed", "False", "NotConnected")["message"]
+    assert "ring-3 ↔ ring-1: no Thunderbolt cable" in message or "ring-1 ↔ ring-3: no Thunderbolt cable" in message
+    assert "each of mesh-1, mesh-2, mesh-3, mesh-4, ring-4 does not have the label row=line" in message
     near = refused.status["unplaceable"]
     assert {(miss.get("transport"), *sorted(miss.get("nodes", []))) for miss in near} >= {("JACCL", *RING[:3])}
     status, offline = line.plan(refused.get())
-    assert (status, offline["groups"][0]["message"]) == (3, told)
+    assert (status, offline["groups"][0]["message"]) == (3, message)
     # The missing hop is carried over the LAN, where TCP will do.
     group = served("lan", nodes=in_a_row, parallelism="Pipeline")
     assert (sorted(nodes_of(group)), group["transport"]) == (RING[:3], "Ring")

@@ -79,11 +79,11 @@ def placed(deployment: Deployment) -> Json:
 
 def foretold(deployment: Deployment) -> Json:
     """What the offline planner says of a deployment of the cluster; it must be what the operator did."""
-    status, told = deployment.line.plan(deployment.get())
+    status, planned = deployment.line.plan(deployment.get())
     now = deployment.status
-    assert [group["placed"] for group in told["groups"]] == [bool(group["ranks"]) for group in groups(now)]
-    assert (status == 0) == told["placed"] == all(group["ranks"] for group in groups(now))
-    for said, group in zip(told["groups"], groups(now), strict=True):
+    assert [group["placed"] for group in planned["groups"]] == [bool(group["ranks"]) for group in groups(now)]
+    assert (status == 0) == planned["placed"] == all(group["ranks"] for group in groups(now))
+    for said, group in zip(planned["groups"], groups(now), strict=True):
         if not said["placed"]:
             assert said["message"] == group["message"]
             continue
@@ -93,7 +93,7 @@ def foretold(deployment: Deployment) -> Json:
         first = said["ranks"][0]
         assert group["endpoint"] == f"http://{first['address']}:{first['gatewayPort']}/v1"
         assert group["coordinator"] == f"{first['address']}:{first['controlPort']}"
-    found: Json = told
+    found: Json = planned
     return found
 
 
@@ -119,8 +119,8 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
         message = str(pair.until_condition("Placed", "True")["message"])
         return message if "a better place exists" in message else ""
 
-    told = pair.until(better, "status says that a better place exists")
-    assert "20 Gb/s" in told and "40 Gb/s" in told and "does not move" in told
+    message = pair.until(better, "status says that a better place exists")
+    assert "20 Gb/s" in message and "40 Gb/s" in message and "does not move" in message
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
 
     # Cordoned: what runs stays, what is new does not get there.
@@ -196,7 +196,7 @@ def test_scaled_by_the_scale_subresource(line: Line, deploy: Deploy) -> None:
     many = deploy("many", nodes=nodes, memory=MOST)
     placed(many)
     many.kubectl("scale", "md", many.name, "--replicas=3")
-    # Two of three groups find a Mac each; the third says what it lacks.
+    # Two of three groups find a Mac each; the third says what is missing.
     lack = many.until_condition("Placed", "False", "NoRoom")["message"]
     assert lack.startswith("group 2: ") and "mini-2" in lack and "mini-3" in lack
     many.until(lambda: many.status.get("readyReplicas") == 2, "two groups serve", START_SECONDS)

@@ -52,7 +52,7 @@ def test_a_cable_seen_from_one_end_carries_a_group(line: Line, deploy: Deploy, a
         assert (group["transport"], group["parallelism"]) == ("Ring", "Pipeline")
         assert f"no RDMA over {LINK}: RDMA is switched off on studio-2" in group["reason"]
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
-    status, told = line.plan(pair.get())
-    (offline,) = told["groups"]
+    status, planned = line.plan(pair.get())
+    (offline,) = planned["groups"]
     assert (status, offline["transport"]) == (0, group["transport"])
     assert [rank["node"] for rank in offline["ranks"]] == [rank["node"] for rank in group["ranks"]]

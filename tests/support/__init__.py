@@ -2,6 +2,8 @@
 
 waiting    wait for a condition, with a limit
 processes  whether a process runs, or exists at all
-https      a TLS client with a certificate of its own
+https      a TLS client with its own certificate
+line       a fleet with the chart and the model installed
+times      runs make targets and prints where the time went
 api        reads from the API server without a kubectl process for each
 """

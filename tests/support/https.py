@@ -1,4 +1,4 @@
-"""A TLS client with a certificate of its own."""
+"""A TLS client with its own certificate."""
 
 import http.client
 import os

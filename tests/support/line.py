@@ -34,7 +34,7 @@ MODEL = "thunderfleet/tiny-qwen2"
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
 CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 
-# What agents do now and then is done soon, and what takes processors takes them for a short time only.
+# Agents look for models often and measure for a short time.
 BRISK = (
     "agent.modelsIntervalSeconds=2",
     "agent.measure.gpu.seconds=4",
@@ -42,7 +42,7 @@ BRISK = (
     "agent.measure.rdma.bytes=16777216",
 )
 QUICK: Json = {"promptTokens": 2, "generationTokens": 1}
-"""A benchmark that is soon over."""
+"""A short benchmark."""
 READY_SECONDS = 150.0
 INSTALL_SECONDS = 180
 COMMAND_SECONDS = 30.0
@@ -71,7 +71,7 @@ def condition(item: Json, kind: str) -> Json:
 
 @dataclass
 class Line:
-    """The cluster, and how the tests look at it. Every wait is for a condition and has a limit."""
+    """A cluster with the chart installed, and its objects. Every wait is for a condition and has a limit."""
 
     cluster: Cluster
     deployments: list["Deployment"] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Line:
     def request(
         self, url: str, body: Json | None = None, headers: Mapping[str, str] | None = None, seconds: float = ANSWER_SECONDS
     ) -> Answer:
-        """One request by the cluster's proxy. Errors of HTTP are answers; raises OSError when nobody answers."""
+        """Sends one request through the cluster's proxy. An HTTP error is an answer; raises OSError when there is none."""
         data = None if body is None else json.dumps(body).encode()
         sent = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": self.cluster.proxy}))
@@ -115,7 +115,7 @@ class Line:
             raise OSError(f"{url}: {error!r}") from error
 
     def deploy(self, name: str, **spec: object) -> "Deployment":
-        """Applies one in a namespace of its own. ``spec`` overrides: the tiny model on two Macs, soon measured."""
+        """Applies one in a new namespace. ``spec`` overrides the default: the tiny model on two Macs with a short benchmark."""
         unique = f"{name}-{uuid.uuid4().hex[:6]}"
         self.kubectl("create", "namespace", unique)
         found = Deployment(self, unique, unique)
@@ -125,7 +125,7 @@ class Line:
         return found
 
     def plan(self, manifest: Json) -> tuple[int, Json]:
-        """What ``thunderfleet-operator plan`` makes of a ModelDeployment on this cluster as it is now: exit status, answer."""
+        """Exit status and output of ``thunderfleet-operator plan`` for a ModelDeployment on the cluster's present state."""
         with tempfile.TemporaryDirectory() as folder:
             fleet, wanted = Path(folder, "fleet.yaml"), Path(folder, "deployment.yaml")
             fleet.write_text(self.kubectl("get", "nodes,np,tbl,md,pods", "-A", "-o", "yaml"))
@@ -137,7 +137,7 @@ class Line:
         return done.returncode, json.loads(done.stdout)
 
     def forget(self, deployment: "Deployment") -> None:
-        """Deletes a deployment, its namespace, and waits until nothing of it runs; once."""
+        """Deletes a deployment and its namespace, and waits until nothing of it is left. Does nothing the second time."""
         if deployment not in self.deployments:
             return
         self.deployments.remove(deployment)
@@ -146,11 +146,11 @@ class Line:
         self.kubectl("delete", "namespace", deployment.namespace, "--wait=false")
 
     def ready_machines(self) -> bool:
-        """Whether every machine is on and its Node Ready."""
+        """Whether every Node is Ready."""
         return all(condition(node, "Ready").get("status") == "True" for node in self.api.items("/api/v1/nodes"))
 
     def report(self) -> str:
-        """What somebody needs who looks for the cause of a failed test."""
+        """State and logs that help to find the cause of a failed test."""
         parts: list[str] = []
 
         def add(title: str, *arguments: str) -> None:
@@ -214,8 +214,8 @@ class Deployment:
         status = self.status
         return str(status.get("endpoint") or status["groups"][0]["endpoint"])
 
-    def told(self) -> str:
-        """What its conditions say now."""
+    def conditions(self) -> str:
+        """The conditions as text, one a line."""
         found = self.status.get("conditions", [])
         return "\n".join(f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in found)
 
@@ -227,7 +227,7 @@ class Deployment:
 
     def until(self, holds: Callable[[], T | None], goal: str, seconds: float = WAIT_SECONDS) -> T:
         """Like the shared ``until``; a failure shows the deployment's conditions."""
-        return until(holds, f"{self.name}: {goal}", seconds, describe=self.told)
+        return until(holds, f"{self.name}: {goal}", seconds, describe=self.conditions)
 
     def until_ready(self) -> "Deployment":
         self.until(self.is_ready, "Ready", READY_SECONDS)
@@ -286,7 +286,7 @@ class Deployment:
         return found
 
     def seen(self) -> tuple[list[str], set[tuple[str, int]]]:
-        """Its processes on all Macs (shims, supervisors, ranks), and every port of a Mac that somebody listens on."""
+        """Its processes on all Macs (shims, supervisors, ranks), and every listening port of every Mac."""
         processes: list[str] = []
         listening: set[tuple[str, int]] = set()
         for name in self.line.macs:
@@ -298,7 +298,7 @@ class Deployment:
         return processes, listening
 
     def left(self, ports: Collection[tuple[str, int]] = ()) -> list[str]:
-        """Whatever of it is still there: child objects, processes, and listeners on ``ports``."""
+        """What is left of it: child objects, processes and listeners on ``ports``."""
         objects = [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]
         processes, listening = self.seen()
         return [*objects, *processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]
@@ -349,7 +349,7 @@ def chat(prompt: str, tokens: int, **more: object) -> Json:
 
 
 def install(cluster: Cluster, *values: str) -> None:
-    """The chart and the model, as a user would. ``values``: more of the chart's, as ``key=value``."""
+    """Installs the chart and the model as a user does. ``values``: chart values, as ``key=value``."""
     tinymodel.make(cluster.models / MODEL)
     cluster.kubectl("create", "namespace", SYSTEM)
     cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
@@ -361,7 +361,7 @@ def install(cluster: Cluster, *values: str) -> None:
 
 
 def discovered(line: Line, ends: int = 2) -> bool:
-    """Whether every Mac says what the model needs, and every cable is a link that both ends (or ``ends`` of them) see."""
+    """Whether every Mac reports the size of the model, and ``ends`` ends of every cable's link see the other one."""
     profiles = {item["metadata"]["name"]: item.get("status", {}) for item in line.api.items(f"{OURS}/nodeprofiles")}
     cables = sum(len(machine.cables) for machine in line.cluster.machines.values()) // 2
     links = line.api.items(f"{OURS}/thunderboltlinks")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import is_
 
 from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
@@ -38,6 +39,8 @@ KINDS = {
     InterfaceKind.ETHERNET: Kind.ETHERNET,
     InterfaceKind.WIFI: Kind.WIFI,
 }
+SHARED_LIMIT = 65_536
+"""Values that are kept to be shared between Macs."""
 Nodes = Mapping[str, Node]
 Profiles = Mapping[str, NodeProfile | None]
 Links = Mapping[str, ThunderboltLink | None]
@@ -185,16 +188,18 @@ def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
     )
 
 
-def _cable_sources(link: ThunderboltLink, profiles: Profiles) -> tuple[object, ...]:
-    """The objects that a cable's value is made from."""
+def _cable_sources(link: ThunderboltLink, profiles: Profiles) -> object:
+    """What a cable's value is made from: the link, and the profiles of its ends if one of them has not reported."""
     if len(link.status.endpoints) > 1:
-        return (link,)
-    return (link, profiles.get(link.spec.a.node), profiles.get(link.spec.b.node))
+        return link
+    return link, profiles.get(link.spec.a.node), profiles.get(link.spec.b.node)
 
 
-def _same_objects(some: tuple[object, ...] | None, others: tuple[object, ...]) -> bool:
-    # Values are replaced when their object changes, never modified.
-    return some is not None and len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+def _same(one: object, other: object) -> bool:
+    """Whether these are the same objects. Values are replaced when their object changes, never modified."""
+    if not isinstance(one, tuple) or not isinstance(other, tuple):
+        return one is other
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 # --- the fleet -------------------------------------------------------------------------------------------------------
@@ -209,21 +214,25 @@ class FleetBuilder:
     def __init__(self) -> None:
         self._shared: dict[object, object] = {}
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
-        self._cables: dict[str, tuple[object, ...]] = {}
+        """By Mac, what it was made from."""
+        self._cables: dict[str, object] = {}
+        """By cable, what it was made from: the link, or a tuple of it and profiles."""
         self._inputs: tuple[object, ...] = ()
         self._taken = Taken()
         self._fleet = Fleet()
 
     def fleet(self, nodes: Nodes, profiles: Profiles, links: Links, taken: Taken) -> Fleet:
         """All Nodes that run macOS, and all cables. The same value as before while nothing that counts has changed."""
-        inputs = (nodes, profiles, links, taken)
-        if _same_objects(self._inputs, inputs):
+        inputs, past = (nodes, profiles, links, taken), self._inputs
+        if _same(past, inputs):
             return self._fleet
         before = self._fleet
-        macs, cables = _occupation(before, self._taken, taken)
+        macs, cables = _occupation(before, self._taken, taken) if self._taken is not taken else ({}, {})
         gone: set[str] = set()
-        self._add_macs(macs, gone, nodes, profiles, taken)
-        self._add_cables(cables, gone, links, profiles, taken)
+        if not _same(past[:2], inputs[:2]):
+            self._add_macs(macs, gone, nodes, profiles, taken)
+        if not _same(past[1:3], inputs[1:3]):
+            self._add_cables(cables, gone, links, profiles, taken)
         self._inputs, self._taken = inputs, taken
         if macs or cables or gone:
             changed = before.macs or before.cables
@@ -256,12 +265,16 @@ class FleetBuilder:
 
     def _add_cables(self, cables: dict[str, Cable], gone: set[str], links: Links, profiles: Profiles, taken: Taken) -> None:
         """Adds the cables that differ to ``cables``, and the names of those that are no more to ``gone``."""
-        before, past, following = self._fleet.cables, self._cables, dict[str, tuple[object, ...]]()
+        before, past, following = self._fleet.cables, self._cables, dict[str, object]()
         for name, link in links.items():
             if link is None:
                 continue
-            known, sources = past.get(name), _cable_sources(link, profiles)
-            if known is not None and _same_objects(known, sources):
+            known = past.get(name)
+            if known is link:
+                following[name] = link
+                continue
+            sources = _cable_sources(link, profiles)
+            if known is not None and _same(known, sources):
                 following[name] = known
                 continue
             following[name] = sources
@@ -277,6 +290,8 @@ class FleetBuilder:
         self._cables = following
 
     def _share(self, value: object) -> object:
+        if len(self._shared) >= SHARED_LIMIT:
+            self._shared.clear()
         return self._shared.setdefault(value, value)
 
     def _models(self, profile: NodeProfile | None) -> tuple[ModelFacts, ...]:

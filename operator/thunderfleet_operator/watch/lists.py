@@ -57,7 +57,7 @@ class Lists:
             self._changed(collection, key, known.get(key), store.items.get(key))
 
     def relisted(self, collection: Collection) -> None:
-        """kopf has listed an object of this collection."""
+        """Notes that kopf has listed an object of this collection."""
         self._relisted[collection.name] = time.monotonic()
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ asked: list[bytes] = []
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], str]]:
-    """Starts a server that answers as it is told; its URL."""
+    """Starts a server with scripted answers; returns its URL."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(answer: Answer) -> str:

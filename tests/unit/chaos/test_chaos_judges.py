@@ -1,4 +1,4 @@
-"""What the fault suite takes for right and wrong: a judge that sees nothing would find nothing."""
+"""The chaos suite's judges accept what is right and reject what is wrong."""
 
 import json
 from typing import Any

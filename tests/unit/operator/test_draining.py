@@ -10,14 +10,16 @@ from thunderfleet_operator.decide.trouble import STOPPED_SECONDS
 from thunderfleet_operator.observe.plans import Report
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
 
+from tests.unit.operator.world import World
+
 GIB = 2**30
 
 
-def states(world: Any) -> list[tuple[int, str]]:
+def states(world: World) -> list[tuple[int, str]]:
     return [(group.epoch, group.state.value) for group in world.md.status.groups]
 
 
-def draining(world: Any, epoch: int, index: int = 0, *, stopped: bool = False, seconds: float = 0.0) -> None:
+def draining(world: World, epoch: int, index: int = 0, *, stopped: bool = False, seconds: float = 0.0) -> None:
     """Rank 0 says that its group drains: streams still run, or the ranks have stopped."""
     phase = "Joined" if stopped else "Serving"
     nodes = [rank.node for group in world.md.status.groups if group.index == index for rank in group.ranks] or ["big-1"]
@@ -27,11 +29,11 @@ def draining(world: Any, epoch: int, index: int = 0, *, stopped: bool = False, s
     world.reports[index] = (at, Report(heard.state, phase_seconds=seconds))
 
 
-def asked_to_end(world: Any) -> list[str]:
+def asked_to_end(world: World) -> list[str]:
     return sorted(name for name, pod in world.pods().items() if pod["metadata"].get("deletionTimestamp"))
 
 
-async def two_groups(world: Any) -> None:
+async def two_groups(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy(replicas=2, nodes={"max": 1})
     await world.round()
@@ -42,7 +44,7 @@ async def two_groups(world: Any) -> None:
     assert states(world) == [(1, "Ready"), (1, "Ready")]
 
 
-async def test_a_changed_spec_rolls_group_by_group_and_the_endpoint_always_serves(world: Any) -> None:
+async def test_a_changed_spec_rolls_group_by_group_and_the_endpoint_always_serves(world: World) -> None:
     await two_groups(world)
     second = world.md.status.groups[1].endpoint
     world.edit(memory={"contextTokens": 1024})
@@ -88,7 +90,7 @@ async def test_a_changed_spec_rolls_group_by_group_and_the_endpoint_always_serve
     assert [group.restarts for group in world.md.status.groups] == [0, 0]
 
 
-async def test_what_serves_is_not_given_up_for_a_spec_that_has_no_place(world: Any) -> None:
+async def test_what_serves_is_not_given_up_for_a_spec_that_has_no_place(world: World) -> None:
     await two_groups(world)
     world.edit(memory={"contextTokens": 131072, "concurrentRequests": 1024, "cachedTokens": 1000000000})
     for _ in range(3):
@@ -98,7 +100,7 @@ async def test_what_serves_is_not_given_up_for_a_spec_that_has_no_place(world: A
     assert world.condition("Placed")[:2] == ("False", "NoRoom") and world.condition("Ready")[0] == "True"
 
 
-async def test_a_drain_that_never_ends_is_not_waited_for_for_ever(world: Any) -> None:
+async def test_a_drain_that_never_ends_is_not_waited_for_for_ever(world: World) -> None:
     await two_groups(world)
     world.edit(memory={"contextTokens": 1024})
     await world.round()
@@ -108,7 +110,7 @@ async def test_a_drain_that_never_ends_is_not_waited_for_for_ever(world: Any) ->
     assert states(world)[0][0] == 2 and asked_to_end(world) == ["md-0-e1-0"]
 
 
-async def test_a_group_that_has_no_place_holds_no_rollout_up(world: Any) -> None:
+async def test_a_group_that_has_no_place_holds_no_rollout_up(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 10 * GIB)
     world.deploy(replicas=2, nodes={"max": 1})
     await world.round()
@@ -123,7 +125,7 @@ async def test_a_group_that_has_no_place_holds_no_rollout_up(world: Any) -> None
     assert world.drained == [(0, 1)]
 
 
-async def test_a_spec_put_back_in_the_middle_of_a_drain_does_not_leave_a_stopped_group(world: Any) -> None:
+async def test_a_spec_put_back_in_the_middle_of_a_drain_does_not_leave_a_stopped_group(world: World) -> None:
     await two_groups(world)
     world.edit(memory={"contextTokens": 1024})
     await world.round()
@@ -139,7 +141,7 @@ async def test_a_spec_put_back_in_the_middle_of_a_drain_does_not_leave_a_stopped
     assert states(world)[0][0] == 2
 
 
-async def test_scaling_down_drains_before_the_pods_end(world: Any) -> None:
+async def test_scaling_down_drains_before_the_pods_end(world: World) -> None:
     await two_groups(world)
     world.edit(replicas=1)
     again = await world.round()
@@ -157,7 +159,7 @@ async def test_scaling_down_drains_before_the_pods_end(world: Any) -> None:
     assert world.condition("Ready")[:2] == ("True", "Ready")
 
 
-def evict(world: Any, name: str) -> None:
+def evict(world: World, name: str) -> None:
     def change(item: Any) -> None:
         item["metadata"].update(deletionTimestamp=world.now.isoformat(), deletionGracePeriodSeconds=0)
         item["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
@@ -166,7 +168,7 @@ def evict(world: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("seen", [True, False])
-async def test_the_eviction_of_one_rank_drains_all_and_costs_nothing(world: Any, seen: bool) -> None:
+async def test_the_eviction_of_one_rank_drains_all_and_costs_nothing(world: World, seen: bool) -> None:
     world.deploy(recovery={"maxRestarts": 0, "backoffSeconds": 300})
     await world.round()
     world.run_pods()
@@ -187,11 +189,12 @@ async def test_the_eviction_of_one_rank_drains_all_and_costs_nothing(world: Any,
         world.restarted()
     await world.round()
     group = world.md.status.groups[0]
+    assert group.last_failure is not None
     assert (group.epoch, group.restarts, group.last_failure.reason) == (2, 0, "Evicted")
     assert [rank.node for rank in group.ranks] == ["big-1"]
 
 
-async def test_an_evicted_group_without_another_place_says_so_and_comes_back(world: Any) -> None:
+async def test_an_evicted_group_without_another_place_says_so_and_comes_back(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -217,7 +220,7 @@ async def test_an_evicted_group_without_another_place_says_so_and_comes_back(wor
     assert states(world)[0][0] == 2 and world.md.status.groups[0].restarts == 0
 
 
-async def test_a_restarted_operator_asks_before_it_takes_a_silent_group_for_an_idle_one(world: Any) -> None:
+async def test_a_restarted_operator_asks_before_it_takes_a_silent_group_for_an_idle_one(world: World) -> None:
     await two_groups(world)
     world.edit(memory={"contextTokens": 1024})
     world.reports.clear()
@@ -232,7 +235,7 @@ async def test_a_restarted_operator_asks_before_it_takes_a_silent_group_for_an_i
 # --- names ---
 
 
-async def test_a_deployment_made_anew_takes_no_name_of_the_one_before_it(world: Any) -> None:
+async def test_a_deployment_made_anew_takes_no_name_of_the_one_before_it(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy()
     await world.round()
@@ -248,7 +251,7 @@ async def test_a_deployment_made_anew_takes_no_name_of_the_one_before_it(world: 
     assert world.pods()["md-0-e2-0"]["metadata"]["ownerReferences"][0]["uid"] == "uid-again"
 
 
-async def test_a_left_over_secret_of_that_name_is_passed_by(world: Any) -> None:
+async def test_a_left_over_secret_of_that_name_is_passed_by(world: World) -> None:
     world.deploy()
     taken = ApiError(422, "Invalid", "Secret md-0-e1 is invalid: data: field is immutable when `immutable` is set")
     world.refuse = lambda verb, path: taken if path.endswith("secrets/md-0-e1") else None

@@ -12,11 +12,11 @@ from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
-from thunderfleet_crds.vocabulary import Backend, Split
+from thunderfleet_crds.vocabulary import Backend, GroupPhase, Split
 from thunderfleet_operator.act import group_client as listening
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys
-from thunderfleet_operator.decide.link import summary
+from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 
@@ -83,11 +83,11 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
         async with asyncio.timeout(20):
             assert await changed.get() == "ns/md"
             heard = groups.report("ns/md", 0, 1)
-            assert heard.state is not None and heard.state.phase == "Loading"
+            assert heard.state is not None and heard.state.phase is GroupPhase.LOADING
             state["phase"] = "Ready"
             await changed.get()
         heard = groups.report("ns/md", 0, 1)
-        assert heard.state is not None and heard.state.phase == "Ready"
+        assert heard.state is not None and heard.state.phase is GroupPhase.READY
         assert groups.report("ns/md", 0, 2).state is None
         groups.listen("ns/md", {})
         assert groups.report("ns/md", 0, 1).state is None
@@ -131,7 +131,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
             drains = [task for task in asyncio.all_tasks() if task.get_name().startswith("drain")]
             assert drains == [], "another epoch, another group"
             groups.drain("ns/md", 0, 1)
-            while (heard := groups.report("ns/md", 0, 1)).state is None or heard.state.phase != "Draining":
+            while (heard := groups.report("ns/md", 0, 1)).state is None or heard.state.phase is not GroupPhase.DRAINING:
                 await changed.get()
         assert "busy" not in state, "it was asked again"
     finally:

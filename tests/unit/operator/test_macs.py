@@ -18,22 +18,28 @@ from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.concerns import macs_of
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 
+from tests.unit.operator.world import World
+
 CABLE = "studio-1.tb1--studio-2.tb1"
 
 
-def status(world: Any, name: str) -> NodeProfileStatus:
+def status(world: World, name: str) -> NodeProfileStatus:
     return NodeProfile.load(world.cache[NODEPROFILES].items[name]).status
 
 
-def groups(world: Any, name: str) -> list[tuple[str, int, tuple[str, ...], tuple[str, ...]]]:
+def groups(world: World, name: str) -> list[tuple[str, int, tuple[str, ...], tuple[str, ...]]]:
     return [(use.name, use.epoch, use.nodes, use.links) for use in status(world, name).groups]
 
 
-async def settle(world: Any) -> None:
+def events(world: World) -> list[tuple[str, str, str]]:
+    return [(event["involvedObject"]["kind"], event["type"], event["reason"]) for event in world.events]
+
+
+async def settle(world: World) -> None:
     await world.macs.settle(world.cache[NODEPROFILES].items)
 
 
-async def test_a_mac_is_told_of_its_group_before_the_pods_are_made(world: Any) -> None:
+async def test_a_mac_is_told_of_its_group_before_the_pods_are_made(world: World) -> None:
     world.deploy()
     await world.round()
     told = ("ns/md-0", 1, ("studio-1", "studio-2"), (CABLE,))
@@ -44,7 +50,7 @@ async def test_a_mac_is_told_of_its_group_before_the_pods_are_made(world: Any) -
     assert last < min(index for index, path in enumerate(order) if "/pods/" in path)
 
 
-async def test_nothing_new_is_not_written_and_a_lost_word_is(world: Any) -> None:
+async def test_nothing_new_is_not_written_and_a_lost_word_is(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -58,7 +64,7 @@ async def test_nothing_new_is_not_written_and_a_lost_word_is(world: Any) -> None
     assert [use[0] for use in groups(world, "studio-1")] == ["ns/md-0"]
 
 
-async def test_it_goes_with_the_last_pod_and_not_before(world: Any) -> None:
+async def test_it_goes_with_the_last_pod_and_not_before(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -77,7 +83,7 @@ async def test_it_goes_with_the_last_pod_and_not_before(world: Any) -> None:
     assert groups(world, "studio-2") == []
 
 
-async def test_a_wait_without_pods_holds_no_mac(world: Any) -> None:
+async def test_a_wait_without_pods_holds_no_mac(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -92,7 +98,7 @@ async def test_a_wait_without_pods_holds_no_mac(world: Any) -> None:
     assert [use[1] for use in (*groups(world, "studio-1"), *groups(world, "studio-2"))] == [2, 2]
 
 
-async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: Any) -> None:
+async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: World) -> None:
     world.deploy()
     world.refuse = lambda verb, path: ApiError(403, "Forbidden", "violates PodSecurity") if "/pods/" in path else None
     await world.round()
@@ -102,7 +108,7 @@ async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: Any) -
     assert world.versions() == written
 
 
-async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: Any) -> None:
+async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: World) -> None:
     world.deploy()
     await world.round()
     (plan,) = world.cache[CONFIGMAPS]
@@ -115,10 +121,11 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: A
         assert macs_of(collection, "mini", None) == {"mini"}
 
 
-async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: Any) -> None:
+async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: World) -> None:
     world.deploy()
     configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
-    operator = Operator(world, configuration, world.cache)
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
     found = {}
     for node in ("studio-1", "mini"):
         operator.changed(NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node])
@@ -172,11 +179,11 @@ def test_over_rdma_the_cables_are_those_of_the_device_matrix() -> None:
 # --- quarantine ---
 
 
-def boot(world: Any, name: str, identity: str) -> None:
+def boot(world: World, name: str, identity: str) -> None:
     world.change(NODES, name, lambda item: item["status"].update(nodeInfo={"bootID": identity}))
 
 
-async def stuck(world: Any) -> None:
+async def stuck(world: World) -> None:
     """The second Studio's RDMA is stuck, and rank 0 has said so."""
     for name in ("studio-1", "studio-2"):
         boot(world, name, "boot-1")
@@ -188,14 +195,7 @@ async def stuck(world: Any) -> None:
     await world.round()
 
 
-async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(world: Any) -> None:
-    told: list[tuple[str, str, str]] = []
-
-    async def record(path: str, body: Any) -> Any:
-        told.append((body["involvedObject"]["kind"], body["type"], body["reason"]))
-        return body
-
-    world.create = record
+async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(world: World) -> None:
     await stuck(world)
     found = status(world, "studio-2")
     assert found.quarantine is not None
@@ -204,7 +204,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     said = find_condition(found.conditions, ConditionType.QUARANTINED)
     assert said is not None and (said.status, said.reason) == ("True", "ProtectionDomain")
     assert "until it reboots" in said.message
-    assert ("NodeProfile", "Warning", "Quarantined") in told
+    assert ("NodeProfile", "Warning", "Quarantined") in events(world)
     assert status(world, "studio-1").quarantine is None
     assert "studio-2 is quarantined until it reboots" in world.condition("Degraded")[2]
 
@@ -223,7 +223,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     found = status(world, "studio-2")
     said = find_condition(found.conditions, ConditionType.QUARANTINED)
     assert found.quarantine is None and said is not None and (said.status, said.reason) == ("False", "Rebooted")
-    assert ("NodeProfile", "Normal", "Rebooted") in told
+    assert ("NodeProfile", "Normal", "Rebooted") in events(world)
     # Rank 0 still says what it saw before the reboot: that is no news.
     await world.round()
     assert status(world, "studio-2").quarantine is None
@@ -239,7 +239,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
 
 
 @pytest.mark.parametrize("fault", ["Replan", "Bug", "Configure"])
-async def test_other_failures_quarantine_nobody(world: Any, fault: str) -> None:
+async def test_other_failures_quarantine_nobody(world: World, fault: str) -> None:
     boot(world, "studio-2", "boot-1")
     world.deploy()
     await world.round()

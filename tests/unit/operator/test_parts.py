@@ -12,7 +12,8 @@ from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.keys import client_context, group_keys
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.lifecycle import backoff_seconds
-from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, RankPorts, allocate
+from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
+from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.watch.cache import PODS, Store
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.workqueue import WorkQueue

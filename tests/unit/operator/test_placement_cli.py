@@ -9,6 +9,8 @@ import yaml
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.watch.cache import LINKS
 
+from tests.unit.operator.world import World
+
 GIB = 2**30
 MEASURED = {
     "from": "studio-1",
@@ -20,7 +22,7 @@ MEASURED = {
 
 
 @pytest.fixture
-def files(world: Any, tmp_path: Path) -> Any:
+def files(world: World, tmp_path: Path) -> Any:
     """Writes the world's objects as kubectl prints them, and a deployment; gives back the two paths."""
 
     def write(spec: dict[str, Any] | None = None, change: Any = None, text: str | None = None) -> tuple[str, str]:
@@ -84,7 +86,7 @@ def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> No
     assert group["placed"] and told["placed"] and group["proven"] and not group["kept"]
 
 
-async def test_the_same_place_as_the_operator_chose_and_what_it_holds(files: Any, world: Any, capsys: Any) -> None:
+async def test_the_same_place_as_the_operator_chose_and_what_it_holds(files: Any, world: World, capsys: Any) -> None:
     world.deploy()
     await world.round()
     assert run(files(), "-o", "json") == 0
@@ -101,7 +103,7 @@ async def test_the_same_place_as_the_operator_chose_and_what_it_holds(files: Any
     assert "no placement (NoRoom)" in capsys.readouterr().out
 
 
-def test_several_groups_do_not_take_the_same_room(files: Any, world: Any, capsys: Any) -> None:
+def test_several_groups_do_not_take_the_same_room(files: Any, world: World, capsys: Any) -> None:
     world.mac("big", "10.0.0.9", 17 * GIB)
     assert run(files({"replicas": 3}), "-o", "json") == 3
     groups = json.loads(capsys.readouterr().out)["groups"]
@@ -115,7 +117,7 @@ def test_no_place_tells_why_and_ends_with_3(files: Any, capsys: Any) -> None:
     assert "no Thunderbolt cable" in text and "MAC" in text and "mini" in text
 
 
-def test_runners_up_say_why_they_lost(files: Any, world: Any, capsys: Any) -> None:
+def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> None:
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.mac("studio-4", "10.0.0.5", 6 * GIB)
     world.cable("studio-3", "studio-4")
@@ -169,7 +171,7 @@ def test_what_is_printed_conforms_to_the_schema(files: Any, capsys: Any, spec: d
     conforms(json.loads(capsys.readouterr().out), schema, schema)
 
 
-async def test_without_configmaps_the_statuses_tell_who_uses_which_cable(files: Any, world: Any, capsys: Any) -> None:
+async def test_without_configmaps_the_statuses_tell_who_uses_which_cable(files: Any, world: World, capsys: Any) -> None:
     for name in ("studio-1", "studio-2"):
         world.mac(name, f"10.0.0.{name[-1]}", 12 * GIB)
     second = {"metadata": {"name": "studio-1.tb2--studio-2.tb2"}, "spec": {}, "status": {}}
@@ -200,7 +202,7 @@ JUNK = (None, [], {}, "x", 7, [None], ["x"], [{}], {"x": 1}, True)
 
 
 @pytest.mark.parametrize("kind", ["Node", "Pod", "NodeProfile", "ThunderboltLink", "ModelDeployment"])
-async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, world: Any, capsys: Any, kind: str) -> None:
+async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, world: World, capsys: Any, kind: str) -> None:
     """Every field of an object in turn is something else: what comes of it is a plan, or one line that names the object."""
     world.deploy()
     await world.round()
@@ -286,7 +288,7 @@ def test_files_that_cannot_be_read(files: Any, capsys: Any, tmp_path: Path) -> N
     assert main(["plan"]) == 2 and "--fleet FILE is required" in capsys.readouterr().err
 
 
-async def test_groups_that_run_are_counted_once(files: Any, world: Any, capsys: Any) -> None:
+async def test_groups_that_run_are_counted_once(files: Any, world: World, capsys: Any) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy(replicas=2, nodes={"max": 1})
     await world.round()

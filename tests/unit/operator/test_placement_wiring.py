@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide import port_aware_placement
@@ -14,19 +13,21 @@ from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS
 
+from tests.unit.operator.world import World
+
 GIB = 2**30
 WHEN = "2026-01-01T00:00:00Z"
 
 
-def fleet_of(world: Any) -> Fleet:
+def fleet_of(world: World) -> Fleet:
     return Index(world.cache).fleet
 
 
-def plan_of(world: Any, epoch: int = 1) -> Plan:
+def plan_of(world: World, epoch: int = 1) -> Plan:
     return Plan.model_validate_json(world.cache[CONFIGMAPS].items[f"ns/md-0-e{epoch}"]["data"]["plan.json"])
 
 
-def rdma(world: Any, *nodes: str, cable: str | None = None) -> None:
+def rdma(world: World, *nodes: str, cable: str | None = None) -> None:
     """Their MLX can do JACCL; the cable is fit for RDMA."""
     for node in nodes:
         world.change(NODEPROFILES, node, lambda item: item["status"]["runtime"].update(backends=["ring", "jaccl"]))
@@ -45,7 +46,7 @@ def measured(sender: str, receiver: str, transport: str, mbps: int) -> dict[str,
     return {"from": sender, "to": receiver, "transport": transport, "throughputMbps": mbps, "measuredAt": WHEN}
 
 
-async def serve(world: Any, epoch: int = 1) -> None:
+async def serve(world: World, epoch: int = 1) -> None:
     await world.round()
     world.run_pods()
     world.say("Ready", epoch)
@@ -55,7 +56,7 @@ async def serve(world: Any, epoch: int = 1) -> None:
 # --- from objects to the fleet ---
 
 
-def test_a_cable_is_as_fast_as_it_was_measured_the_worse_way(world: Any) -> None:
+def test_a_cable_is_as_fast_as_it_was_measured_the_worse_way(world: World) -> None:
     name = "studio-1.tb1--studio-2.tb1"
     assert (fleet_of(world).cables[name].ring_mbps, fleet_of(world).cables[name].rdma_mbps) == (None, None)
     both = [measured("studio-1", "studio-2", "Socket", 30_000), measured("studio-2", "studio-1", "Socket", 9_000)]
@@ -67,7 +68,7 @@ def test_a_cable_is_as_fast_as_it_was_measured_the_worse_way(world: Any) -> None
     assert (found.ring_mbps, found.rdma_mbps, found.speed_mbps) == (20_000, 60_000, 80_000), "a ring's own figure comes first"
 
 
-def test_macs_have_the_measured_rates_of_memory_and_dials(world: Any) -> None:
+def test_macs_have_the_measured_rates_of_memory_and_dials(world: World) -> None:
     def tell(item: dict[str, Any]) -> None:
         item["status"]["benchmarks"] = {"memory": {"megabytesPerSecond": 700_000, "measuredAt": WHEN}}
         reached = {"state": "Reachable", "since": WHEN}
@@ -84,7 +85,7 @@ def test_macs_have_the_measured_rates_of_memory_and_dials(world: Any) -> None:
     assert list(mac.dials.rows) == [("mini", "10.0.0.3", 400), ("studio-2", "10.0.0.2", 0)]
 
 
-def test_an_end_that_says_nothing_is_taken_from_its_profile(world: Any) -> None:
+def test_an_end_that_says_nothing_is_taken_from_its_profile(world: World) -> None:
     name = "studio-1.tb1--studio-2.tb1"
     world.change(LINKS, name, lambda item: item["status"]["endpoints"].pop())
     assert fleet_of(world).cables[name].b.address is None
@@ -106,14 +107,14 @@ def test_an_end_that_says_nothing_is_taken_from_its_profile(world: Any) -> None:
     assert (cable.b.address, cable.b.device, cable.speed_mbps, cable.connected) == ("169.254.7.7", "rdma_en2", 40_000, True)
 
 
-def test_the_step_of_a_long_context_is_part_of_the_facts(world: Any, make_model: Any) -> None:
+def test_the_step_of_a_long_context_is_part_of_the_facts(world: World, make_model: Any) -> None:
     model = {**make_model(), "prefillWorkspaceBytes": 7, "prefillWorkspaceBytesPerToken": 3}
     world.mac("big", "10.0.0.9", 64 * GIB, model=model)
     facts = fleet_of(world).macs["big"].models[0]
     assert (facts.prefill_bytes, facts.prefill_bytes_per_token) == (7, 3)
 
 
-def test_the_fleet_is_the_same_value_until_something_changes(world: Any) -> None:
+def test_the_fleet_is_the_same_value_until_something_changes(world: World) -> None:
     index = Index(world.cache)
 
     def now() -> Fleet:
@@ -133,7 +134,7 @@ def test_the_fleet_is_the_same_value_until_something_changes(world: Any) -> None
     assert "mini" not in now().macs
 
 
-async def test_what_a_group_uses_is_kept_account_of(world: Any) -> None:
+async def test_what_a_group_uses_is_kept_account_of(world: World) -> None:
     index = Index(world.cache)
     before = index.fleet
     world.deploy()
@@ -152,7 +153,7 @@ async def test_what_a_group_uses_is_kept_account_of(world: Any) -> None:
 # --- from the answer to objects ---
 
 
-async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: Any) -> None:
+async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: World) -> None:
     rdma(world, "studio-1", "studio-2", cable="studio-1.tb1--studio-2.tb1")
     world.deploy()
     await world.round()
@@ -169,7 +170,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: Any) -> No
     assert used.queue_pairs == {("studio-1", "rdma_en2"): 1, ("studio-2", "rdma_en3"): 1}
 
 
-async def test_status_says_that_a_better_place_exists_and_the_group_stays(world: Any) -> None:
+async def test_status_says_that_a_better_place_exists_and_the_group_stays(world: World) -> None:
     world.deploy()
     await serve(world)
     assert "a better place exists" not in world.condition("Placed")[2]
@@ -186,15 +187,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     assert "a better place exists" not in world.condition("Placed")[2]
 
 
-async def test_a_change_of_place_is_told_with_its_reason(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    create = world.create
-
-    async def keep(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        told.append(body)
-        return dict(await create(path, body))
-
-    monkeypatch.setattr(world, "create", keep)
+async def test_a_change_of_place_is_told_with_its_reason(world: World) -> None:
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
     world.deploy()
@@ -205,13 +198,13 @@ async def test_a_change_of_place_is_told_with_its_reason(world: Any, monkeypatch
     world.later(11)
     await world.round()
     assert sorted(rank.node for rank in world.md.status.groups[0].ranks) == ["studio-2", "studio-3"]
-    moved = next(event for event in told if event["reason"] == "Moved")
+    moved = next(event for event in world.events if event["reason"] == "Moved")
     assert "from studio-1, studio-2 to studio-2, studio-3" in moved["message"]
     assert "PodGone" in moved["message"] and "TCP ring" in moved["message"]
-    assert [event["reason"] for event in told].count("Placed") == 1
+    assert [event["reason"] for event in world.events].count("Placed") == 1
 
 
-async def test_what_every_mac_lacks_is_in_status(world: Any, make_model: Any) -> None:
+async def test_what_every_mac_lacks_is_in_status(world: World, make_model: Any) -> None:
     other = {**make_model(path="/models/org/other"), "repository": "org/other"}
     for number in range(9):
         world.mac(f"small-{number}", f"10.0.1.{number}", GIB, model=other)
@@ -230,14 +223,14 @@ async def test_what_every_mac_lacks_is_in_status(world: Any, make_model: Any) ->
 # --- ports ---
 
 
-def taken_ports(world: Any, **ports: range) -> Taken:
+def taken_ports(world: World, **ports: range) -> Taken:
     used = Index(world.cache).taken
     for node, numbers in ports.items():
         used = used.with_ports(node.replace("_", "-"), frozenset(numbers))
     return used
 
 
-async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: Any) -> None:
+async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: World) -> None:
     world.deploy()
     settings = PortSettings(PortRange(20000, 20003), PortRange(21000, 21015))
     used = taken_ports(world, studio_1=range(21000, 21001))
@@ -259,7 +252,7 @@ async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: 
     assert not isinstance(avoided, Unplaceable) and avoided[0].nodes == ("studio-2", "studio-3"), "when no others will do"
 
 
-def test_plans_are_equal_whatever_was_asked_before(world: Any) -> None:
+def test_plans_are_equal_whatever_was_asked_before(world: World) -> None:
     world.deploy()
     used = Index(world.cache).taken
     fleet = fleet_of(world)

@@ -11,22 +11,24 @@ from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 
+from tests.unit.operator.world import World
+
 GIB = 2**30
 
 
-def plan_of(world: Any, epoch: int, index: int = 0) -> Plan:
+def plan_of(world: World, epoch: int, index: int = 0) -> Plan:
     item = world.cache[CONFIGMAPS].items[f"ns/md-{index}-e{epoch}"]
     return Plan.model_validate_json(item["data"]["plan.json"])
 
 
-async def served(world: Any, epoch: int = 1) -> None:
+async def served(world: World, epoch: int = 1) -> None:
     await world.round()
     world.run_pods()
     world.say("Ready", epoch)
     await world.round()
 
 
-async def test_from_deployment_to_pods_to_ready(world: Any) -> None:
+async def test_from_deployment_to_pods_to_ready(world: World) -> None:
     world.deploy()
     await world.round()
     plan = plan_of(world, 1)
@@ -63,7 +65,7 @@ async def test_from_deployment_to_pods_to_ready(world: Any) -> None:
     assert world.condition("Ready")[0] == world.condition("Bootstrapped")[0] == world.condition("Benchmarked")[0] == "True"
 
 
-async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: Any) -> None:
+async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -71,13 +73,14 @@ async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: 
     world.say("Ready", 1, benchmark={**told, "measuredAt": world.now, "ran": "one request"})
     await world.round()
     status = world.md.status
-    assert status.tokens_per_second is None and status.benchmark.decode_tokens_per_second is None
+    assert status.tokens_per_second is None and status.benchmark is not None
+    assert status.benchmark.decode_tokens_per_second is None
     assert status.benchmark.prefill_tokens_per_second == "900.0"
     wanted = ("True", "Measured", "too few tokens to compute a decode rate: one request")
     assert world.condition("Benchmarked")[:3] == wanted
 
 
-async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: Any) -> None:
+async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -98,7 +101,7 @@ async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: Any) -> 
     assert [rank.loaded_bytes for rank in world.md.status.groups[0].ranks] == [GIB, 4 * GIB]
 
 
-async def test_quiet_rounds_and_restarts_write_nothing(world: Any) -> None:
+async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
     world.deploy()
     await served(world)
     before, writes = world.versions(), len(world.writes)
@@ -111,7 +114,7 @@ async def test_quiet_rounds_and_restarts_write_nothing(world: Any) -> None:
     assert [path for _, path in world.writes[writes:]] == ["/api/v1/namespaces/ns/secrets/md-0-e1"]
 
 
-async def test_restarted_operator_that_has_not_heard_keeps_the_status(world: Any) -> None:
+async def test_restarted_operator_that_has_not_heard_keeps_the_status(world: World) -> None:
     world.deploy()
     await served(world)
     before = world.versions()
@@ -122,7 +125,7 @@ async def test_restarted_operator_that_has_not_heard_keeps_the_status(world: Any
     assert world.versions() == before
 
 
-async def test_pods_lost_between_plan_and_pods_are_made(world: Any) -> None:
+async def test_pods_lost_between_plan_and_pods_are_made(world: World) -> None:
     world.deploy()
     world.refuse = lambda verb, path: ApiError(500, "Internal", "no") if path.endswith("e1-1") else None
     with pytest.raises(ApiError):
@@ -133,7 +136,7 @@ async def test_pods_lost_between_plan_and_pods_are_made(world: Any) -> None:
     assert len(world.cache[CONFIGMAPS].items) == 1
 
 
-async def test_deleted_pod_replaces_the_whole_group_after_the_backoff(world: Any) -> None:
+async def test_deleted_pod_replaces_the_whole_group_after_the_backoff(world: World) -> None:
     world.deploy()
     await served(world)
     ports = [(rank.gateway_port, rank.control_port) for rank in plan_of(world, 1).ranks]
@@ -159,7 +162,7 @@ async def test_deleted_pod_replaces_the_whole_group_after_the_backoff(world: Any
     assert world.md.status.terminating_pods == ()
 
 
-async def test_backoff_doubles_and_the_budget_ends(world: Any) -> None:
+async def test_backoff_doubles_and_the_budget_ends(world: World) -> None:
     world.deploy(recovery={"maxRestarts": 2, "backoffSeconds": 10, "backoffLimitSeconds": 300})
     await world.round()
     for epoch, wait in ((1, 10), (2, 20)):
@@ -185,7 +188,7 @@ async def test_backoff_doubles_and_the_budget_ends(world: Any) -> None:
     assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0
 
 
-async def test_missing_model_is_named_and_mends_itself(world: Any, make_model: Any) -> None:
+async def test_missing_model_is_named_and_mends_itself(world: World, make_model: Any) -> None:
     world.deploy(model={"path": "/nope/x"})
     await world.round()
     status, reason, message = world.condition("ModelResolved")
@@ -201,7 +204,7 @@ async def test_missing_model_is_named_and_mends_itself(world: Any, make_model: A
     assert plan_of(world, 1).ranks[0].node == "mini" and plan_of(world, 1).model == "nope/x"
 
 
-async def test_no_room_names_every_mac_and_mends_itself(world: Any) -> None:
+async def test_no_room_names_every_mac_and_mends_itself(world: World) -> None:
     world.deploy(memory={"contextTokens": 131072, "concurrentRequests": 1000})
     await world.round()
     status, reason, message = world.condition("Placed")
@@ -215,7 +218,7 @@ async def test_no_room_names_every_mac_and_mends_itself(world: Any) -> None:
     assert world.md.status.unplaceable == () and not world.reconciler.unplaced
 
 
-async def test_groups_share_neither_memory_nor_ports(world: Any, make_model: Any) -> None:
+async def test_groups_share_neither_memory_nor_ports(world: World, make_model: Any) -> None:
     for name in ("studio-1", "studio-2"):
         world.put(
             NODEPROFILES,
@@ -238,7 +241,7 @@ async def test_groups_share_neither_memory_nor_ports(world: Any, make_model: Any
     assert world.md.status.replicas == 4
 
 
-async def test_scaling_down_drains_and_clears(world: Any, make_model: Any) -> None:
+async def test_scaling_down_drains_and_clears(world: World, make_model: Any) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy(replicas=2)
     await world.round()
@@ -254,7 +257,7 @@ async def test_scaling_down_drains_and_clears(world: Any, make_model: Any) -> No
     assert "ns/md-1-e1" not in world.cache[CONFIGMAPS].items
 
 
-async def test_a_faulty_mac_is_avoided_while_others_will_do(world: Any) -> None:
+async def test_a_faulty_mac_is_avoided_while_others_will_do(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.mac("big-2", "10.0.0.9", 64 * GIB)
     world.deploy()
@@ -266,10 +269,11 @@ async def test_a_faulty_mac_is_avoided_while_others_will_do(world: Any) -> None:
     world.later(10)
     await world.round()
     assert plan_of(world, 2).ranks[0].node == "big-2"
-    assert world.md.status.groups[0].last_failure.reason == "AddressLost"
+    failed = world.md.status.groups[0].last_failure
+    assert failed is not None and failed.reason == "AddressLost"
 
 
-async def test_an_unready_node_alone_replans_nothing(world: Any) -> None:
+async def test_an_unready_node_alone_replans_nothing(world: World) -> None:
     world.deploy()
     await served(world)
 
@@ -293,7 +297,7 @@ async def test_an_unready_node_alone_replans_nothing(world: Any) -> None:
     assert world.condition("Degraded")[1] == "NodeNotReady"
 
 
-async def test_node_gone_places_elsewhere(world: Any) -> None:
+async def test_node_gone_places_elsewhere(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.mac("big-2", "10.0.0.9", 64 * GIB)
     world.deploy()
@@ -307,7 +311,7 @@ async def test_node_gone_places_elsewhere(world: Any) -> None:
     assert plan_of(world, 2).ranks[0].node == "big-2"
 
 
-async def test_unschedulable_for_long_is_placed_anew_but_not_beside_a_predecessor(world: Any) -> None:
+async def test_unschedulable_for_long_is_placed_anew_but_not_beside_a_predecessor(world: World) -> None:
     world.deploy()
     await world.round()
 
@@ -342,7 +346,7 @@ async def test_unschedulable_for_long_is_placed_anew_but_not_beside_a_predecesso
     assert world.md.status.groups[0].epoch == 2 and world.condition("Degraded")[0] == "False", "e1 still ends there"
 
 
-async def test_a_refused_namespace_says_the_label_command(world: Any) -> None:
+async def test_a_refused_namespace_says_the_label_command(world: World) -> None:
     world.deploy()
     text = 'pods "md-0-e1-0" is forbidden: violates PodSecurity "baseline:latest": host namespaces'
     world.refuse = lambda verb, path: ApiError(403, "Forbidden", text) if "/pods/" in path else None
@@ -357,7 +361,7 @@ async def test_a_refused_namespace_says_the_label_command(world: Any) -> None:
     assert world.md.status.groups[0].epoch == 1
 
 
-async def test_service_only_where_addresses_are_real(world: Any) -> None:
+async def test_service_only_where_addresses_are_real(world: World) -> None:
     world.deploy()
     await world.round()
     service = world.cache[SERVICES].items["ns/md"]
@@ -368,7 +372,7 @@ async def test_service_only_where_addresses_are_real(world: Any) -> None:
     assert "ns/md" not in world.cache[SERVICES].items
 
 
-async def test_deleted_deployments_are_left_to_the_garbage_collector(world: Any) -> None:
+async def test_deleted_deployments_are_left_to_the_garbage_collector(world: World) -> None:
     world.deploy()
     await served(world)
     writes = len(world.writes)
@@ -377,7 +381,7 @@ async def test_deleted_deployments_are_left_to_the_garbage_collector(world: Any)
     assert world.listened == {} and len(world.writes) == writes
 
 
-async def test_who_does_not_lead_writes_nothing(world: Any) -> None:
+async def test_who_does_not_lead_writes_nothing(world: World) -> None:
     world.deploy()
     world.is_leading = False
     with pytest.raises(NotLeading):
@@ -385,7 +389,7 @@ async def test_who_does_not_lead_writes_nothing(world: Any) -> None:
     assert world.writes == []
 
 
-async def test_pods_that_run_and_a_rank_0_that_is_silent_are_told_apart(world: Any) -> None:
+async def test_pods_that_run_and_a_rank_0_that_is_silent_are_told_apart(world: World) -> None:
     world.deploy()
     await world.round()
     assert "waiting for the scheduler to bind pod md-0-e1-0 to studio-1" in world.condition("Ready")[2]
@@ -394,40 +398,26 @@ async def test_pods_that_run_and_a_rank_0_that_is_silent_are_told_apart(world: A
     assert world.condition("Ready")[2] == "group 0: Starting: rank 0 on studio-1 does not answer yet"
 
 
-async def test_a_failure_is_one_event_that_says_what_comes_next(world: Any) -> None:
+async def test_a_failure_is_one_event_that_says_what_comes_next(world: World) -> None:
     world.deploy()
     await served(world)
-    told: list[tuple[str, str]] = []
-
-    async def record(path: str, body: Any) -> Any:
-        told.append((body["reason"], body["message"]))
-        return body
-
-    world.create = record
+    world.events.clear()
     failure = {"fault": "Replan", "reason": "PortDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
     world.say("GaveUp", 1, failure=failure)
     await world.round()
-    ((reason, message),) = told
-    assert reason == "PortDown"
-    assert "restart 1 of 10 at 00:00:10 UTC; last failure on studio-2: PortDown: rdma_en2 is Down" in message
+    (event,) = world.events
+    assert event["reason"] == "PortDown"
+    assert "restart 1 of 10 at 00:00:10 UTC; last failure on studio-2: PortDown: rdma_en2 is Down" in event["message"]
 
 
-async def test_events_tell_what_changed_once(world: Any) -> None:
-    told: list[str] = []
-    create = world.create
-
-    async def record(path: str, body: Any) -> Any:
-        told.append(body["reason"])
-        return await create(path, body)
-
-    world.create = record
+async def test_events_tell_what_changed_once(world: World) -> None:
     world.deploy()
     await served(world)
     await world.round()
-    assert told == ["Placed", "Ready"]
+    assert [event["reason"] for event in world.events] == ["Placed", "Ready"]
 
 
-async def test_server_port_is_honoured_and_not_given_twice(world: Any) -> None:
+async def test_server_port_is_honoured_and_not_given_twice(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy(replicas=2, server={"port": 8080}, nodes={"max": 1})
     await world.round()
@@ -436,7 +426,7 @@ async def test_server_port_is_honoured_and_not_given_twice(world: Any) -> None:
     assert "port 8080" in world.condition("Placed")[2]
 
 
-async def test_api_key_secret_is_mounted_not_read(world: Any) -> None:
+async def test_api_key_secret_is_mounted_not_read(world: World) -> None:
     world.deploy(server={"apiKeySecret": "keys"})
     await world.round()
     spec = world.pods()["md-0-e1-0"]["spec"]
@@ -444,7 +434,7 @@ async def test_api_key_secret_is_mounted_not_read(world: Any) -> None:
     assert any(mount["mountPath"] == "/etc/thunderfleet/api-key" for mount in spec["containers"][0]["volumeMounts"])
 
 
-async def test_links_are_summarised_and_cleared(world: Any) -> None:
+async def test_links_are_summarised_and_cleared(world: World) -> None:
     name = "studio-1.tb1--studio-2.tb1"
     await world.links.round(name)
     status = world.cache[LINKS].items[name]["status"]
@@ -466,7 +456,7 @@ async def test_links_are_summarised_and_cleared(world: Any) -> None:
     assert name not in world.cache[LINKS].items
 
 
-async def test_what_a_renamed_mac_said_under_its_old_name_goes_from_the_link(world: Any) -> None:
+async def test_what_a_renamed_mac_said_under_its_old_name_goes_from_the_link(world: World) -> None:
     """The old Node is there until somebody deletes it; its port's switch is known to be of a Mac that is Ready."""
     name = "studio-1.tb1--studio-2.tb1"
 
@@ -494,7 +484,7 @@ async def test_what_a_renamed_mac_said_under_its_old_name_goes_from_the_link(wor
     assert ends() == ["studio-1"]
 
 
-async def test_the_plan_is_what_the_runner_reads(world: Any) -> None:
+async def test_the_plan_is_what_the_runner_reads(world: World) -> None:
     world.deploy(parallelism="Tensor", bootstrap={"attempts": 3}, benchmark={"every": "1h30m"})
     await world.round()
     plan = plan_of(world, 1)
@@ -506,17 +496,18 @@ async def test_the_plan_is_what_the_runner_reads(world: Any) -> None:
     assert json.loads(annotation)["gateway"] == plan.ranks[0].gateway_port
 
 
-async def test_ending_since_when_it_was_asked(world: Any) -> None:
+async def test_ending_since_when_it_was_asked(world: World) -> None:
     world.deploy()
     await served(world)
     end = {"deletionTimestamp": (world.now + timedelta(seconds=40)).isoformat(), "deletionGracePeriodSeconds": 40}
     world.change(PODS, "ns/md-0-e1-1", lambda item: item["metadata"].update(end))
     await world.round()
     group = world.md.status.groups[0]
+    assert group.last_failure is not None
     assert (group.last_failure.reason, group.last_failure.time) == ("PodDeleted", world.now)
 
 
-async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: Any) -> None:
+async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: World) -> None:
     world.deploy()
     await served(world)
     nodes = [rank.node for rank in world.md.status.groups[0].ranks]

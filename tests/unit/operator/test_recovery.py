@@ -6,25 +6,27 @@ import pytest
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODES, PODS
 
+from tests.unit.operator.world import World
+
 GIB = 2**30
 CABLE = "studio-1.tb1--studio-2.tb1"
 
 
-async def running(world: Any, **spec: Any) -> None:
+async def running(world: World, **spec: Any) -> None:
     world.deploy(**spec)
     await world.round()
     world.run_pods()
 
 
-def group(world: Any) -> Any:
+def group(world: World) -> Any:
     return world.md.status.groups[0]
 
 
-def gave_up(world: Any, epoch: int, fault: str = "Bug", reason: str = "Odd", **more: Any) -> None:
+def gave_up(world: World, epoch: int, fault: str = "Bug", reason: str = "Odd", **more: Any) -> None:
     world.say("GaveUp", epoch, failure={"fault": fault, "reason": reason, "message": "it broke", "at": world.now, **more})
 
 
-async def test_budget_and_backoff_survive_the_operator(world: Any) -> None:
+async def test_budget_and_backoff_survive_the_operator(world: World) -> None:
     await running(world, recovery={"maxRestarts": 2, "backoffSeconds": 10, "backoffLimitSeconds": 300})
     gave_up(world, 1)
     await world.round()
@@ -56,7 +58,7 @@ async def test_budget_and_backoff_survive_the_operator(world: Any) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Waiting", "Preparing", "Forming", "Loading"])
-async def test_slowness_is_no_failure(world: Any, phase: str) -> None:
+async def test_slowness_is_no_failure(world: World, phase: str) -> None:
     await running(world)
     world.say(phase, 1, message="rank 1 (studio-2) reads its weights")
     for _ in range(4):
@@ -66,7 +68,7 @@ async def test_slowness_is_no_failure(world: Any, phase: str) -> None:
     assert world.condition("Degraded")[0] == "False"
 
 
-async def test_a_pod_whose_image_or_volume_takes_long_is_waited_for(world: Any) -> None:
+async def test_a_pod_whose_image_or_volume_takes_long_is_waited_for(world: World) -> None:
     world.deploy()
     await world.round()
 
@@ -83,18 +85,18 @@ async def test_a_pod_whose_image_or_volume_takes_long_is_waited_for(world: Any) 
     assert "ImagePullBackOff: registry does not answer" in world.condition("Ready")[2]
 
 
-def _plan(world: Any, epoch: int) -> Plan:
+def _plan(world: World, epoch: int) -> Plan:
     return Plan.model_validate_json(world.cache[CONFIGMAPS].items[f"ns/md-0-e{epoch}"]["data"][PLAN_KEY])
 
 
-def _crashes(world: Any, name: str, restarts: int, words: str) -> None:
+def _crashes(world: World, name: str, restarts: int, words: str) -> None:
     ended = {"terminated": {"exitCode": 1, "message": words}}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     told = {"name": "runner", "restartCount": restarts, "state": waiting, "lastState": ended}
     world.change(PODS, f"ns/{name}", lambda item: item["status"].update(containerStatuses=[told]))
 
 
-async def test_a_supervisor_that_leaves_typed_last_words_is_given_other_ports(world: Any) -> None:
+async def test_a_supervisor_that_leaves_typed_last_words_is_given_other_ports(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -114,7 +116,7 @@ async def test_a_supervisor_that_leaves_typed_last_words_is_given_other_ports(wo
     assert "studio-1" not in after or after["studio-1"].control_port != before.control_port
 
 
-async def test_a_supervisor_that_crashes_is_quoted(world: Any) -> None:
+async def test_a_supervisor_that_crashes_is_quoted(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -128,7 +130,7 @@ async def test_a_supervisor_that_crashes_is_quoted(world: Any) -> None:
     assert "ended 5 times: KeyError: 'odd'; kubectl logs --previous md-0-e1-0" in world.condition("Degraded")[2]
 
 
-async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: Any) -> None:
+async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: World) -> None:
     await running(world)
     world.say("Ready", 1)
     await world.round()
@@ -151,7 +153,7 @@ async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: Any) 
     assert (group(world).epoch, group(world).restarts) == (2, 1)
 
 
-async def test_a_bad_mac_is_taken_again_when_it_is_the_only_one(world: Any) -> None:
+async def test_a_bad_mac_is_taken_again_when_it_is_the_only_one(world: World) -> None:
     await running(world)
     gave_up(world, 1, "Replan", "AddressLost", rank=1, node="studio-2")
     await world.round()
@@ -161,7 +163,7 @@ async def test_a_bad_mac_is_taken_again_when_it_is_the_only_one(world: Any) -> N
 
 
 @pytest.mark.parametrize(("silent", "moves"), [(59.0, False), (60.0, True)])
-async def test_a_mac_that_is_not_ready_and_a_rank_0_that_does_not_answer(world: Any, silent: float, moves: bool) -> None:
+async def test_a_mac_that_is_not_ready_and_a_rank_0_that_does_not_answer(world: World, silent: float, moves: bool) -> None:
     await running(world)
     world.say("Ready", 1)
     await world.round()
@@ -176,7 +178,7 @@ async def test_a_mac_that_is_not_ready_and_a_rank_0_that_does_not_answer(world: 
         )
 
 
-async def test_a_silent_rank_0_on_macs_that_are_ready_is_waited_for(world: Any) -> None:
+async def test_a_silent_rank_0_on_macs_that_are_ready_is_waited_for(world: World) -> None:
     """Its supervisor restarts, or its control port is cut off from the operator only: the group may well serve."""
     await running(world)
     world.say("Ready", 1)

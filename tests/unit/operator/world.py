@@ -1,0 +1,284 @@
+"""An API server in memory, just faithful enough for the operator, with a fleet, pods and groups that tests move by hand."""
+
+import copy
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator.act.drains import Drains
+from thunderfleet_operator.act.executor import Executor
+from thunderfleet_operator.act.link_controller import LinkController
+from thunderfleet_operator.act.mac_controller import MacController
+from thunderfleet_operator.act.writer import Writer
+from thunderfleet_operator.decide.deployment import Settings
+from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.reconcile import Reconciler
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
+
+Json = dict[str, Any]
+GIB = 2**30
+
+
+class World:
+    """Objects by path with their resourceVersions, a cache that follows at once, and the reports of groups.
+
+    It stands in for two clients of the operator: ``Kube`` and ``GroupClient``.
+    """
+
+    def __init__(self) -> None:
+        self.cache = Cache()
+        self.objects: dict[str, Json] = {}
+        self.applied: dict[str, Json] = {}
+        self.version = 0
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.writes: list[tuple[str, str]] = []
+        self.refuse: Callable[[str, str], ApiError | None] = lambda verb, path: None
+        self.reports: dict[int, tuple[int, Report]] = {}
+        self.drained: list[tuple[int, int]] = []
+        self.listened: dict[int, Any] = {}
+        self.events: list[Json] = []
+        """The Events that were created."""
+        self.metrics = Metrics()
+        self.is_leading = True
+        self.reconciler = self.restarted()
+
+    def restarted(self) -> Reconciler:
+        """A new operator process over the same API server."""
+        groups: Any = self
+        settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings())
+        self.index = Index(self.cache)
+        writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
+        self.links = LinkController(self.index, writer, lambda: self.now)
+        self.macs = MacController(self.index, writer, lambda: self.now)
+        drains = Drains(groups, lambda: self.now)
+        executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: b"k" * 32)
+        self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, lambda: self.now)
+        return self.reconciler
+
+    # --- Kube ---
+
+    def _stamp(self, item: Json) -> Json:
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(item)
+
+    def _check(self, verb: str, path: str) -> None:
+        error = self.refuse(verb, path)
+        if error is not None:
+            raise error
+        self.writes.append((verb, path))
+
+    async def apply(self, path: str, body: Json, manager: str, *, force: bool = True) -> Json:
+        assert len(manager.encode()) <= 128 and force
+        self._check("apply", path)
+        status = path.endswith("/status")
+        path = path.removesuffix("/status")
+        item = self.objects.get(path)
+        if item is None:
+            if status:
+                raise ApiError(404, "NotFound", f"{path} not found")
+            item = {"metadata": {"uid": f"uid-{self.version}"}}
+            self.objects[path] = item
+        before = copy.deepcopy(item)
+        if status:
+            self._apply_status(path, item, copy.deepcopy(body["status"]))
+        else:
+            item.update({k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"})
+            item["metadata"].update(copy.deepcopy(body["metadata"]))
+        return copy.deepcopy(item) if item == before else self._stamp(item)
+
+    def _apply_status(self, path: str, item: Json, told: Json) -> None:
+        """Like server-side apply: fields that this manager applied before and now leaves out are removed."""
+        status = item.setdefault("status", {})
+        ours = {
+            condition["type"] for condition in (*self.applied.get(path, {}).get("conditions", ()), *told.get("conditions", ()))
+        }
+        conditions = [c for c in status.get("conditions", ()) if c["type"] not in ours] + told.get("conditions", [])
+        for key in self.applied.get(path, {}):
+            status.pop(key, None)
+        status.update(told)
+        if conditions:
+            status["conditions"] = sorted(conditions, key=lambda condition: str(condition["type"]))
+        self.applied[path] = copy.deepcopy(told)
+
+    async def create(self, path: str, body: Json) -> Json:
+        self._check("create", path)
+        self.events.append(body)
+        return body
+
+    async def patch(self, path: str, body: Any, content: str = "", manager: str | None = None) -> Json:
+        self._check("patch", path)
+        item = self.objects[path.removesuffix("/status")]
+        assert body[0]["op"] == "test" and body[1]["op"] == "remove"
+        del item["status"]["endpoints"][int(body[1]["path"].rsplit("/", 1)[1])]
+        return self._stamp(item)
+
+    async def delete(self, path: str, *, uid: str | None = None, **_: Any) -> Json | None:
+        self._check("delete", path)
+        item = self.objects.get(path)
+        if item is None:
+            return None
+        if "/pods/" in path:
+            item["metadata"]["deletionTimestamp"] = self.now.isoformat()
+            return self._stamp(item)
+        return self.objects.pop(path)
+
+    # --- GroupClient ---
+
+    def listen(self, key: str, plans: Any) -> None:
+        self.listened = dict(plans)
+
+    async def first_answers(self, key: str, seconds: float) -> None:
+        return
+
+    def drain(self, key: str, index: int, epoch: int) -> None:
+        self.drained.append((index, epoch))
+
+    def heard_of(self, index: int, epoch: int, state: GroupState | None, silent: float = 0.0) -> None:
+        self.reports[index] = (epoch, Report(state, silent))
+
+    def report(self, key: str, index: int, epoch: int) -> Report:
+        at, report = self.reports.get(index, (0, Report()))
+        return report if at == epoch else Report()
+
+    # --- what people and other programs do ---
+
+    def put(self, collection: Any, item: Json) -> None:
+        self.version += 1
+        item = copy.deepcopy(item)
+        item["metadata"].setdefault("uid", f"uid-{self.version}")
+        item["metadata"]["resourceVersion"] = str(self.version)
+        path = collection.item(item["metadata"].get("namespace"), item["metadata"]["name"])
+        self.objects[path] = item
+        self.cache[collection].put(copy.deepcopy(item))
+
+    def change(self, collection: Any, key: str, change: Callable[[Json], None]) -> None:
+        namespace, _, name = key.rpartition("/")
+        item = self.objects[collection.item(namespace or None, name)]
+        change(item)
+        self.cache[collection].put(self._stamp(item))
+
+    def remove(self, collection: Any, key: str) -> None:
+        namespace, _, name = key.rpartition("/")
+        item = self.objects.pop(collection.item(namespace or None, name))
+        self.version += 1
+        self.cache[collection].drop({**item, "metadata": {**item["metadata"], "resourceVersion": str(self.version)}})
+
+    def mac(self, name: str, address: str, memory: int, *, model: Json | None = None, ready: bool = True) -> None:
+        self.put(
+            NODES,
+            {
+                "metadata": {"name": name, "labels": {"kubernetes.io/os": "darwin"}},
+                "spec": {"taints": [{"key": "thunderfleet.io/macos", "effect": "NoSchedule"}]},
+                "status": {
+                    "allocatable": {"memory": str(memory)},
+                    "addresses": [{"type": "InternalIP", "address": address}],
+                    "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                },
+            },
+        )
+        status = {
+            "runtime": {"mlxVersion": "0.32.4", "backends": ["ring"]},
+            "models": [model if model is not None else tiny_model()],
+        }
+        self.put(NODEPROFILES, {"metadata": {"name": name}, "status": status})
+
+    def cable(self, a: str, b: str, a_address: str = "169.254.1.1", b_address: str = "169.254.1.2") -> None:
+        self.put(
+            LINKS,
+            {
+                "metadata": {"name": f"{a}.tb1--{b}.tb1"},
+                "spec": {"a": {"node": a, "port": 1}, "b": {"node": b, "port": 1}},
+                "status": {
+                    "endpoints": [
+                        {"node": a, "port": 1, "address": a_address, "speedMbps": 80000, "seesPeer": True},
+                        {"node": b, "port": 1, "address": b_address, "speedMbps": 80000, "seesPeer": True},
+                    ]
+                },
+            },
+        )
+
+    def deploy(self, **spec: Any) -> str:
+        body = {"model": {"repository": "org/tiny"}, **spec}
+        self.put(DEPLOYMENTS, {"metadata": {"name": "md", "namespace": "ns", "uid": "uid-md", "generation": 1}, "spec": body})
+        return "ns/md"
+
+    def edit(self, **spec: Any) -> None:
+        def change(item: Json) -> None:
+            item["spec"].update(spec)
+            item["metadata"]["generation"] += 1
+
+        self.change(DEPLOYMENTS, "ns/md", change)
+
+    @property
+    def md(self) -> ModelDeployment:
+        return ModelDeployment.load(self.cache[DEPLOYMENTS].items["ns/md"])
+
+    def condition(self, kind: str) -> tuple[str, str, str]:
+        found = next(c for c in self.md.status.conditions if c.type == kind)
+        return found.status.value, found.reason, found.message
+
+    def pods(self) -> dict[str, Json]:
+        return {item["metadata"]["name"]: item for item in self.cache[PODS]}
+
+    def run_pods(self) -> None:
+        """Every pod that does not terminate starts to run on its Node."""
+        for name, pod in list(self.pods().items()):
+            if pod["metadata"].get("deletionTimestamp"):
+                continue
+
+            def start(item: Json) -> None:
+                terms = item["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+                item["spec"]["nodeName"] = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+                running = {"name": "runner", "restartCount": 0, "state": {"running": {}}}
+                item["status"] = {"phase": "Running", "containerStatuses": [running]}
+
+            self.change(PODS, f"ns/{name}", start)
+
+    def end_pods(self) -> None:
+        """Terminating pods end."""
+        for name, pod in list(self.pods().items()):
+            if pod["metadata"].get("deletionTimestamp"):
+                self.remove(PODS, f"ns/{name}")
+
+    def say(self, phase: str, epoch: int, index: int = 0, **more: Any) -> None:
+        ranks = [
+            {"rank": r.rank, "node": r.node, "phase": "Serving" if phase == "Ready" else "Joined"}
+            for g in self.md.status.groups
+            if g.index == index
+            for r in g.ranks
+        ]
+        told = {"uid": "uid-md", "index": index, "epoch": epoch, "phase": phase, "ranks": ranks, **more}
+        if phase == "Ready":
+            told.setdefault("readySince", self.now)
+        self.heard_of(index, epoch, GroupState.model_validate(told))
+
+    def later(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def versions(self) -> dict[str, str]:
+        return {path: item["metadata"]["resourceVersion"] for path, item in self.objects.items()}
+
+    async def round(self) -> float | None:
+        return await self.reconciler.deployment("ns/md")
+
+
+def tiny_model(size: int = 8 * GIB, path: str = "/models/org/tiny") -> Json:
+    return {
+        "path": path,
+        "repository": "org/tiny",
+        "bytes": size,
+        "complete": True,
+        "layers": 4,
+        "sizes": [{"worldSize": w, "tensorBytesPerRank": [size // w] * w} for w in (1, 2)],
+        "pipeline": {"layerBytes": [size // 4] * 4, "sharedBytes": 0},
+        "kv": [{"bytesPerToken": 16, "tensorSplit": True}] * 4,
+        "sizedBy": "MLX",
+    }
