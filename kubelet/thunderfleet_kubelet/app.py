@@ -1,7 +1,7 @@
-"""Puts the kubelet's parts together and keeps them running until it is told to stop.
+"""Assembles the kubelet and runs it until it is stopped.
 
-Nothing here waits for the API server before looking after what already runs: pods of an earlier kubelet are taken over first.
-And stopping the kubelet stops nothing else: their shims go on, and the next kubelet finds them.
+Pods of an earlier kubelet are adopted before the API server is contacted. Stopping the kubelet stops no containers: their shims
+keep running, and the next kubelet finds them.
 """
 
 import asyncio
@@ -22,17 +22,19 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     SERVING_SIGNER,
     CertificateError,
     Pair,
-    Renewer,
     obtain,
     read_pair,
     usable,
 )
-from thunderfleet_kubelet.bootstrap.join import Identity, JoinError, parse_server
+from thunderfleet_kubelet.bootstrap.discovery import parse_server
+from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
+from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
-from thunderfleet_kubelet.node.machine import Asker, Reader, look
+from thunderfleet_kubelet.node.machine import Commands, Reader, look
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.serving.auth import Guard
@@ -44,9 +46,9 @@ from thunderfleet_kubelet.version import kubelet_version
 log = logging.getLogger(__name__)
 
 CLIENT_WAIT_SECONDS = 300.0
-# An operator or a person approves these; a request that nobody looked at for so long is made anew (addresses may have changed).
+# Somebody approves these; after this time a new request is sent, because the addresses may have changed.
 SERVING_WAIT_SECONDS = 900.0
-# A watch with the old credentials may still run for this long.
+# The longest time that a watch with the old credentials keeps running.
 RETIRE_SECONDS = 330.0
 BIND_RETRY_SECONDS = 5.0
 STOP_SECONDS = 10.0
@@ -55,23 +57,23 @@ EVENTS = "/api/v1/namespaces/default/events"
 
 @contextmanager
 def only_one(root: Path) -> Iterator[None]:
-    """Holds ``root`` for this process; raises JoinError when another kubelet has it."""
+    """Locks ``root`` for this process. Raises JoinError if another kubelet runs there."""
     root.mkdir(parents=True, exist_ok=True)
     stream: IO[str]
     with (root / "kubelet.lock").open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise JoinError(f"{root}: another kubelet runs with this --root; stop it first, or give another folder") from None
+            raise JoinError(f"{root}: another kubelet uses this folder; stop it, or use another --root") from None
         yield
 
 
 def pod_settings(config: Config, machine: Machine, server: str, *, uid: int) -> PodSettings:
-    """What the pods' half needs to know of settings and machine. ``uid`` is the kubelet's own."""
+    """The settings of pods, from configuration and machine. ``uid``: the kubelet's own user."""
     api = parse_server(server)
     user = config.default_user
     if uid != 0 and "default_user" not in config.model_fields_set:
-        # Only root can start processes as somebody else; whoever is not root has no privilege to give away.
+        # Only root can start processes as another user.
         user = None
     return PodSettings(
         path=tuple(config.path),
@@ -87,15 +89,15 @@ def pod_settings(config: Config, machine: Machine, server: str, *, uid: int) -> 
 
 
 class Kubelet:
-    """One node's kubelet. ``run`` it; everything it holds is in ``root``."""
+    """The kubelet of one node. ``root``: the folder of its identity and pods."""
 
-    def __init__(self, root: Path, identity: Identity, config: Config, machine: Machine, reader: Reader) -> None:
+    def __init__(self, root: Path, identity: NodeIdentity, config: Config, machine: Machine, reader: Reader) -> None:
         self.root = root
         self.identity = identity
         self.config = config
         client = read_pair(identity.client)
         if client is None:
-            raise JoinError(f"{identity.client} is missing: join again")
+            raise JoinError(f"{identity.client} not found; join again")
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -117,7 +119,7 @@ class Kubelet:
         )
         self._pods_changed = asyncio.Event()
         self._ended: set[str] = set()
-        """uids of pods that ended with a Node that vanished, while the API server still lists them."""
+        """The uids of pods that ended because their Node was deleted, as long as the API server lists them."""
         self.reflector = Reflector(
             self._kube,
             "/api/v1/pods",
@@ -136,7 +138,7 @@ class Kubelet:
         self._last_trouble: str | None = None
 
     def kube(self) -> Kube:
-        """The connection with the credentials of now."""
+        """The client with the current credentials."""
         return self._kube
 
     def _api_counts(self) -> tuple[int, int]:
@@ -144,7 +146,7 @@ class Kubelet:
         return sum(one.requests for one in all_of_them), sum(one.writes for one in all_of_them)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until ``stop`` is set. Containers go on after that."""
+        """Runs until ``stop`` is set. Containers keep running."""
         await self.pods.start()
         stopped = asyncio.ensure_future(stop.wait())
         work = asyncio.ensure_future(self._work())
@@ -153,14 +155,14 @@ class Kubelet:
             if work.done():
                 work.result()
         finally:
-            log.info("stopping; containers go on")
+            log.info("stopping; containers keep running")
             for task in (stopped, work):
                 task.cancel()
             await asyncio.gather(stopped, work, return_exceptions=True)
             try:
                 await asyncio.wait_for(self._close(), STOP_SECONDS)
             except TimeoutError:
-                log.warning("the end took longer than %g s", STOP_SECONDS)
+                log.warning("shutdown did not finish within %g s", STOP_SECONDS)
 
     async def _close(self) -> None:
         await self.server.stop()
@@ -194,7 +196,7 @@ class Kubelet:
     async def _node_vanished(self) -> None:
         self.metrics.registered.set(0)
         orphans = dict(self.reflector.items)
-        # Their objects would be bound to the Node that comes, and start there once more as if nothing had been.
+        # The new Node has the same name, so these pods would start again on it.
         self._ended |= {str(pod["metadata"]["uid"]) for pod in orphans.values()}
         await self.pods.end_all_pods()
         for key, pod in orphans.items():
@@ -203,7 +205,7 @@ class Kubelet:
             try:
                 await self.kube().delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace_seconds=0, uid=uid)
             except ApiError as error:
-                log.warning("pod %s of the Node that vanished is not deleted, it will run anew: %s", key, error)
+                log.warning("cannot delete pod %s of the deleted Node, so it will start again: %s", key, error)
                 self._ended.discard(uid)
         self._pods_changed.set()
 
@@ -214,9 +216,9 @@ class Kubelet:
                 await self.server.start()
                 break
             except OSError as error:
-                said = f"cannot listen on {self.config.addresses[0]}:{self.config.port}: {error.strerror or error}"
-                log.warning("%s; again in %g s", said, BIND_RETRY_SECONDS)
-                self.node.problems["ServerNotListening"] = said
+                message = f"cannot listen on {self.config.addresses[0]}:{self.config.port}: {error.strerror or error}"
+                log.warning("%s; next try in %g s", message, BIND_RETRY_SECONDS)
+                self.node.problems["ServerNotListening"] = message
                 self.node.nudge()
                 await asyncio.sleep(BIND_RETRY_SECONDS)
         if self.node.problems.pop("ServerNotListening", None):
@@ -235,10 +237,10 @@ class Kubelet:
             )
         except ApiError as error:
             if error.status == 401:
-                # A Mac that slept past the end of its certificate cannot renew it: only a token brings it back.
+                # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
-                    "the API server knows this node no more (its certificate ran out, or the cluster is another one): stop the "
-                    "kubelet and join again with the line that `thunderfleet token` prints; containers go on meanwhile"
+                    "the API server rejects the node's certificate (expired, or of another cluster); stop the kubelet and "
+                    "join again with the command that `thunderfleet token` prints; containers keep running meanwhile"
                 ) from None
             raise
 
@@ -253,7 +255,7 @@ class Kubelet:
         task.add_done_callback(self._closing.discard)
 
     async def _ask_serving(self) -> Pair:
-        # An approver compares with the addresses that the Node publishes: they must stand there first.
+        # Approvers compare the request with the Node's addresses, so the Node must exist first.
         await self.node.registered.wait()
         return await obtain(
             self.kube(),
@@ -285,7 +287,7 @@ class Kubelet:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"generateName": f"{name}.", "namespace": "default"},
-            # For a Node's events kubectl looks for the name as uid, as kubelets write it.
+            # Kubelets use the Node's name as uid in its events, and kubectl looks for that.
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name},
             "reason": reason,
             "message": message[:1024],
@@ -306,14 +308,14 @@ async def _close_later(kube: Kube) -> None:
         await kube.close()
 
 
-async def run(root: Path, identity: Identity, config: Config) -> None:
-    """Looks at the machine and runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError."""
+async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
+    """Runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    asker = Asker(config.path)
-    machine = await look(asker, root)
+    commands = Commands(config.path)
+    machine = await look(commands, root)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,
@@ -322,4 +324,4 @@ async def run(root: Path, identity: Identity, config: Config) -> None:
         machine.cpus,
         machine.memory_bytes // 1024**2,
     )
-    await Kubelet(root, identity, config, machine, Reader(asker, root, machine.is_mac)).run(stop)
+    await Kubelet(root, identity, config, machine, Reader(commands, root, machine.is_mac)).run(stop)

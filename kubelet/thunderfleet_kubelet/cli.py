@@ -1,4 +1,4 @@
-"""The command line: join a cluster, run, and print what launchd needs."""
+"""The command line: joins a cluster, runs the kubelet, prints its launchd property list."""
 
 import argparse
 import asyncio
@@ -17,9 +17,10 @@ LABEL = "io.thunderfleet.kubelet"
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line's parser."""
     top = argparse.ArgumentParser(
         prog="thunderfleet-kubelet",
-        description="Makes this machine a Kubernetes node whose pods are native process groups.",
+        description="Make this machine a Kubernetes node whose pods run as native processes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -28,26 +29,33 @@ def parser() -> argparse.ArgumentParser:
         sentence = text[0].upper() + text[1:] + "."
         shape = argparse.ArgumentDefaultsHelpFormatter
         one = commands.add_parser(name, help=text, description=sentence, formatter_class=shape)
-        one.add_argument("--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder of identity and pods")
-        one.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML); `run` remembers the one given at `join`")
         one.add_argument(
-            "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="how much to say on stderr"
+            "--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder for the node's identity and its pods"
         )
+        one.add_argument(
+            "--config", type=Path, metavar="FILE", help="configuration file (YAML); default for run: the one given to join"
+        )
+        one.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="minimum log level")
         return one
 
-    join = add("join", "become a node of a cluster, then run")
-    join.add_argument("--server", required=True, metavar="https://IP:PORT", help="the API server")
-    join.add_argument("--token", required=True, help="bootstrap token, as `thunderfleet token` prints it")
-    join.add_argument("--ca-hash", required=True, metavar="sha256:HEX", help="hash of the cluster's CA (its public key)")
-    join.add_argument("--replace", action="store_true", help="take the place of a Node of this name that exists already")
-    join.add_argument("--no-run", action="store_true", help="only join; `run` later")
-    add("run", "run as the node that this folder has joined as")
-    add("launchd-plist", "print the root LaunchDaemon that runs this kubelet")
+    join = add("join", "join a cluster as a node, then run")
+    join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
+    join.add_argument("--token", required=True, help="bootstrap token, as printed by thunderfleet token")
+    join.add_argument(
+        "--ca-hash",
+        required=True,
+        metavar="sha256:HEX",
+        help="hash of the public key of the cluster's CA, as printed by thunderfleet token",
+    )
+    join.add_argument("--replace", action="store_true", help="replace an existing Node of the same name")
+    join.add_argument("--no-run", action="store_true", help="join, but do not run")
+    add("run", "run the kubelet of a node that has joined")
+    add("launchd-plist", "print the property list of a LaunchDaemon that runs this kubelet")
     return top
 
 
 def plist(program: str, root: Path, config: Path | None) -> bytes:
-    """The LaunchDaemon's property list (XML)."""
+    """The property list (XML) of the LaunchDaemon."""
     arguments = [program, "run", "--root", str(root)]
     if config is not None:
         arguments += ["--config", str(config)]
@@ -57,10 +65,10 @@ def plist(program: str, root: Path, config: Path | None) -> bytes:
             "ProgramArguments": arguments,
             "RunAtLoad": True,
             "KeepAlive": True,
-            # Containers outlive their kubelet: launchd must not end them with it.
+            # Containers outlive the kubelet, so launchd must not kill them with it.
             "AbandonProcessGroup": True,
             "ExitTimeOut": 60,
-            # Containers inherit how launchd lets the daemon run; anything less is slowed down.
+            # Containers inherit the process type; launchd throttles all others.
             "ProcessType": "Interactive",
             "SoftResourceLimits": {"NumberOfFiles": 65536},
             "HardResourceLimits": {"NumberOfFiles": 65536},
@@ -70,7 +78,7 @@ def plist(program: str, root: Path, config: Path | None) -> bytes:
 
 
 def in_user_namespace() -> bool:
-    """True when root here is somebody else outside."""
+    """Whether root in this namespace is another user outside."""
     try:
         words = Path("/proc/self/uid_map").read_text().split()
     except OSError:
@@ -79,7 +87,7 @@ def in_user_namespace() -> bool:
 
 
 def settings(file: Path | None) -> Config:
-    """The settings, fit for the user that runs this. Raises ConfigError."""
+    """The configuration, checked for the user that runs the kubelet. Raises ConfigError."""
     config = load(file)
     problem = same_user_problem(config, uid=os.geteuid(), in_user_namespace=in_user_namespace())
     if problem:
@@ -89,20 +97,22 @@ def settings(file: Path | None) -> Config:
 
 async def _join(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import app
-    from thunderfleet_kubelet.bootstrap import join
+    from thunderfleet_kubelet.bootstrap import discovery
+    from thunderfleet_kubelet.bootstrap import identity as identities
+    from thunderfleet_kubelet.bootstrap.join import join
 
-    server = join.parse_server(arguments.server)
-    token = join.check_token(arguments.token)
-    wanted = join.check_hash(arguments.ca_hash)
+    server = discovery.parse_server(arguments.server)
+    token = discovery.check_token(arguments.token)
+    wanted = discovery.check_hash(arguments.ca_hash)
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
     config = settings(config_file)
     with app.only_one(root):
-        identity = join.standing_identity(root, server, config.node_name)
+        identity = identities.usable_identity(root, server, config.node_name)
         if identity is None:
-            # An identity of ours that has only run out may come back under its own name.
-            replace = arguments.replace or join.load_identity(root) is not None
-            identity = await join.join(
+            # A node whose certificate has expired may join again under its own name.
+            replace = arguments.replace or identities.load_identity(root) is not None
+            identity = await join(
                 server=server,
                 token=token,
                 wanted_hash=wanted,
@@ -119,26 +129,27 @@ async def _join(arguments: argparse.Namespace) -> None:
 
 async def _run(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import app
-    from thunderfleet_kubelet.bootstrap import join
+    from thunderfleet_kubelet.bootstrap import identity as identities
+    from thunderfleet_kubelet.bootstrap.errors import JoinError
 
     root = arguments.root.resolve()
-    known = join.load_identity(root)
+    known = identities.load_identity(root)
     if known is None:
-        raise join.JoinError(f"{root} holds no identity: join first (`thunderfleet token` prints the whole line)")
+        raise JoinError(f"{root}: no identity found; join a cluster first, with the command that `thunderfleet token` prints")
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     config = settings(config_file)
     if "node_name" not in config.model_fields_set:
-        # The machine may have been renamed since; the Node was not.
+        # The host name may have changed since; the Node's name has not.
         config = config.model_copy(update={"node_name": known.node_name})
-    identity = join.standing_identity(root, None, config.node_name)
+    identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
-        raise join.JoinError(f"the certificate in {known.folder} has run out: join again with a new token")
+        raise JoinError(f"the certificate in {known.folder} has expired; join again with a new token")
     with app.only_one(root):
         await app.run(root, identity, config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: done; 1: it failed; 2: the command line or the settings cannot be used."""
+    """Exit codes: 0 success, 1 failure, 2 invalid command line or configuration."""
     arguments = parser().parse_args(argv)
     shape = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=arguments.log_level.upper(), format=shape, stream=sys.stderr, force=True)
@@ -147,11 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = arguments.config.resolve() if arguments.config else None
         sys.stdout.write(plist(program, arguments.root.resolve(), config).decode())
         return 0
-    # Late: --help should not wait for the API client.
+    # Imported late, so that --help is fast.
     from thunderfleet_lib.kube import ApiError
 
     from thunderfleet_kubelet.bootstrap.certificates import CertificateError
-    from thunderfleet_kubelet.bootstrap.join import JoinError, UsageError
+    from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
 
     try:
         asyncio.run(_join(arguments) if arguments.command == "join" else _run(arguments))

@@ -1,7 +1,6 @@
-"""The kubelet's settings: one YAML file, read once, refused with a sentence that names the file, the key and what is allowed.
+"""The kubelet's configuration: one YAML file. Errors name the file, the key and what is allowed.
 
-A node's settings are few on purpose. What the machine is (Mac or not, chip, memory) is asked of the machine; what it must
-run comes from the API server. Left here is what neither can know.
+There are few settings. What the machine is comes from the machine, and what it runs comes from the API server.
 """
 
 import ipaddress
@@ -17,13 +16,13 @@ from pydantic.alias_generators import to_camel
 
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_NODE_NAME = 253
-# What NodeRestriction lets a node set of itself inside kubernetes.io; labels outside of it are free.
+# NodeRestriction lets a node set only labels with these prefixes in kubernetes.io; others are free.
 RESERVED_LABEL_DOMAINS = ("kubernetes.io", "k8s.io")
 FREE_LABEL_PREFIXES = ("kubelet.kubernetes.io/", "node.kubernetes.io/")
 
 
 class ConfigError(ValueError):
-    """The settings cannot be used; the message is one sentence for whoever wrote them."""
+    """The configuration is invalid."""
 
 
 class _Settings(BaseModel):
@@ -33,65 +32,66 @@ class _Settings(BaseModel):
 
 
 class User(_Settings):
-    """A user and a group of the machine, by number."""
+    """Numeric user and group of the machine."""
 
     uid: Annotated[int, Field(ge=0, le=2**31 - 1)]
     gid: Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Config(_Settings):
-    """Every setting of ``thunderfleet-kubelet``; the file's keys are these names in camelCase."""
+    """All settings; the file has these names in camelCase."""
 
     node_name: Annotated[str, Field(min_length=1, max_length=MAX_NODE_NAME)] = Field(
         default_factory=lambda: default_node_name()
     )
-    """The Node's name, and the name in every certificate. Default: the machine's host name in lower case."""
+    """The Node's name. Default: the host name in lower case."""
     addresses: list[str] = Field(default_factory=lambda: default_addresses())
-    """The machine's own addresses, published as InternalIPs; the kubelet's server listens on the first.
-    Default: the address that a packet to the API server would leave from."""
+    """The Node's InternalIPs; the kubelet's server listens on the first. Default: the address of the default route."""
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
-    """Where the kubelet's server listens."""
+    """The port of the kubelet's server."""
     path: list[Path] = []
-    """Folders at the front of PATH: for the kubelet's own commands and for every container."""
+    """Folders in front of PATH, for the kubelet's own commands and for every container."""
     python_path: list[Path] = []
-    """PYTHONPATH of every container; unset when empty."""
+    """PYTHONPATH of every container; unset if empty."""
     images: dict[str, Path] = {}
-    """Image name (exactly as in a pod) to the folder that stands for it."""
+    """Image name, exactly as in a pod, to folder."""
     default_user: User | None = User(uid=65534, gid=65534)
-    """Who runs a container that names no user; null is the kubelet's own user, which may then not be root."""
+    """The user of containers that specify none. null: the kubelet's own user, which then must not be root."""
     labels: dict[str, str] = {}
-    """Labels for the Node beside those that the kubelet sets itself."""
+    """Additional labels of the Node."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 110
     node_status_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
-    """How often the machine is looked at; the Node is written when something changed, and every five minutes."""
+    """How often the machine is checked. The Node's status is written when it changes, and once a day."""
     lease_seconds: Annotated[int, Field(ge=4, le=3600)] = 40
-    """How long the Lease holds; it is renewed after a quarter of that."""
+    """The duration of the Lease; it is renewed four times as often."""
     certificate_seconds: Annotated[int, Field(ge=600, le=315_360_000)] = 31_536_000
-    """For how long certificates are asked; the cluster may give less. Each is renewed after 80 % of its life."""
+    """The requested lifetime of certificates; the cluster may shorten it. They are renewed after 80 % of it."""
     reserved_memory_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory that pods cannot ask for: capacity less this is allocatable."""
+    """Memory that is not allocatable to pods."""
     reserved_cpu_millis: Annotated[int, Field(ge=0)] = 0
-    """Millicores that pods cannot ask for."""
+    """Millicores that are not allocatable to pods."""
 
     @field_validator("node_name")
     @classmethod
     def _node_name(cls, value: str) -> str:
         if not NODE_NAME.fullmatch(value):
-            raise ValueError(f"{value!r} is no node name: lower-case letters, digits, '-' and '.', as in 'studio-1'")
+            raise ValueError(
+                f"{value!r} is not a valid node name; use lower-case letters, digits, '-' and '.', such as 'studio-1'"
+            )
         return value
 
     @field_validator("addresses")
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
         if not value:
-            raise ValueError("at least one address is needed: the kubelet's server listens on the first")
+            raise ValueError("at least one address is required")
         for text in value:
             try:
                 address = ipaddress.ip_address(text)
             except ValueError:
-                raise ValueError(f"{text!r} is no IP address, as in '192.168.64.11'") from None
+                raise ValueError(f"{text!r} is not an IP address, such as '192.168.64.11'") from None
             if address.is_unspecified or address.is_multicast:
-                raise ValueError(f"{text} stands for no one machine: give the machine's own address")
+                raise ValueError(f"{text} is not the address of one machine; use the machine's own address")
         return value
 
     @field_validator("path", "python_path")
@@ -99,7 +99,7 @@ class Config(_Settings):
     def _folders(cls, value: list[Path]) -> list[Path]:
         for folder in value:
             if not folder.is_absolute():
-                raise ValueError(f"{str(folder)!r} is not absolute: a folder must start with '/'")
+                raise ValueError(f"{str(folder)!r} must be an absolute path")
         return value
 
     @field_validator("images")
@@ -107,7 +107,7 @@ class Config(_Settings):
     def _images(cls, value: dict[str, Path]) -> dict[str, Path]:
         for image, folder in value.items():
             if not folder.is_absolute():
-                raise ValueError(f"the folder of {image!r}, {str(folder)!r}, is not absolute: it must start with '/'")
+                raise ValueError(f"{image!r}: {str(folder)!r} must be an absolute path")
         return value
 
     @field_validator("labels")
@@ -118,7 +118,7 @@ class Config(_Settings):
             reserved = any(domain == one or domain.endswith("." + one) for one in RESERVED_LABEL_DOMAINS)
             if reserved and not key.startswith(FREE_LABEL_PREFIXES):
                 allowed = ", ".join(prefix + "…" for prefix in FREE_LABEL_PREFIXES)
-                raise ValueError(f"a node may not set label {key!r} of itself; inside kubernetes.io only {allowed}")
+                raise ValueError(f"a node may not set its own label {key!r}; in kubernetes.io only {allowed}")
         return value
 
 
@@ -131,7 +131,7 @@ def default_node_name() -> str:
 
 
 def default_addresses() -> list[str]:
-    """The address of the interface with the default route. No packet is sent: a UDP socket only asks the routing table."""
+    """The address of the interface with the default route. Sends no packet: connecting a UDP socket only looks up the route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -143,13 +143,13 @@ def default_addresses() -> list[str]:
 def _sentence(problem: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in problem["loc"]) or "the file"
     if problem["type"] == "extra_forbidden":
-        return f"{key}: no such setting; known are {', '.join(known_keys())}"
+        return f"{key}: unknown setting; must be one of {', '.join(known_keys())}"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message}" + ("" if problem["type"] == "value_error" else f" (it is {problem['input']!r})")
+    return f"{key}: {message}" + ("" if problem["type"] == "value_error" else f" (got {problem['input']!r})")
 
 
 def known_keys() -> list[str]:
-    """The settings' names as they stand in the file."""
+    """The names of all settings, as in the file."""
     return [to_camel(name) for name in Config.model_fields]
 
 
@@ -161,11 +161,11 @@ def parse(text: str, where: str, defaults: Mapping[str, Any] | None = None) -> C
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{where}: invalid YAML: {' '.join(str(error).split())}") from None
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: must be a mapping of settings ({', '.join(known_keys())}), not a {type(data).__name__}")
+        raise ConfigError(f"{where}: must be a mapping of settings ({', '.join(known_keys())}), not {type(data).__name__}")
     try:
         return Config.model_validate({**(defaults or {}), **data})
     except ValidationError as error:
@@ -173,20 +173,20 @@ def parse(text: str, where: str, defaults: Mapping[str, Any] | None = None) -> C
 
 
 def load(file: Path | None) -> Config:
-    """Settings of ``file``; the defaults when there is none. Raises ConfigError."""
+    """The configuration in ``file``, or the defaults for None. Raises ConfigError."""
     if file is None:
         return parse("", "the defaults")
     try:
         text = file.read_text()
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is not text") from None
+        raise ConfigError(f"{file}: not a text file") from None
     return parse(text, str(file))
 
 
 def same_user_problem(config: Config, *, uid: int, in_user_namespace: bool) -> str | None:
-    """Why ``defaultUser: null`` cannot be had by a kubelet that runs as ``uid``, or None."""
+    """Why ``defaultUser: null`` is not possible for a kubelet that runs as ``uid``; None if it is."""
     if config.default_user is None and uid == 0 and not in_user_namespace:
-        return "defaultUser: null would run containers as root; give {uid, gid} of an unprivileged user, as 65534"
+        return "defaultUser: null would run containers as root; set uid and gid of an unprivileged user, such as 65534"
     return None

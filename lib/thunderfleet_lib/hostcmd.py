@@ -79,8 +79,9 @@ def quote(text: str) -> str:
 class _Commands:
     """What both hosts share: environment and messages."""
 
-    def __init__(self, path: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
         self._folders = [str(folder) for folder in path]
+        self._given = environment
 
     @property
     def search_path(self) -> str:
@@ -92,7 +93,8 @@ class _Commands:
         return shutil.which(command, path=self.search_path)
 
     def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, "PATH": self.search_path, "LC_ALL": "C", "LANG": "C"}
+        own = os.environ if self._given is None else self._given
+        return {**own, "PATH": self.search_path, "LC_ALL": "C", "LANG": "C"}
 
 
 def _absent(command: str, error: OSError | None = None) -> Failure:
@@ -139,10 +141,14 @@ def _and_said(data: bytearray) -> str:
 
 
 class Host(_Commands):
-    """Runs commands of this machine in asyncio. Use one per program: it remembers which commands hang."""
+    """Runs commands of this machine in asyncio. Use one per program: it remembers which commands hang.
 
-    def __init__(self, path: Sequence[Path] = ()) -> None:
-        super().__init__(path)
+    ``path``: folders in front of PATH. ``environment``: the commands' environment beside PATH and locale; None passes on the
+    program's own.
+    """
+
+    def __init__(self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(path, environment)
         self._stuck: dict[tuple[str, ...], asyncio.subprocess.Process] = {}
 
     async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:

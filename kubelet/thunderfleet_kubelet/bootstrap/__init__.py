@@ -1,7 +1,9 @@
 """Joins a cluster and keeps the kubelet's certificates valid.
 
-============  ======================================================================
-join          checks the cluster's CA, trades the token for a certificate, stores the identity
-certificates  certificate signing requests, key files, renewal
-============  ======================================================================
+join          exchanges a bootstrap token for a client certificate
+discovery     finds the API server, verifies the cluster's CA by its hash
+identity      stores who this node is: server, name, certificates
+certificates  certificate signing requests; key and certificate in one file
+renewer       renews a certificate before it expires
+errors        why joining fails
 """

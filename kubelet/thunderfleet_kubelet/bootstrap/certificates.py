@@ -1,17 +1,15 @@
-"""Keys and certificates of a node: asked for by CSR, kept in one file each, renewed before they end.
+"""Certificates of a node: signing requests, and key and certificate in one PEM file.
 
-Key and certificate stand in the same PEM file, written whole and renamed into place: there is no moment in which one belongs
-to another. The API server's own signer checks little, so what we ask for is exact: it is what an approver compares.
+One file, so that key and certificate always match. Approvers compare requests with the Node, so requests are exact.
 """
 
 import asyncio
 import base64
 import ipaddress
 import logging
-import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -20,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Json, Kube
-from thunderfleet_lib.tls import write_private
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +32,7 @@ POLL_LIMIT_SECONDS = 5.0
 
 
 class CertificateError(Exception):
-    """No certificate came of a request; the message says why and what to do."""
+    """There is no certificate; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,17 @@ class Pair:
 
     @property
     def leaf(self) -> x509.Certificate:
+        """The node's own certificate."""
         return x509.load_pem_x509_certificate(self.certificate)
 
     @property
     def pem(self) -> bytes:
+        """Both, key first."""
         return self.key + self.certificate
 
 
 def user_of(node: str) -> str:
-    """The identity of a node's kubelet."""
+    """The user name of a node's kubelet."""
     return USER_PREFIX + node
 
 
@@ -65,14 +64,14 @@ def new_key() -> bytes:
 
 
 def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> bytes:
-    """The CSR (PEM) of ``node``'s kubelet; with ``addresses`` for a server, without for a client."""
+    """A signing request (PEM) for a node's kubelet: a server with ``addresses``, a client without."""
     private = serialization.load_pem_private_key(key, None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     return tls.build_request(tls.subject(user_of(node), [NODES_GROUP]), private, addresses)
 
 
 def csr_object(request: bytes, signer: str, seconds: int) -> Json:
-    """The CertificateSigningRequest for ``request`` (PEM), asking for a life of ``seconds``."""
+    """The CertificateSigningRequest for ``request`` (PEM); ``seconds``: the lifetime to ask for."""
     purpose = "client auth" if signer == CLIENT_SIGNER else "server auth"
     return {
         "apiVersion": "certificates.k8s.io/v1",
@@ -88,7 +87,7 @@ def csr_object(request: bytes, signer: str, seconds: int) -> Json:
 
 
 def verdict(csr: Json) -> bytes | None:
-    """The certificate (PEM) in a CSR object; None while nothing is decided. Raises CertificateError when it was refused."""
+    """The certificate (PEM) of a CertificateSigningRequest; None while it is pending. Raises CertificateError."""
     name = csr["metadata"]["name"]
     state = csr.get("status") or {}
     for one in state.get("conditions") or []:
@@ -100,14 +99,14 @@ def verdict(csr: Json) -> bytes | None:
 
 
 async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses: Sequence[str] = (), limit: float) -> Pair:
-    """Makes a key, asks ``signer`` for its certificate and waits up to ``limit`` seconds for it.
+    """Requests a certificate for a new key from ``signer`` and waits up to ``limit`` seconds.
 
-    Raises CertificateError (refused, or not in time) and ApiError (the request was not taken).
+    Raises CertificateError (denied, or not in time) and ApiError (the request failed).
     """
     key = new_key()
     csr = await kube.create(CSRS, csr_object(signing_request(key, node, addresses), signer, seconds))
     name = str(csr["metadata"]["name"])
-    log.info("certificate request %s (%s) sent", name, signer)
+    log.info("sent certificate request %s (%s)", name, signer)
     pause = POLL_SECONDS
     try:
         async with asyncio.timeout(limit):
@@ -124,7 +123,7 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
     except TimeoutError:
         raise CertificateError(
             f"certificate request {name} was not signed within {limit:g} s: approve it (kubectl certificate approve {name}), "
-            "or see why nothing approves or signs (is the controller manager running?)"
+            "or check that the operator and the controller manager are running"
         ) from None
     pair = Pair(key, certificate)
     _check(pair)
@@ -135,18 +134,18 @@ def _check(pair: Pair) -> None:
     private = serialization.load_pem_private_key(pair.key, None)
     encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*encoding) != pair.leaf.public_key().public_bytes(*encoding):
-        raise CertificateError("the certificate that came back belongs to another key")
+        raise CertificateError("the certificate does not match the key")
 
 
 def renew_at(pair: Pair, part: float = RENEW_AT) -> datetime:
-    """When ``part`` of the certificate's life is over."""
+    """When ``part`` of the certificate's lifetime is over."""
     leaf = pair.leaf
     start, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
     return start + (end - start) * part
 
 
 def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) -> bool:
-    """True when the pair is ``node``'s, in force at ``now``, and (for a server) good for all of ``addresses``."""
+    """Whether the pair is for ``node``, valid at ``now``, and (for a server) has all ``addresses``."""
     leaf = pair.leaf
     names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not names or names[0].value != user_of(node):
@@ -164,69 +163,17 @@ def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) 
 
 
 def read_pair(file: Path) -> Pair | None:
-    """The pair in ``file``; None when there is none. Raises CertificateError when the file holds something else."""
+    """The pair in ``file``; None if there is no file. Raises CertificateError for other content."""
     try:
         text = file.read_bytes()
     except FileNotFoundError:
         return None
     mark = text.find(b"-----BEGIN CERTIFICATE-----")
     if mark <= 0 or b"PRIVATE KEY-----" not in text[:mark]:
-        raise CertificateError(f"{file}: holds no key and certificate; remove it and join again")
+        raise CertificateError(f"{file}: no key and certificate found; delete it and join again")
     pair = Pair(text[:mark], text[mark:])
     try:
         _check(pair)
     except ValueError as error:
-        raise CertificateError(f"{file}: {error}; remove it and join again") from None
+        raise CertificateError(f"{file}: {error}; delete it and join again") from None
     return pair
-
-
-class Renewer:
-    """Keeps one certificate in force: ``ask`` for a new one at 80 % of its life, ``put`` it to use.
-
-    ``pair`` is the one in use already, or None: then the first is asked for at once. A refusal is never the end: it asks again,
-    less and less often; ``troubled`` hears the sentence (None: it is over).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        file: Path,
-        ask: Callable[[], Awaitable[Pair]],
-        put: Callable[[Pair], Awaitable[None]],
-        troubled: Callable[[str | None], None] = lambda _: None,
-        pair: Pair | None = None,
-    ) -> None:
-        self.name = name
-        self.file = file
-        self.ask = ask
-        self.put = put
-        self.troubled = troubled
-        self.pair = pair
-
-    async def run(self) -> None:
-        """Renews until cancelled."""
-        delay = 1.0
-        while True:
-            if self.pair is not None:
-                await _sleep_until(renew_at(self.pair, RENEW_AT + random.uniform(-0.02, 0.02)))
-            try:
-                pair = await self.ask()
-                await asyncio.to_thread(write_private, self.file, pair.pem)
-                await self.put(pair)
-            except (CertificateError, ApiError, OSError) as error:
-                log.warning("%s certificate: %s; again in %.0f s", self.name, error, delay)
-                self.troubled(f"{self.name} certificate: {error}")
-                await asyncio.sleep(delay * random.uniform(0.7, 1.0))
-                delay = min(delay * 2, 300.0)
-                continue
-            self.troubled(None)
-            self.pair, delay = pair, 1.0
-            log.info("%s certificate is good until %s", self.name, pair.leaf.not_valid_after_utc.isoformat())
-
-
-async def _sleep_until(when: datetime) -> None:
-    # In pieces: a Mac that slept for a night wakes up with its timers where they were.
-    left = (when - datetime.now(UTC)).total_seconds()
-    while left > 0:
-        await asyncio.sleep(min(left, 60.0))
-        left = (when - datetime.now(UTC)).total_seconds()

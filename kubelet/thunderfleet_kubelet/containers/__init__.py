@@ -1,14 +1,19 @@
 """One pod's containers on this machine: files, users and processes.
 
-============  ======================================================================
-attempt       one start of one container
-folder        a pod's folder: starts, stops and reads its containers
-environment   variables, command and arguments of a container
-volumes       volumes as folders, mounts as links
-images        image names as folders on this machine
-user          the user and groups a container runs as
-exec_session  commands inside a container, with or without a terminal
-logs          reads container logs
-usage         CPU and memory of containers
-============  ======================================================================
+runtime         starts and stops containers, reads their state
+launch          prepares a sandbox and starts its shim
+watch           whether a shim is alive
+folder          where a pod's files are
+attempt         one start of one container, as a value
+environment     variables, command and working directory; pure
+sources         values from ConfigMaps, Secrets and the downward API; pure
+volume_content  the files of ConfigMap, Secret and projected volumes; pure
+volumes         volumes as folders, mounts as links
+images          image names to folders
+user            the user and groups of a container
+exec_session    commands in a container, with or without a terminal
+logs            reads container logs
+termination     termination messages
+usage           CPU and memory of containers
+errors          why a container cannot be created
 """

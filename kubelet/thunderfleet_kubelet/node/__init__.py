@@ -1,7 +1,7 @@
 """The Node object of this machine.
 
-=======  ======================================================================
-keeper   registers the Node, renews its Lease, writes its status
-machine  reads the facts and the load of this machine
-=======  ======================================================================
+controller  registers the Node, renews its Lease, writes its status
+status      what the Node says: labels, capacity, conditions; pure
+machine     reads the facts and the load of this machine
+facts       facts and load as values, parsers of what machines print; pure
 """

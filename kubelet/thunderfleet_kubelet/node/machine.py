@@ -5,87 +5,54 @@ code reads both. Every command has a time limit and a fallback: a kubelet that w
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import platform
 import re
-import shutil
 import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+
+from thunderfleet_lib.hostcmd import Failure, Host
 
 from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers, wired_limit_bytes
 
 log = logging.getLogger(__name__)
 
 COMMAND_SECONDS = 2.0
-SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
-class Asker:
-    """Runs the machine's commands, found through ``path`` before the system's own folders."""
+class Commands:
+    """Runs the machine's commands; those in ``path`` are found first. The kubelet's own environment is not passed on."""
 
     def __init__(self, path: Sequence[Path], seconds: float = COMMAND_SECONDS) -> None:
-        self.search = os.pathsep.join([*(str(folder) for folder in path), os.environ.get("PATH", ""), SYSTEM_PATH])
-        self.seconds = seconds
+        self._host = Host(path, environment={"HOME": os.environ.get("HOME", "/")})
+        self._seconds = seconds
 
-    def has(self, command: str) -> bool:
-        return shutil.which(command, path=self.search) is not None
+    def exists(self, command: str) -> bool:
+        """Whether the machine has the command."""
+        return self._host.find(command) is not None
 
-    async def ask(self, command: str, *arguments: str) -> str | None:
-        """Standard output without trailing white space; None (and a line in the log) when it failed or took too long."""
-        program = shutil.which(command, path=self.search)
-        if program is None:
+    async def output(self, command: str, *arguments: str) -> str | None:
+        """Standard output without trailing white space; None if the command does not exist, fails or takes too long."""
+        if not self.exists(command):
             return None
-        said = " ".join([command, *arguments])
-        environment = {"PATH": self.search, "LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                program,
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            log.warning("%s: cannot be run: %s", said, error.strerror)
+        result = await self._host.run([command, *arguments], self._seconds)
+        if isinstance(result, Failure):
+            log.warning("%s", result)
             return None
-        try:
-            out, err = await asyncio.wait_for(process.communicate(), self.seconds)
-        except TimeoutError:
-            log.warning("%s: no answer within %g s", said, self.seconds)
-            return None
-        finally:
-            if process.returncode is None:
-                _kill_group(process.pid)
-                # asyncio waits for whoever holds the command's streams, too: a child that left its group may, for ever.
-                process._transport.close()  # type: ignore[attr-defined]
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), COMMAND_SECONDS)
-        if process.returncode:
-            log.warning("%s: exit status %d: %s", said, process.returncode, err.decode("utf-8", "replace").strip()[:200])
-            return None
-        return out.decode("utf-8", "replace").rstrip()
+        return result.text.rstrip()
 
     async def number(self, command: str, *arguments: str) -> int | None:
-        text = await self.ask(command, *arguments)
+        """The integer at the start of the output; None if there is none."""
+        text = await self.output(command, *arguments)
         if text is None:
             return None
         match = re.match(r"-?\d+", text.strip())
         if match is None:
-            log.warning("%s %s: %r is no number", command, " ".join(arguments), text[:80])
+            log.warning("%s %s: %r is not a number", command, " ".join(arguments), text[:80])
         return int(match[0]) if match else None
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, 9)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _read(path: str) -> str:
@@ -108,7 +75,7 @@ def _os_release() -> str:
 
 
 def _own_id(root: Path) -> str:
-    """A number of our own for a machine that tells none; kept in the kubelet's folder."""
+    """A random id for a machine without one, stored in the kubelet's folder."""
     file = root / "machine-id"
     known = _read(str(file))
     if not known:
@@ -122,22 +89,22 @@ def _disk_bytes(root: Path) -> int:
     return disk.f_blocks * disk.f_frsize
 
 
-async def is_mac(asker: Asker) -> dict[str, str] | None:
-    """What ``sw_vers`` says, on a Mac; None elsewhere."""
-    if not asker.has("sw_vers"):
+async def is_mac(commands: Commands) -> dict[str, str] | None:
+    """The output of ``sw_vers`` on a Mac; None on other machines."""
+    if not commands.exists("sw_vers"):
         return None
-    text = await asker.ask("sw_vers")
+    text = await commands.output("sw_vers")
     if text is None and sys.platform != "darwin":
-        # A hung sw_vers still means a Mac: a Mac that registers as Linux would attract pods that cannot run on it.
-        log.warning("sw_vers exists but does not answer; this is taken for a Mac of unknown version")
+        # Still a Mac: if it registered as Linux, it would get pods that cannot run on it.
+        log.warning("sw_vers exists but failed; assuming a Mac of unknown version")
     return parse_sw_vers(text) if text else {}
 
 
-async def look(asker: Asker, root: Path) -> Machine:
-    """The machine's lasting facts. Never fails: what cannot be had falls back, with a line in the log."""
-    version = await is_mac(asker)
+async def look(commands: Commands, root: Path) -> Machine:
+    """The machine's facts. Uses a fallback, and logs it, for everything that cannot be read."""
+    version = await is_mac(commands)
     if version is not None:
-        return await _look_at_mac(asker, root, version)
+        return await _look_at_mac(commands, root, version)
     return Machine(
         operating_system="linux",
         architecture=go_architecture(platform.machine()),
@@ -151,24 +118,24 @@ async def look(asker: Asker, root: Path) -> Machine:
     )
 
 
-async def _look_at_mac(asker: Asker, root: Path, version: dict[str, str]) -> Machine:
+async def _look_at_mac(commands: Commands, root: Path, version: dict[str, str]) -> Machine:
     memory, cpus, limit = await asyncio.gather(
-        asker.number("sysctl", "-n", "hw.memsize"),
-        asker.number("sysctl", "-n", "hw.ncpu"),
-        asker.number("sysctl", "-n", "iogpu.wired_limit_mb"),
+        commands.number("sysctl", "-n", "hw.memsize"),
+        commands.number("sysctl", "-n", "hw.ncpu"),
+        commands.number("sysctl", "-n", "iogpu.wired_limit_mb"),
     )
     chip, kernel, boot, registry = await asyncio.gather(
-        asker.ask("sysctl", "-n", "machdep.cpu.brand_string"),
-        asker.ask("sysctl", "-n", "kern.osrelease"),
-        asker.ask("sysctl", "-n", "kern.bootsessionuuid"),
-        asker.ask("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
+        commands.output("sysctl", "-n", "machdep.cpu.brand_string"),
+        commands.output("sysctl", "-n", "kern.osrelease"),
+        commands.output("sysctl", "-n", "kern.bootsessionuuid"),
+        commands.output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
     )
     if memory is None:
         memory = _host_memory()
-        log.warning("sysctl hw.memsize: no answer; memory is taken to be %d MiB", memory // 1024**2)
+        log.warning("sysctl hw.memsize failed; assuming %d MiB of memory", memory // 1024**2)
     if cpus is None:
         cpus = os.cpu_count() or 1
-        log.warning("sysctl hw.ncpu: no answer; %d CPUs are assumed", cpus)
+        log.warning("sysctl hw.ncpu failed; assuming %d CPUs", cpus)
     platform_id = re.search(r'"IOPlatformUUID" = "([^"]+)"', registry or "")
     words = [version.get("ProductName", "macOS"), version.get("ProductVersion", ""), version.get("BuildVersion", "")]
     return Machine(
@@ -187,53 +154,54 @@ async def _look_at_mac(asker: Asker, root: Path, version: dict[str, str]) -> Mac
 
 # kern.memorystatus_vm_pressure_level
 PRESSURE_LEVELS = {1: "normal", 2: "warning", 4: "critical"}
-# What Kubernetes' own kubelet starts to evict at.
+# The Kubernetes kubelet evicts below this.
 MEMORY_FLOOR_BYTES = 100 * 1024**2
 
 
 class Reader:
-    """Reads what changes. Remembers which questions a machine cannot answer, and asks those no more."""
+    """Reads the load of the machine."""
 
-    def __init__(self, asker: Asker, root: Path, mac: bool) -> None:
-        self.asker = asker
+    def __init__(self, commands: Commands, root: Path, mac: bool) -> None:
+        self.commands = commands
         self.root = root
-        self._ask_pressure = mac
+        self._has_pressure = mac
         self._limit: int | None = None
 
     async def read(self) -> Readings:
+        """The current load."""
         short, text = await self._memory()
         free, total = self._disk()
         processes, limit = await self._processes()
         return Readings(short, text, free, total, processes, limit)
 
     async def _memory(self) -> tuple[bool | None, str]:
-        if self._ask_pressure:
-            level = await self.asker.number("sysctl", "-n", "kern.memorystatus_vm_pressure_level")
+        if self._has_pressure:
+            level = await self.commands.number("sysctl", "-n", "kern.memorystatus_vm_pressure_level")
             if level in PRESSURE_LEVELS:
-                return level == 4, f"macOS says memory pressure is {PRESSURE_LEVELS[level]}"
+                return level == 4, f"macOS reports memory pressure {PRESSURE_LEVELS[level]}"
             if sys.platform != "darwin":
-                self._ask_pressure = False
-                log.warning("memory pressure is read from the machine that carries this recorded Mac")
+                self._has_pressure = False
+                log.warning("this recorded Mac has no memory pressure; using that of the host machine")
         available = meminfo(_read("/proc/meminfo")).get("MemAvailable")
         if available is None:
-            return None, "the machine does not say how much memory is free"
-        # Rounded: a message that changes with every byte would be written again and again.
+            return None, "available memory is unknown"
+        # No exact number: the status would be written whenever it changes.
         short = available < MEMORY_FLOOR_BYTES
-        return short, f"{'less than' if short else 'at least'} {MEMORY_FLOOR_BYTES // 1024**2} MiB are free"
+        return short, f"{'less than' if short else 'at least'} {MEMORY_FLOOR_BYTES // 1024**2} MiB are available"
 
     def _disk(self) -> tuple[int | None, int | None]:
         try:
             disk = os.statvfs(self.root)
         except OSError as error:
-            log.warning("%s: free space cannot be read: %s", self.root, error.strerror)
+            log.warning("%s: cannot read free space: %s", self.root, error.strerror)
             return None, None
         return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
     async def _processes(self) -> tuple[int | None, int | None]:
         if sys.platform == "darwin":
             if self._limit is None:
-                self._limit = await self.asker.number("sysctl", "-n", "kern.maxproc")
-            listing = await self.asker.ask("ps", "-A", "-o", "pid=")
+                self._limit = await self.commands.number("sysctl", "-n", "kern.maxproc")
+            listing = await self.commands.output("ps", "-A", "-o", "pid=")
             return (len(listing.splitlines()) if listing else None), self._limit
         running = re.search(r"\d+/(\d+)", _read("/proc/loadavg"))
         limits = [int(text) for name in ("pid_max", "threads-max") if (text := _read(f"/proc/sys/kernel/{name}")).isdigit()]

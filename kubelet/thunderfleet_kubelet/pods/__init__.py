@@ -1,13 +1,17 @@
-"""The pods of this node: which containers run, and the status that says so.
+"""The pods of this node: which containers run, and the status that is published.
 
-=========  ======================================================================
-manager    accepts pods, starts one worker per pod, answers the server
+manager    all pods: adopts, admits, starts one worker per pod
+queries    answers the server's questions: logs, exec, usage
 worker     drives one pod: observes, decides, acts, publishes
-lifecycle  decides which containers start and stop, and the pod's status
-admission  decides whether a pod fits this node
-probes     runs probes and hooks, counts their results
-events     writes Events to the API server
-objects    ConfigMaps, Secrets and service account tokens, cached
-settings   the part of the configuration that running pods need
-=========  ======================================================================
+starter    starts containers, runs postStart hooks
+stopper    stops containers, runs preStop hooks
+mounter    sets up volumes and keeps them current
+prober     runs the probes of live containers
+publisher  writes the status to the API server
+context    what the parts of a worker share
+probes     runs one probe or hook: exec, HTTP, TCP
+events     writes Events
+objects    reads ConfigMaps, Secrets and tokens, with a cache
+settings   the configuration that pods need
+decide     the decisions, as pure functions
 """

@@ -1,8 +1,8 @@
 """The kubelet's HTTPS server.
 
-=======  ======================================================================
-server   routes and WebSocket streams
-auth     who may call what
-metrics  Prometheus metrics and /metrics/resource
-=======  ======================================================================
+server      listener and routes
+channels    streams of exec and attach over a WebSocket
+parameters  query parameters; pure
+auth        authenticates and authorizes requests
+metrics     Prometheus metrics and /metrics/resource
 """

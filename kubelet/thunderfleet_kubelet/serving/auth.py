@@ -1,8 +1,7 @@
-"""Who may ask this kubelet what: nobody unknown, and nobody without the API server's word.
+"""Authentication and authorization of requests to the kubelet.
 
-A caller is known by a client certificate of the cluster's CA (so comes the API server) or else by a bearer token that the API
-server reviews. What a known caller may do is asked of the API server too: this module holds no rules of its own, only the
-translation of a request into the question.
+A caller is authenticated by a client certificate of the cluster's CA (as the API server is) or by a bearer token (TokenReview),
+and authorized by the API server (SubjectAccessReview). This module has no rules of its own; it translates requests to reviews.
 """
 
 import asyncio
@@ -21,24 +20,24 @@ GOOD_SECONDS = 30.0
 BAD_SECONDS = 5.0
 REVIEW_SECONDS = 10.0
 CACHE_SIZE = 512
-# Strangers with made-up tokens must not become a flood of requests to the API server.
+# Limits the reviews that callers with invalid tokens can cause.
 REVIEWS_AT_ONCE = 8
-# Something that runs or carries bytes both ways is a `create`, whatever method the WebSocket's handshake has.
+# These are authorized as `create`, whatever the HTTP method of the WebSocket handshake.
 CREATING = ("exec", "attach", "portForward", "run")
 VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 class Refused(Exception):
-    """The caller may not: HTTP ``status`` (401, 403, 503) and a sentence."""
+    """The request is refused with HTTP ``status`` (401, 403 or 503)."""
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody known, in the API server's terms."""
+    """An authenticated user."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -48,14 +47,14 @@ class Caller:
 
 @dataclass(frozen=True)
 class Question:
-    """May a caller do ``verb`` on ``nodes/<subresource>`` of this node?"""
+    """What to authorize: ``verb`` on ``nodes/<subresource>`` of this node."""
 
     verb: str
     subresource: str
 
 
 def question(method: str, path: str) -> Question:
-    """What to ask about a request for ``path``."""
+    """What to authorize for a request."""
     first = path.strip("/").split("/", 1)[0]
     subresource = {"metrics": "metrics", "stats": "stats", "logs": "log"}.get(first, "proxy")
     verb = "create" if first in CREATING else VERBS.get(method, method.lower())
@@ -63,7 +62,7 @@ def question(method: str, path: str) -> Question:
 
 
 def caller_of_certificate(peer: Mapping[str, Any]) -> Caller | None:
-    """The user in a verified client certificate (as ``ssl`` tells it): common name, organizations as groups."""
+    """The user of a verified client certificate (from ``getpeercert``): common name, organizations as groups."""
     parts = [pair for relative in peer.get("subject") or () for pair in relative]
     names = [value for key, value in parts if key == "commonName"]
     if not names:
@@ -72,7 +71,7 @@ def caller_of_certificate(peer: Mapping[str, Any]) -> Caller | None:
 
 
 def bearer(header: str | None) -> str | None:
-    """The token in an Authorization header."""
+    """The bearer token in an Authorization header."""
     kind, _, token = (header or "").partition(" ")
     return token.strip() or None if kind.lower() == "bearer" else None
 
@@ -81,18 +80,20 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Remembered(Generic[Key, Value]):
-    """A few answers for a short while. Bounded: strangers choose the keys."""
+class ExpiringCache(Generic[Key, Value]):
+    """A bounded cache with expiry; unauthenticated callers choose the keys."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: OrderedDict[Key, tuple[float, Value]] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
+        """The cached value, unless it has expired."""
         entry = self._known.get(key)
         return entry[1] if entry and entry[0] > self._clock() else None
 
     def put(self, key: Key, value: Value, seconds: float) -> None:
+        """Caches a value for ``seconds``."""
         self._known[key] = (self._clock() + seconds, value)
         self._known.move_to_end(key)
         while len(self._known) > CACHE_SIZE:
@@ -100,17 +101,17 @@ class Remembered(Generic[Key, Value]):
 
 
 class Guard:
-    """Decides on requests. Raises Refused; never lets anybody by because the API server was away."""
+    """Authenticates and authorizes requests. Refuses them while the API server is unreachable."""
 
     def __init__(self, node_name: str, kube: Callable[[], Kube], clock: Callable[[], float] = time.monotonic) -> None:
         self.node_name = node_name
         self.kube = kube
-        self._callers: Remembered[bytes, Caller | str] = Remembered(clock)
+        self._callers: ExpiringCache[bytes, Caller | str] = ExpiringCache(clock)
         self._reviews = asyncio.Semaphore(REVIEWS_AT_ONCE)
-        self._verdicts: Remembered[tuple[Caller, Question], tuple[bool, str]] = Remembered(clock)
+        self._verdicts: ExpiringCache[tuple[Caller, Question], tuple[bool, str]] = ExpiringCache(clock)
 
     async def check(self, method: str, path: str, peer: Mapping[str, Any] | None, authorization: str | None) -> Caller:
-        """The caller, who may do this; raises Refused."""
+        """Returns the caller if the request is allowed. Raises Refused."""
         caller = await self._who(peer, authorization)
         await self._may(caller, question(method, path))
         return caller
@@ -122,7 +123,7 @@ class Guard:
         token = bearer(authorization)
         if token is None:
             raise Refused(
-                401, "this kubelet answers nobody unknown: show a client certificate of the cluster or a bearer token"
+                401, "authentication required: use a client certificate signed by the cluster's CA, or a bearer token"
             )
         key = hashlib.sha256(token.encode()).digest()
         known = self._callers.get(key)
@@ -138,7 +139,7 @@ class Guard:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = (await self._ask(TOKEN_REVIEWS, body)).get("status") or {}
         if not status.get("authenticated"):
-            return f"the API server does not know the token: {status.get('error') or 'it is not valid here'}"
+            return f"invalid bearer token: {status.get('error') or 'not authenticated'}"
         user = status.get("user") or {}
         return Caller(
             str(user.get("username") or ""),
@@ -157,7 +158,7 @@ class Guard:
         if not allowed:
             raise Refused(
                 403,
-                f"{caller.name} may not {asked.verb} nodes/{asked.subresource} of node {self.node_name}"
+                f"{caller.name} cannot {asked.verb} nodes/{asked.subresource} of node {self.node_name}"
                 + (f": {reason}" if reason else ""),
             )
 
@@ -186,4 +187,4 @@ class Guard:
         try:
             return await self.kube().request("POST", path, body=body, seconds=REVIEW_SECONDS)
         except ApiError as error:
-            raise Refused(503, f"the API server could not be asked whether this is allowed: {error}") from None
+            raise Refused(503, f"cannot authorize the request: {error}") from None

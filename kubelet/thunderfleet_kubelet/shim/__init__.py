@@ -17,12 +17,10 @@ communicate only through files in FOLDER:
 Every process of a container has the container's sandbox folder (``marker``) in its environment, which finds processes that
 left the process group with a setsid of their own.
 
-=========  ======================================================================
 __main__   runs the shim by path, without site-packages
 owner      one container from its start to its exit file
 program    becomes the container's program: user, working folder, exec
 log        the container's log and its rotation
 processes  finds and signals processes of this machine
 files      writes files atomically
-=========  ======================================================================
 """

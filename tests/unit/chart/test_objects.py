@@ -12,7 +12,7 @@ from thunderfleet_agent import cli as agent_cli
 from thunderfleet_agent.measure.schedule.settings import Settings, parse
 from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
 from thunderfleet_operator import cli as operator_cli
-from thunderfleet_operator.app import KEY_SECRET
+from thunderfleet_operator.act.operator_key import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT
 from thunderfleet_operator.watch.cache import CACHED
 from thunderfleet_operator.watch.leader import LEASE_NAME

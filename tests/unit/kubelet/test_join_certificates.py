@@ -11,12 +11,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from thunderfleet_kubelet.bootstrap import renewer
 from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
     SERVING_SIGNER,
     CertificateError,
     Pair,
-    Renewer,
     csr_object,
     new_key,
     obtain,
@@ -26,6 +26,8 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     usable,
     verdict,
 )
+from thunderfleet_kubelet.bootstrap.renewer import Renewer
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.tls import write_private
 
@@ -126,10 +128,10 @@ def test_a_pair_is_read_back(tmp_path: Path) -> None:
 
 def test_a_mixed_pair_is_refused(tmp_path: Path) -> None:
     write_private(tmp_path / "client.pem", pair().key + pair().certificate)
-    with pytest.raises(CertificateError, match="another key"):
+    with pytest.raises(CertificateError, match="does not match the key"):
         read_pair(tmp_path / "client.pem")
     write_private(tmp_path / "client.pem", b"garbage")
-    with pytest.raises(CertificateError, match="holds no key and certificate"):
+    with pytest.raises(CertificateError, match="no key and certificate found"):
         read_pair(tmp_path / "client.pem")
 
 
@@ -179,7 +181,7 @@ async def test_obtaining_waits_through_an_api_server_that_stumbles() -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(ApiError(404, "NotFound", "gone"), "was deleted before it was signed"), ("other", "belongs to another key")],
+    [(ApiError(404, "NotFound", "gone"), "was deleted before it was signed"), ("other", "does not match the key")],
 )
 async def test_obtaining_ends_with_a_sentence(answer: Any, words: str) -> None:
     signer = Signer()
@@ -197,7 +199,7 @@ async def test_obtaining_has_a_limit_that_says_what_to_do() -> None:
 async def test_a_renewer_asks_again_after_trouble_and_puts_the_pair_to_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
+    monkeypatch.setattr(renewer, "BACKOFF", Backoff(first=0.0, limit=0.0))
     now = datetime.now(UTC)
     old = pair(start=now - timedelta(days=9), life=timedelta(days=10))
     new = pair(start=now, life=timedelta(days=10))

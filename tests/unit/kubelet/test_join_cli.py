@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_kubelet import app
-from thunderfleet_kubelet.bootstrap.join import JoinError
+from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.cli import main
 
 JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
@@ -33,12 +33,12 @@ def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_without_having_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--root", str(tmp_path)]) == 1
-    assert "holds no identity: join first" in capsys.readouterr().err
+    assert "no identity found; join a cluster first" in capsys.readouterr().err
 
 
 def test_a_wrong_command_line_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOIN, "--server", "http://1.2.3.4", "--root", str(tmp_path / "root")]) == 2
-    assert "must look like https://" in capsys.readouterr().err
+    assert "must be https://HOST:PORT" in capsys.readouterr().err
     assert not (tmp_path / "root").exists()
 
 
@@ -46,16 +46,16 @@ def test_wrong_settings_are_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "kubelet.yaml"
     file.write_text("prot: 1\n")
     assert main([*JOIN, "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root"), "--config", str(file)]) == 2
-    assert f"{file}: prot: no such setting" in capsys.readouterr().err
+    assert f"{file}: prot: unknown setting" in capsys.readouterr().err
 
 
 def test_nobody_there_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOIN, "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]) == 1
-    assert "cannot be reached" in capsys.readouterr().err
+    assert "cannot connect" in capsys.readouterr().err
 
 
 def test_one_kubelet_a_root(tmp_path: Path) -> None:
-    with app.only_one(tmp_path), pytest.raises(JoinError, match="another kubelet runs"), app.only_one(tmp_path):
+    with app.only_one(tmp_path), pytest.raises(JoinError, match="another kubelet uses this folder"), app.only_one(tmp_path):
         pass
     with app.only_one(tmp_path):
         pass

@@ -17,9 +17,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.bootstrap import join
+from thunderfleet_kubelet.bootstrap import discovery, join
+from thunderfleet_kubelet.bootstrap import identity as identities
 from thunderfleet_kubelet.bootstrap.certificates import read_pair, usable
-from thunderfleet_kubelet.bootstrap.join import JoinError, Server, UsageError
+from thunderfleet_kubelet.bootstrap.discovery import Server
+from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
 
 TOKEN = "abcdef.0123456789abcdef"
 PEM = serialization.Encoding.PEM
@@ -35,7 +37,7 @@ class Authority:
     def __init__(self) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.certificate = self.sign(self.key.public_key(), name("kubernetes"), ca=True)
-        self.hash = join.ca_hash(self.certificate)
+        self.hash = discovery.ca_hash(self.certificate)
         self.pem = self.certificate.public_bytes(PEM)
 
     def sign(self, public: Any, subject: x509.Name, *extensions: x509.ExtensionType, ca: bool = False) -> x509.Certificate:
@@ -91,7 +93,7 @@ class Cluster:
         if peer:
             who = next(value for part in peer["subject"] for key, value in part if key == "commonName")
         self.seen.append((request.method, request.path, who))
-        if request.path == join.CLUSTER_INFO and self.cluster_info:
+        if request.path == discovery.CLUSTER_INFO and self.cluster_info:
             ca = base64.b64encode(self.authority.pem).decode()
             known = {"clusters": [{"cluster": {"certificate-authority-data": ca}}]}
             return web.json_response({"data": {"kubeconfig": json.dumps(known)}})
@@ -154,7 +156,7 @@ async def cluster(tmp_path: Path, sends_ca: bool, monkeypatch: pytest.MonkeyPatc
     await runner.cleanup()
 
 
-async def do(cluster: Cluster, root: Path, **other: Any) -> join.Identity:
+async def do(cluster: Cluster, root: Path, **other: Any) -> identities.NodeIdentity:
     given: dict[str, Any] = {
         "server": cluster.server,
         "token": TOKEN,
@@ -172,7 +174,7 @@ async def do(cluster: Cluster, root: Path, **other: Any) -> join.Identity:
 async def test_joining_leaves_a_private_identity(cluster: Cluster, tmp_path: Path) -> None:
     root = tmp_path / "root"
     identity = await do(cluster, root, config_file=tmp_path / "kubelet.yaml")
-    assert join.load_identity(root) == identity
+    assert identities.load_identity(root) == identity
     assert identity.config_file == tmp_path / "kubelet.yaml"
     assert identity.ca.read_bytes() == cluster.authority.pem
     held = read_pair(identity.client)
@@ -181,7 +183,7 @@ async def test_joining_leaves_a_private_identity(cluster: Cluster, tmp_path: Pat
     assert stat.S_IMODE(identity.folder.stat().st_mode) == 0o700
     files = {one.name: stat.S_IMODE(one.stat().st_mode) for one in identity.folder.iterdir()}
     assert files == {"ca.crt": 0o600, "client.pem": 0o600, "cluster.json": 0o600}
-    assert join.standing_identity(root, cluster.server, "studio-1") == identity
+    assert identities.usable_identity(root, cluster.server, "studio-1") == identity
 
 
 async def test_the_name_is_asked_for_with_the_certificate_not_the_token(cluster: Cluster, tmp_path: Path) -> None:
@@ -203,9 +205,9 @@ async def test_a_wrong_hash_sends_no_token(cluster: Cluster, tmp_path: Path) -> 
 
 
 async def test_the_servers_own_certificate_is_no_ca(cluster: Cluster, tmp_path: Path) -> None:
-    leaf = (await join._handshake(cluster.server))[0]
+    leaf = (await discovery._handshake(cluster.server))[0]
     with pytest.raises(JoinError, match="the token was not sent"):
-        await do(cluster, tmp_path / "root", wanted_hash=join.ca_hash(leaf))
+        await do(cluster, tmp_path / "root", wanted_hash=discovery.ca_hash(leaf))
 
 
 @pytest.mark.parametrize("sends_ca", [False])
@@ -213,12 +215,12 @@ async def test_a_ca_that_is_only_published(cluster: Cluster, tmp_path: Path) -> 
     cluster.cluster_info = True
     identity = await do(cluster, tmp_path / "root", replace=True)
     assert identity.ca.read_bytes() == cluster.authority.pem
-    assert ("GET", join.CLUSTER_INFO, "") in cluster.seen
+    assert ("GET", discovery.CLUSTER_INFO, "") in cluster.seen
 
 
 @pytest.mark.parametrize("sends_ca", [False])
 async def test_a_ca_that_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(JoinError, match="no CA with the hash"):
+    with pytest.raises(JoinError, match="no CA with hash"):
         await do(cluster, tmp_path / "root")
 
 
@@ -227,7 +229,7 @@ async def test_a_token_that_ran_out(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(JoinError, match=r"expired .* `thunderfleet token`") as caught:
         await do(cluster, tmp_path / "root")
     assert TOKEN not in str(caught.value)
-    assert join.load_identity(tmp_path / "root") is None
+    assert identities.load_identity(tmp_path / "root") is None
 
 
 async def test_a_name_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
@@ -235,53 +237,53 @@ async def test_a_name_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["/api/v1/nodes/studio-1"] = {"metadata": {"name": "studio-1"}}
     lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/studio-1"
     cluster.nodes[lease] = {"spec": {"renewTime": "2026-01-31T12:00:00Z"}}
-    with pytest.raises(JoinError, match=r"studio-1 exists already .*2026-01-31T12:00:00Z.*--replace"):
+    with pytest.raises(JoinError, match=r"studio-1 already exists .*2026-01-31T12:00:00Z.*--replace"):
         await do(cluster, root)
-    assert join.load_identity(root) is None
+    assert identities.load_identity(root) is None
     assert list((root / "identity").iterdir()) == [], "no key stays behind"
     assert (await do(cluster, root, replace=True)).node_name == "studio-1"
 
 
 async def test_nobody_there(tmp_path: Path, cluster: Cluster) -> None:
-    with pytest.raises(JoinError, match=r"https://127\.0\.0\.1:1: cannot be reached .*is the API server up"):
+    with pytest.raises(JoinError, match=r"https://127\.0\.0\.1:1: cannot connect .*check that the API server is running"):
         await do(cluster, tmp_path / "root", server=Server("127.0.0.1", 1))
 
 
 async def test_an_identity_is_for_one_cluster_and_one_name(cluster: Cluster, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    assert join.standing_identity(root, cluster.server, "studio-1") is None
+    assert identities.usable_identity(root, cluster.server, "studio-1") is None
     await do(cluster, root)
     with pytest.raises(JoinError, match=r"not of https://127\.0\.0\.1:1"):
-        join.standing_identity(root, Server("127.0.0.1", 1), "studio-1")
+        identities.usable_identity(root, Server("127.0.0.1", 1), "studio-1")
     with pytest.raises(JoinError, match="node studio-1, not of studio-2"):
-        join.standing_identity(root, cluster.server, "studio-2")
+        identities.usable_identity(root, cluster.server, "studio-2")
 
 
 async def test_half_an_identity_is_none(cluster: Cluster, tmp_path: Path) -> None:
     root = tmp_path / "root"
     identity = await do(cluster, root)
     identity.client.unlink()
-    assert join.standing_identity(root, cluster.server, "studio-1") is None
+    assert identities.usable_identity(root, cluster.server, "studio-1") is None
     (identity.folder / "cluster.json").write_text("{")
-    with pytest.raises(JoinError, match=r"cluster\.json: cannot be read .*join again"):
-        join.load_identity(root)
+    with pytest.raises(JoinError, match=r"cluster\.json: cannot read .*join again"):
+        identities.load_identity(root)
 
 
 @pytest.mark.parametrize("text", ["http://1.2.3.4:6443", "1.2.3.4:6443", "https://", "https://1.2.3.4:99999", "https://a/b"])
 def test_a_server_must_look_like_one(text: str) -> None:
-    with pytest.raises(UsageError, match="must look like https://"):
-        join.parse_server(text)
+    with pytest.raises(UsageError, match="must be https://HOST:PORT"):
+        discovery.parse_server(text)
 
 
 def test_servers() -> None:
-    assert join.parse_server("https://192.168.64.1:6443/").url == "https://192.168.64.1:6443"
-    assert join.parse_server("https://[fd00::1]:16443").url == "https://[fd00::1]:16443"
+    assert discovery.parse_server("https://192.168.64.1:6443/").url == "https://192.168.64.1:6443"
+    assert discovery.parse_server("https://[fd00::1]:16443").url == "https://[fd00::1]:16443"
 
 
 def test_tokens_and_hashes_are_checked_and_tokens_not_repeated() -> None:
-    assert join.check_token(TOKEN) == TOKEN
+    assert discovery.check_token(TOKEN) == TOKEN
     with pytest.raises(UsageError) as caught:
-        join.check_token("ABCDEF.secret")
+        discovery.check_token("ABCDEF.secret")
     assert "secret" not in str(caught.value)
-    with pytest.raises(UsageError, match="64 hexadecimal digits"):
-        join.check_hash("sha256:12")
+    with pytest.raises(UsageError, match="64 lower-case hexadecimal digits"):
+        discovery.check_hash("sha256:12")

@@ -13,10 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet.app import EVENTS, Kubelet, pod_settings
 from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair
-from thunderfleet_kubelet.bootstrap.join import Identity, JoinError, Server, save_identity
+from thunderfleet_kubelet.bootstrap.discovery import Server
+from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config, User
 from thunderfleet_kubelet.node.facts import GIB, Machine
-from thunderfleet_kubelet.node.machine import Asker, Reader
+from thunderfleet_kubelet.node.machine import Commands, Reader
 from thunderfleet_lib.kube import ApiError, Kube
 
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
@@ -69,7 +71,7 @@ class FakeKube:
         pass
 
 
-def identity(root: Path) -> Identity:
+def identity(root: Path) -> NodeIdentity:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:node:studio-1")])
     now = datetime.now(UTC)
@@ -90,7 +92,7 @@ def identity(root: Path) -> Identity:
 
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, Reader(Asker([]), tmp_path, mac=False))
+    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, Reader(Commands([]), tmp_path, mac=False))
     real, made._kube = made.kube(), cast(Kube, FakeKube())
     yield made
     await asyncio.gather(*made._closing)
@@ -156,7 +158,7 @@ async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None
     known = identity(tmp_path)
     known.client.unlink()
     with pytest.raises(JoinError, match="join again"):
-        Kubelet(tmp_path, known, CONFIG, MAC, Reader(Asker([]), tmp_path, mac=False))
+        Kubelet(tmp_path, known, CONFIG, MAC, Reader(Commands([]), tmp_path, mac=False))
 
 
 async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_kubelet.node.facts import GIB, go_architecture, meminfo, wired_limit_bytes
-from thunderfleet_kubelet.node.machine import Asker, Reader, look
+from thunderfleet_kubelet.node.machine import Commands, Reader, look
 
 from tests.support.processes import exists
 
@@ -41,7 +41,7 @@ def mac(tmp_path: Path) -> Path:
 
 
 async def test_a_mac_is_what_its_commands_say(mac: Path, tmp_path: Path) -> None:
-    machine = await look(Asker([mac]), tmp_path)
+    machine = await look(Commands([mac]), tmp_path)
     assert machine.is_mac
     assert machine.architecture == "arm64"
     assert machine.cpus == 32
@@ -52,14 +52,14 @@ async def test_a_mac_is_what_its_commands_say(mac: Path, tmp_path: Path) -> None
 
 
 async def test_a_machines_own_id_stays(mac: Path, tmp_path: Path) -> None:
-    first = await look(Asker([mac]), tmp_path)
-    second = await look(Asker([mac]), tmp_path)
+    first = await look(Commands([mac]), tmp_path)
+    second = await look(Commands([mac]), tmp_path)
     assert first.machine_id == second.machine_id != ""
 
 
 async def test_the_wired_limit_that_somebody_set(mac: Path, tmp_path: Path) -> None:
     command(mac, "sysctl", SYSCTL.format(limit=491520, pressure=1))
-    assert (await look(Asker([mac]), tmp_path)).memory_bytes == 480 * GIB
+    assert (await look(Commands([mac]), tmp_path)).memory_bytes == 480 * GIB
 
 
 @pytest.mark.parametrize(
@@ -80,23 +80,23 @@ def test_what_the_gpu_may_wire(memory: int, limit: int | None, expected: int) ->
 async def test_a_hung_command_is_given_up_and_ended(mac: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pid = tmp_path / "pid"
     command(mac, "sysctl", f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
-    machine = await look(Asker([mac], seconds=0.2), tmp_path)
+    machine = await look(Commands([mac], seconds=0.2), tmp_path)
     assert machine.is_mac
     assert machine.cpus == os.cpu_count()
-    assert "hw.ncpu: no answer within 0.2 s" in caplog.text
+    assert "`sysctl -n hw.ncpu` did not answer within 0.2 s" in caplog.text
     assert not exists(int(pid.read_text()))
 
 
 async def test_a_hung_sw_vers_is_still_a_mac(mac: Path, tmp_path: Path) -> None:
     command(mac, "sw_vers", "#!/bin/sh\nexec sleep 600\n")
-    machine = await look(Asker([mac], seconds=0.2), tmp_path)
+    machine = await look(Commands([mac], seconds=0.2), tmp_path)
     assert machine.is_mac
     assert machine.os_image == "macOS"
 
 
 @pytest.mark.skipif(os.path.exists("/usr/bin/sw_vers"), reason="this machine is a Mac")
 async def test_without_sw_vers_it_is_linux(tmp_path: Path) -> None:
-    machine = await look(Asker([tmp_path]), tmp_path)
+    machine = await look(Commands([tmp_path]), tmp_path)
     assert machine.operating_system == "linux"
     assert machine.memory_bytes > 0
     assert machine.chip is None
@@ -105,31 +105,30 @@ async def test_without_sw_vers_it_is_linux(tmp_path: Path) -> None:
 async def test_nothing_of_our_environment_reaches_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_KUBELET", "1")
     command(tmp_path / "bin", "show", "#!/bin/sh\nenv\n")
-    said = await Asker([tmp_path / "bin"]).ask("show")
+    said = await Commands([tmp_path / "bin"]).output("show")
     assert said is not None
     assert "SECRET_OF_THE_KUBELET" not in said
 
 
 async def test_a_child_that_left_its_group_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_kubelet.node.machine.COMMAND_SECONDS", 0.1)
     leaver = "import os, time\nif os.fork():\n    time.sleep(60)\nos.setsid()\nprint(os.getpid(), file=open('child', 'w'))\n"
     monkeypatch.chdir(tmp_path)
     command(tmp_path / "bin", "hangs", f"#!{sys.executable} -S\n{leaver}time.sleep(60)\n")
     async with asyncio.timeout(20):
-        assert await Asker([tmp_path / "bin"], 2.0).ask("hangs") is None
+        assert await Commands([tmp_path / "bin"], 2.0).output("hangs") is None
     os.kill(int((tmp_path / "child").read_text()), 9)
 
 
 async def test_a_number_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command(tmp_path / "bin", "sysctl", "#!/bin/sh\necho many\n")
-    assert await Asker([tmp_path / "bin"]).number("sysctl", "-n", "hw.ncpu") is None
-    assert "'many' is no number" in caplog.text
+    assert await Commands([tmp_path / "bin"]).number("sysctl", "-n", "hw.ncpu") is None
+    assert "'many' is not a number" in caplog.text
 
 
 @pytest.mark.parametrize(("level", "short"), [(1, False), (2, False), (4, True)])
 async def test_memory_pressure_is_macos_word(mac: Path, tmp_path: Path, level: int, short: bool) -> None:
     command(mac, "sysctl", SYSCTL.format(limit=0, pressure=level))
-    readings = await Reader(Asker([mac]), tmp_path, mac=True).read()
+    readings = await Reader(Commands([mac]), tmp_path, mac=True).read()
     assert readings.memory_short is short
     assert readings.disk_total_bytes
 

@@ -876,12 +876,12 @@ async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -
     session = await manager.queries.exec("default", "flood", "main", ["sh", "-c", count], stdin=False, tty=True)
     output = aiter(session.stdout)
     assert (await asyncio.wait_for(anext(output), 20)).startswith(b"1\r\n")
-    (file,) = world.root.glob("pods/*/containers/main/sandbox/0/count")
+    file = next(world.root.glob("pods/*/containers/main/sandbox/0")) / "count"
 
     async def settled() -> str:
         """What the program wrote last, once it no longer changes."""
         before = ""
-        while before != (now := file.read_text()) or not now:
+        while before != (now := file.read_text() if file.exists() else "") or not now:
             before = now
             await asyncio.sleep(0.1)
         return now

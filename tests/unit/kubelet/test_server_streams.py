@@ -240,7 +240,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 async def test_nobody_unknown_gets_anything(served: Served, path: str) -> None:
     assert await served.get(path, known=False) == (
         401,
-        "this kubelet answers nobody unknown: show a client certificate of the cluster or a bearer token\n",
+        "authentication required: use a client certificate signed by the cluster's CA, or a bearer token\n",
     )
     assert (await served.get(path, known=False, token="bad"))[0] == 401
 
@@ -248,7 +248,7 @@ async def test_nobody_unknown_gets_anything(served: Served, path: str) -> None:
 async def test_a_token_gets_what_its_user_may(served: Served) -> None:
     assert (await served.get("/metrics", known=False, token="good"))[0] == 200
     status, text = await served.get("/pods", known=False, token="good")
-    assert (status, text) == (403, "reader may not get nodes/proxy of node studio-1\n")
+    assert (status, text) == (403, "reader cannot get nodes/proxy of node studio-1\n")
 
 
 async def test_a_certificate_of_another_ca_ends_the_connection(served: Served, tmp_path: Path) -> None:
