@@ -64,7 +64,7 @@ class Gateway:
             queue=max(SMALLEST_QUEUE, QUEUE_PER_SLOT * slots),
             waited=lambda seconds: self._metrics.queued.observe(seconds),
         )
-        self._metrics = GatewayMetrics(service, lambda: self._admission)
+        self._metrics = GatewayMetrics(service.registry, lambda: self._admission)
         self._inside = 0
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Accepts the connections."""

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from thunderfleet_runner.api.admission import Admission
-from thunderfleet_runner.api.service import Service
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)
 
 
 class GatewayMetrics:
-    """Counters and histograms of one gateway, in its service's registry."""
+    """Counters and histograms of one gateway, in its supervisor's registry."""
 
-    def __init__(self, service: Service, admission: Callable[[], Admission]) -> None:
-        registry = service.registry
-
+    def __init__(self, registry: CollectorRegistry, admission: Callable[[], Admission]) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"thunderfleet_runner_{name}", text, labels, registry=registry)
 

@@ -1,7 +1,6 @@
-"""How fast the group adds up: small all-reduces for the latency, large ones for the bandwidth.
+"""Measures the group's all-reduce: small arrays for the latency, large ones for the bandwidth.
 
-Every rank runs exactly this, in this order: the counts are fixed, since a rank that stopped earlier would leave the others in a
-collective.
+Every rank runs the same fixed sequence: a rank that stopped earlier would leave the others blocked in a collective.
 """
 
 import statistics
@@ -20,10 +19,10 @@ LARGE_TIMES = 4
 
 
 def measure(group: Any, clock: StepClock) -> protocol.Measured:
-    """Collective; without a group there is nothing to add and both figures are 0."""
+    """Collective. Without a group both figures are 0."""
     if group is None:
         return protocol.Measured(latency_microseconds=0, megabytes_per_second=0.0)
-    # The first one of a size pays for its buffers.
+    # The first all-reduce of a size includes its buffers' allocation.
     small = _times(group, clock, SMALL_BYTES, SMALL_TIMES + 1)[1:]
     large = _times(group, clock, LARGE_BYTES, LARGE_TIMES + 1)[1:]
     return protocol.Measured(
@@ -37,8 +36,8 @@ def _times(group: Any, clock: StepClock, size: int, times: int) -> list[float]:
     mx.eval(array)
     found = []
     for _ in range(times):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mx.eval(mx.distributed.all_sum(array, group=group, stream=mx.cpu))
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
         clock.step("prefill")
     return found

@@ -1,6 +1,7 @@
 """The gateway over HTTP, with a group that is a script: statuses, headers, streams, and who may enter."""
 
 import asyncio
+import functools
 import io
 import json
 from collections.abc import AsyncIterator
@@ -55,6 +56,9 @@ class Script:
 
     def announce(self, turn: int) -> None:
         self.turns = turn
+
+    def measure(self) -> None:
+        """Measures nothing."""
 
     def send(self, message: protocol.ToRank) -> None:
         match message:
@@ -189,12 +193,16 @@ async def test_one_failed_request_is_a_500(client: TestClient[Any, Any], script:
     assert answer.status == 500 and (await answer.json())["error"]["message"] == "odd"
 
 
+def _more_than(found: list[protocol.Request], count: int) -> bool:
+    return len(found) > count
+
+
 async def test_a_client_that_leaves_cancels_its_request(client: TestClient[Any, Any], script: Script) -> None:
     script.auto = 0
     for streamed in (False, True):
         posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": streamed}))
         begun = len(script.requests)
-        await until_async(lambda begun=begun: len(script.requests) > begun)
+        await until_async(functools.partial(_more_than, script.requests, begun))
         posted.cancel()
         await until_async(lambda: script.requests[-1].id in script.cancelled)
     await until_async(lambda: script.service.running == 0)

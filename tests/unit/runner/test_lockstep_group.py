@@ -105,7 +105,7 @@ def _cut_short(model: Path) -> None:
     [
         (_other_tokenizer, "is not the one on studio-0"),
         (_missing_tensor, "is not the one on studio-0"),
-        (_cut_short, "model.safetensors is cut short: tensor w"),
+        (_cut_short, "model.safetensors is truncated: tensor w"),
     ],
 )
 async def test_a_rank_with_another_model_is_refused_by_name(

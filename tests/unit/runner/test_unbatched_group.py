@@ -1,5 +1,6 @@
-"""Two real ranks of a model whose caches do not batch: mlx-lm serves it one request at a time, and by itself knows neither how
-ranks end a request together nor whether they still agree.
+"""Two real ranks of a model whose caches do not batch.
+
+mlx-lm serves such a model one request at a time, and cannot end a request on all ranks together or notice ranks that differ.
 """
 
 import json

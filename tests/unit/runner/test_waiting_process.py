@@ -47,7 +47,9 @@ async def test_one_that_dies_costs_no_attempt(make_group: MakeGroup) -> None:
     group = make_group(2)
     leader = group.start(0)
     await group.until(lambda: _waiting(leader), "a process waits")
-    os.kill(_waiting(leader), signal.SIGKILL)
+    waiting = _waiting(leader)
+    assert waiting is not None
+    os.kill(waiting, signal.SIGKILL)
     await group.until(lambda: _waiting(leader) is None, "its end is noticed")
     group.start(1)
     await group.until_ready()
