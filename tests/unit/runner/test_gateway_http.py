@@ -442,7 +442,7 @@ async def test_a_benchmark_in_a_group_that_fails_says_one_sentence(
     async with asyncio.timeout(10):
         await keeping
     assert [record.getMessage() for record in caplog.records if "benchmark" in record.getMessage()] == [
-        "no benchmark: odd; again in 0 s", "the benchmark waits for the group: rank 1 was killed",
+        "benchmark failed: odd; next try in 0 s", "benchmark postponed: rank 1 was killed",
     ]  # fmt: skip
     assert not any(record.exc_info for record in caplog.records)
 

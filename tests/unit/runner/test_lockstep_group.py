@@ -26,9 +26,9 @@ load, seen = rank.Rank._load, 0
 
 def load_and_lie(self, *arguments):
     # Not before init, whose deadline this import would take.
-    from thunderfleet_runner.rank import mlxlm
+    from mlx_lm import server
 
-    honest = mlxlm._generate.BatchGenerator.next
+    honest = server.BatchGenerator.next
 
     def lie(self):
         global seen
@@ -40,7 +40,7 @@ def load_and_lie(self, *arguments):
                 response.token = (response.token + 1) % 256
         return prompts, tokens
 
-    mlxlm._generate.BatchGenerator.next = lie
+    server.BatchGenerator.next = lie
     return load(self, *arguments)
 
 
