@@ -9,6 +9,7 @@ Needs the ``kubernetes`` package, which every extra but the runner's brings.
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -70,6 +71,18 @@ def _error(status: int, text: str) -> ApiError:
     return ApiError(status, str(body.get("reason") or f"HTTP{status}"), message, body.get("details"))
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server. ``authorization``: the value of that header. ``ca``, ``certificate``, ``key``: paths."""
+
+    server: str
+    ca: str | None
+    insecure: bool
+    authorization: str | None
+    certificate: str | None
+    key: str | None
+
+
 class Kube:
     """A client of one API server. Tasks may share it; call ``close`` when done, or use ``async with``."""
 
@@ -123,6 +136,19 @@ class Kube:
         if token:
             configuration.api_key["BearerToken"] = "Bearer " + token
         return cls(configuration)
+
+    async def credentials(self) -> "Credentials":
+        """The credentials that this client uses, read again if they have rotated. For other clients of the same server."""
+        configuration = self._configuration
+        token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return Credentials(
+            server=self.host,
+            ca=configuration.ssl_ca_cert or None,
+            insecure=not configuration.verify_ssl,
+            authorization=token or None,
+            certificate=configuration.cert_file or None,
+            key=configuration.key_file or None,
+        )
 
     async def close(self) -> None:
         await self._rest.close()
