@@ -1,5 +1,6 @@
 """The boundaries and defaults of the pure decisions: each case fails if a comparison, constant or branch changes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def pod(
 
 
 def seen(
-    now: float = NOW, volumes_ready: bool = True, attempts: dict[str, tuple[Attempt, ...]] | None = None, **more: Any
+    now: float = NOW, volumes_ready: bool = True, attempts: Mapping[str, tuple[Attempt, ...]] | None = None, **more: Any
 ) -> Observed:
     return Observed(
         now=now,
@@ -131,7 +132,15 @@ def test_times_as_the_api_writes_them() -> None:
 
 @pytest.mark.parametrize(
     ("ran", "backoff", "expected"),
-    [(1.0, 0.0, 10.0), (1.0, 10.0, 20.0), (1.0, 160.0, 300.0), (1.0, 300.0, 300.0), (600.0, 40.0, 80.0), (601.0, 40.0, 10.0)],
+    [
+        (1.0, 0.0, 10.0),
+        (1.0, 1.0, 2.0),
+        (1.0, 10.0, 20.0),
+        (1.0, 160.0, 300.0),
+        (1.0, 300.0, 300.0),
+        (600.0, 40.0, 80.0),
+        (601.0, 40.0, 10.0),
+    ],
 )
 def test_back_off_after_an_attempt(ran: float, backoff: float, expected: float) -> None:
     last = exited(1, ran=ran, backoff=backoff)
