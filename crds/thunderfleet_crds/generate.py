@@ -1,9 +1,8 @@
-"""Writes the CustomResourceDefinitions from the pydantic models: into ``crds/`` and, as Helm templates, into the chart.
+"""Generates the CustomResourceDefinitions from the models: into ``crds/`` and, as Helm templates, into the chart.
 
-The API server takes a structural subset of JSON schema, so pydantic's is lowered: references are inlined, ``anyOf`` with
-null and ``const`` disappear, exclusive bounds become inclusive ones, and what only Kubernetes knows (list keys, CEL rules)
-comes from ``x-`` entries that stand on the fields themselves. Whatever has no place in that subset is an error here, not a
-surprise at ``kubectl apply``.
+The API server accepts a structural subset of JSON schema. So references are inlined, ``anyOf`` with null disappears, exclusive
+bounds become inclusive, and list keys and CEL rules come from ``x-`` entries on the fields. Anything that the subset cannot
+express is an error here instead of at ``kubectl apply``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Json = dict[str, Any]
 HEADER: Final = "# Generated from crds/thunderfleet_crds by `python -m thunderfleet_crds.generate`; do not edit.\n"
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
-# What the structural subset keeps as it is.
+# Keywords of JSON schema that are copied as they are.
 _KEPT: Final = (
     "type",
     "format",
@@ -50,7 +49,7 @@ _HANDLED: Final = frozenset(
 _TYPE_META: Final[Mapping[str, Json]] = {
     "apiVersion": {"description": "Version of the schema of this object.", "type": "string"},
     "kind": {"description": "Kind of this object.", "type": "string"},
-    # The API server describes metadata itself, and refuses a CRD that does.
+    # The API server describes metadata itself and refuses a CRD that does.
     "metadata": {"type": "object"},
 }
 
@@ -62,14 +61,13 @@ class Column:
     name: str
     json_path: str
     type: str = "string"
-    description: str = ""
     wide: bool = False
     """Shown by ``-o wide`` only."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a CRD says beside its schema."""
+    """A kind of the API: its model and the parts of its CRD beside the schema."""
 
     model: type[ApiModel]
     name: str
@@ -139,21 +137,21 @@ KINDS: Final = (
 
 
 class NotStructural(ValueError):
-    """A model uses something that a CRD cannot say; the message names the field."""
+    """A model uses something that a CRD cannot express; the message names the field."""
 
 
 def lower(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, *, defaults: bool) -> Json:
     """The structural schema of one node of pydantic's JSON schema.
 
-    With ``defaults`` every default is kept, and an object all of whose fields have one gets theirs spelt out. Raises
-    ``NotStructural`` naming ``path`` for what the subset has no word for.
+    With ``defaults`` the defaults of fields are kept, and an object with defaults gets those of its fields. Raises
+    ``NotStructural``, which names ``path``, for anything that the subset cannot express.
     """
     node = _resolved(node, definitions, path)
     if unknown := sorted(set(node) - _HANDLED):
-        raise NotStructural(f"{path}: a CRD cannot say {', '.join(unknown)}")
+        raise NotStructural(f"{path}: a CRD cannot express {', '.join(unknown)}")
     out: Json = {}
     if text := node.get("description"):
-        out["description"] = " ".join(str(text).replace("``", "`").split())
+        out["description"] = _one_line(text)
     out.update({key: node[key] for key in _KEPT if key in node})
     match node.get("type"):
         case "integer":
@@ -169,15 +167,19 @@ def lower(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, *
     if defaults and node.get("default") is not None and "default" not in out:
         out["default"] = node["default"]
     if rules := _rules(node):
-        # A rule comes with a sentence; the pattern's own refusal would come on top of it and says less.
+        # The rule has a message for users; the pattern would add a second, worse one.
         if "x-rule" in node:
             out.pop("pattern", None)
         out["x-kubernetes-validations"] = rules
     return out
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())
+
+
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str) -> Json:
-    """The node without ``$ref`` and without ``anyOf`` with null; what stands beside them wins."""
+    """The node without ``$ref`` and ``anyOf`` with null; keywords beside them take precedence."""
     resolved = dict(node)
     while "$ref" in resolved or "anyOf" in resolved:
         if "$ref" in resolved:
@@ -197,20 +199,20 @@ def _integer(node: Mapping[str, Any], out: Json) -> None:
     if "exclusiveMaximum" in node:
         out["maximum"] = node["exclusiveMaximum"] - 1
     out["format"] = "int32" if out.get("maximum", _INT64_MAX) <= _INT32_MAX else "int64"
-    # The API server reads bounds as floats, which do not hold this one; the format says it exactly.
+    # The API server reads bounds as floats, which cannot represent this one; the format implies it.
     if out.get("maximum") == _INT64_MAX:
         del out["maximum"]
 
 
 def _array(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, out: Json) -> None:
-    # Entries of lists have no defaults: with several writers they would belong to nobody.
+    # Entries of lists have no defaults: with several field managers a default would have no owner.
     out["items"] = items = lower(node["items"], definitions, f"{path}[]", defaults=False)
     keys = node.get("x-list-keys")
     if keys is None:
         out["x-kubernetes-list-type"] = "atomic"
         return
     if missing := [key for key in keys if key not in items.get("required", ())]:
-        raise NotStructural(f"{path}: keys of a list are required fields of its entries, not {', '.join(missing)}")
+        raise NotStructural(f"{path}: list keys must be required fields of the entries, unlike {', '.join(missing)}")
     out["x-kubernetes-list-type"] = "map"
     out["x-kubernetes-list-map-keys"] = list(keys)
 
@@ -243,9 +245,9 @@ def schema(model: type[ApiModel]) -> Json:
     properties: Json = {name: dict(value) for name, value in _TYPE_META.items()}
     for part in ("spec", "status"):
         if part in source["properties"]:
-            # Status has no defaults: what nobody observed stays unset.
+            # Status has no defaults: what has not been observed stays unset.
             properties[part] = lower(source["properties"][part], definitions, part, defaults=part == "spec")
-    out: Json = {"description": source["description"], "type": "object", "properties": properties}
+    out: Json = {"description": _one_line(source["description"]), "type": "object", "properties": properties}
     if "spec" in properties:
         out["required"] = ["spec"]
     if rules := _rules(source):
@@ -296,7 +298,7 @@ def crd(kind: Kind) -> Json:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors: a CRD is read by people and by tools that know none."""
+    """YAML without anchors, which not every reader of CRDs supports."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -309,7 +311,7 @@ def to_yaml(document: Json) -> str:
 
 
 def as_template(document: Json) -> str:
-    """The document as a Helm template that upgrades with the release and outlives it."""
+    """The document as a Helm template that is upgraded with the release and kept when it is uninstalled."""
     kept = {
         **document,
         "metadata": {**document["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}},
@@ -318,7 +320,7 @@ def as_template(document: Json) -> str:
 
 
 def files(folder: Path, chart: Path | None) -> Iterator[tuple[Path, str]]:
-    """What is generated: each file's path and its text."""
+    """Path and content of every generated file."""
     for kind in KINDS:
         document = crd(kind)
         name = f"{names.GROUP}_{kind.plural}.yaml"
@@ -328,32 +330,32 @@ def files(folder: Path, chart: Path | None) -> Iterator[tuple[Path, str]]:
 
 
 def stale(folder: Path, chart: Path | None) -> list[Path]:
-    """The generated files that are missing or differ from what the models say."""
+    """Generated files that are missing or out of date."""
     return [path for path, text in files(folder, chart) if not path.is_file() or path.read_text("utf-8") != text]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m thunderfleet_crds.generate``: 0 done or up to date, 1 stale, 2 bad usage."""
+    """Entry point. Exit codes: 0 written or up to date, 1 stale (with --check), 2 usage."""
     root = Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_crds.generate",
-        description="Write the CustomResourceDefinitions from the models.",
+        description="Generates the CustomResourceDefinitions from the models.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("folder", nargs="?", metavar="DIR", type=Path, default=root / "crds", help="where to write")
+    parser.add_argument("folder", nargs="?", metavar="DIR", type=Path, default=root / "crds", help="directory of the CRDs")
     parser.add_argument(
         "--chart",
         metavar="DIR",
         type=Path,
         default=root / "charts" / "thunderfleet",
-        help="chart whose templates/crds are written as well",
+        help="chart whose templates/crds are generated too",
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
     options = parser.parse_args(arguments)
     outdated = stale(options.folder, options.chart)
     if options.check:
         for path in outdated:
-            print(f"{path} is stale: run `python -m thunderfleet_crds.generate`", file=sys.stderr)
+            print(f"{path} is out of date: run `make crds`", file=sys.stderr)
         return 1 if outdated else 0
     texts = dict(files(options.folder, options.chart))
     for path in outdated:

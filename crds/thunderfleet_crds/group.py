@@ -1,7 +1,7 @@
-"""What a running group says of itself: the answer of rank 0's supervisor to ``GET /v1/state`` on its control port.
+"""The state of a running group: the response of rank 0's supervisor to ``GET /v1/state`` on its control port.
 
-The operator polls it (mutual TLS with the group's keys) and copies it into ``ModelDeployment.status``. Times are RFC 3339
-in UTC.
+The operator polls it over mutual TLS with the keys of the group and copies it into ``ModelDeployment.status``. Times are
+RFC 3339 in UTC.
 """
 
 import re
@@ -14,17 +14,17 @@ from pydantic.alias_generators import to_camel
 from thunderfleet_crds.vocabulary import FaultClass, ReportedGroupPhase, ReportedRankPhase
 
 STATE_PATH = "/v1/state"
-"""``GET``: a GroupState from rank 0, of any other rank 421 with rank 0's address.
+"""``GET``: rank 0 responds with a GroupState, any other rank with 421 and the address of rank 0.
 
-With ``?wait=SECONDS&phase=PHASE&attempt=N`` the answer comes as soon as the group is in another phase or attempt than that, and
-after that many seconds (WAIT_LIMIT_SECONDS at most) in any case: a failure that is over within a poll's interval is seen too.
+With ``?wait=SECONDS&phase=PHASE&attempt=N`` the response comes as soon as the group leaves that phase or attempt, and after
+that many seconds (at most WAIT_LIMIT_SECONDS) in any case. So a failure shorter than the polling interval is not missed.
 """
 WAIT_LIMIT_SECONDS = 30.0
 DRAIN_PATH = "/v1/drain"
-"""``POST`` to rank 0: admit nothing new, let running requests end within their grace, then stop every rank."""
+"""``POST`` to rank 0: admits no new requests, lets running ones finish within the grace period, then stops all ranks."""
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Where a supervisor leaves its last words, as every container may; below the sandbox's mount point."""
+"""Path of the termination message of a supervisor, relative to the mount point of the container's sandbox."""
 
 
 class _Value(BaseModel):
@@ -33,7 +33,7 @@ class _Value(BaseModel):
 
 @dataclass(frozen=True)
 class LastWords:
-    """Why a supervisor ended that could not serve its state: its container's termination message."""
+    """The termination message of a supervisor's container: why it exited without serving its state."""
 
     fault: FaultClass
     reason: str
@@ -45,7 +45,7 @@ class LastWords:
 
     @classmethod
     def parse(cls, text: str) -> "LastWords | None":
-        """None for what is no ``text`` of these: a program's log, or nothing."""
+        """The value of a ``text``; None for anything else, such as the end of a log."""
         found = re.fullmatch(r"([A-Z][A-Za-z0-9]{0,63}) \((\w+)\): (.+)", text.strip())
         if found is None or found[2] not in {fault.value for fault in FaultClass}:
             return None
@@ -53,11 +53,11 @@ class LastWords:
 
 
 class Failure(_Value):
-    """The first cause of a failure; what the other ranks said after it stands in ``echoes``."""
+    """A failure, by its first cause. ``echoes`` are the reports of other ranks that followed from it."""
 
     fault: FaultClass
     reason: str
-    """CamelCase, stable."""
+    """One of ``reasons.Reason``."""
     message: str
     rank: int | None = None
     node: str | None = None
@@ -67,6 +67,8 @@ class Failure(_Value):
 
 
 class RankReport(_Value):
+    """The state of one rank."""
+
     rank: int
     node: str
     phase: ReportedRankPhase
@@ -78,36 +80,38 @@ class RankReport(_Value):
 
 
 class BenchmarkReport(_Value):
-    """What a benchmark through the served path gave. Rates are tokens per second."""
+    """Result of a benchmark of the serving group. Rates are in tokens per second."""
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float | None = None
-    """None when too few tokens, or too little time, say nothing of a rate."""
+    """None when there are too few tokens or too little time to compute a rate."""
     time_to_first_token_microseconds: int
     prompt_tokens: int
     generation_tokens: int
     peak_memory_bytes: tuple[int, ...] = ()
-    """Of every rank, by rank, since its process began; of rank 0 alone, or of none, when the others have not said theirs."""
+    """By rank, since the process started; only of rank 0, or empty, while the other ranks have not reported theirs."""
     all_reduce_megabytes_per_second: float | None = None
     all_reduce_microseconds: int | None = None
     measured_at: datetime
     ran: str = ""
-    """What was run, in words."""
+    """Human-readable description of the benchmark."""
 
 
 class GroupState(_Value):
+    """The state of a group."""
+
     uid: str
     index: int
     epoch: int
     phase: ReportedGroupPhase
     message: str = ""
-    """One sentence: what is waited for, or what a person must do."""
+    """One sentence: what the group waits for, or what a person must do."""
     attempt: int = 0
-    """Attempts of this epoch. A member that leaves during the checks is waited for again, which costs none."""
+    """Number of attempts in this epoch. A rank that leaves during the checks starts no new attempt."""
     recoveries: int = 0
-    """Times a formed group failed and was formed anew within this epoch."""
+    """How often the group was formed again after a failure within this epoch."""
     ready_since: datetime | None = None
     failure: Failure | None = None
-    """The last failure, kept after the group has come back."""
+    """The most recent failure, kept after the group has recovered."""
     ranks: tuple[RankReport, ...] = ()
     benchmark: BenchmarkReport | None = None

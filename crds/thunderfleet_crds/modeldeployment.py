@@ -1,6 +1,6 @@
-"""ModelDeployment: a model, served across Macs. What people write (spec), and what became of it (status).
+"""ModelDeployment: a model served across Macs. Users write ``spec``, the operator writes ``status``.
 
-Every field but ``spec.model`` has a default: the ten-line manifest is the normal one.
+Every field except ``spec.model`` has a default.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ LABEL_KEY_MAX_LENGTH: Final = 317
 
 
 class ModelSource(ApiModel):
-    """Which model; exactly one of repository and path."""
+    """The model to serve; exactly one of repository and path is set."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "x-rules": [
                 {
                     "rule": "has(self.repository) != has(self.path)",
-                    "message": "model names exactly one of repository (on the hub) and path (on the nodes)",
+                    "message": "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
                 }
             ]
         }
@@ -77,18 +77,19 @@ class ModelSource(ApiModel):
 
     repository: Name | None = Field(
         default=None,
-        description="Repository on the hub, such as mlx-community/Qwen3-30B-A3B-4bit.",
+        description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for it in "
+        "their model folders; nothing is downloaded.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
-            "x-message": "repository is written owner/name, with letters, digits, '.', '_' and '-'",
+            "x-message": "repository has the form owner/name, with letters, digits, '.', '_' and '-'",
         },
     )
     path: Path | None = Field(
         default=None,
-        description="Absolute path of the model's folder on the nodes.",
+        description="Absolute path of the model's directory on the nodes.",
         json_schema_extra={
             "x-rule": "self.startsWith('/') && !self.contains('/../') && !self.endsWith('/..')",
-            "x-message": "path is the absolute path of a folder on the nodes, begins with '/' and has no '..' in it",
+            "x-message": "path must be the absolute path of a directory on the nodes, without '..'",
         },
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
@@ -97,279 +98,316 @@ class ModelSource(ApiModel):
 
 
 class Toleration(ApiModel):
-    """A taint that this model's nodes may have."""
+    """Allows Nodes with a matching taint."""
 
     key: Annotated[str, Field(max_length=LABEL_KEY_MAX_LENGTH)] | None = Field(
-        default=None, description="Key of the taint; unset with operator Exists: every taint."
+        default=None, description="Key of the taint. If unset and operator is Exists, all taints match."
     )
     operator: TolerationOperator = Field(
-        default=TolerationOperator.EQUAL, description="Exists, or Equal to the value (the default)."
+        default=TolerationOperator.EQUAL, description="Exists to match any value, or Equal (the default) to match value."
     )
-    value: LabelValue | None = Field(default=None, description="Value of the taint, for operator Equal.")
-    effect: TaintEffect | None = Field(default=None, description="Effect of the taint; unset: every effect.")
+    value: LabelValue | None = Field(default=None, description="Value of the taint, if operator is Equal.")
+    effect: TaintEffect | None = Field(default=None, description="Effect of the taint. If unset, all effects match.")
 
 
 class Nodes(ApiModel):
-    """Which Macs, and how many, one group may take."""
+    """The Nodes that a group may use."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "x-rules": [
                 {
                     "rule": "!has(self.max) || self.max >= self.min",
-                    "message": "nodes.max is at least nodes.min, or unset for no bound",
+                    "message": "nodes.max must be at least nodes.min; leave it unset for no maximum",
                 }
             ]
         }
     )
 
-    min: Annotated[int, Field(ge=1, le=MAX_RANKS)] = Field(default=1, description="Fewest Macs of one group.")
+    min: Annotated[int, Field(ge=1, le=MAX_RANKS)] = Field(default=1, description="Minimum number of Nodes of a group.")
     max: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = Field(
-        default=None, description="Most Macs of one group; unset: no bound."
+        default=None, description="Maximum number of Nodes of a group. If unset, there is no maximum."
     )
     selector: Annotated[Mapping[str, LabelValue], Field(max_length=32)] = Field(
-        default={}, description="Labels that the Nodes must have."
+        default={}, description="Labels that a Node must have."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(
-        default=(), description="Taints that the Nodes may have; the taint of Macs is always tolerated."
+        default=(), description="Tolerations for taints of Nodes. The taint thunderfleet.io/macos is always tolerated."
     )
 
 
 class Memory(ApiModel):
-    """What is reserved beside the weights, and what the gateway admits."""
+    """Memory reserved in addition to the weights. The gateway admits requests within these limits."""
 
     context_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
-        default=32768, description="Longest sequence (prompt and answer) of one request in tokens."
+        default=32768, description="Maximum length of one request, prompt and completion, in tokens."
     )
     concurrent_requests: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=4, description="Requests that are generated at the same time."
+        default=4, description="Maximum number of requests that run at the same time; further requests wait."
     )
-    cached_tokens: Count = Field(default=65536, description="Tokens of past prompts kept in the prompt cache.")
-    headroom_percent: Percent = Field(default=10, description="Share kept free on top of what is reserved, in percent.")
+    cached_tokens: Count = Field(default=65536, description="Capacity of the prompt cache in tokens.")
+    headroom_percent: Percent = Field(default=10, description="Safety margin on top of the reserved memory, in percent.")
 
 
 class Server(ApiModel):
-    """The OpenAI-compatible endpoint."""
+    """The OpenAI-compatible HTTP endpoint."""
 
-    port: Port | None = Field(default=None, description="Port of the endpoint; unset: the operator picks one.")
+    port: Port | None = Field(
+        default=None, description="Port of the endpoint on the Node of rank 0. If unset, the operator picks a free one."
+    )
     api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Secret in the same namespace; every value in it is an accepted API key. Unset: none is asked for.",
+        description="Name of a Secret in the namespace; each value in it is an accepted API key. If unset, no key is required.",
     )
 
 
 class Bootstrap(ApiModel):
-    """How hard the ranks try to become a group."""
+    """How the ranks form a group."""
 
-    attempts: Annotated[int, Field(ge=1, le=32)] = Field(default=8, description="Attempts before a new placement.")
+    attempts: Annotated[int, Field(ge=1, le=32)] = Field(
+        default=8, description="Number of attempts before the operator makes a new placement."
+    )
     attempt_timeout_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
-        default=60, description="Seconds that one attempt's initialisation may take."
+        default=60, description="Time limit of one attempt in seconds."
     )
     ring_without_relay: bool = Field(
         default=False,
-        description="Allow ring traffic unencrypted over a LAN; whoever reaches the ring's ports can run code there.",
+        description="Allow the ring transport to use a LAN without encryption. Anyone who reaches the ports of the ring can "
+        "then execute code on the Macs. If false, traffic over a LAN is relayed over mutual TLS.",
     )
 
 
 class Recovery(ApiModel):
-    """What happens when a group breaks."""
+    """How the operator recovers a failed group."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "x-rules": [
                 {
                     "rule": "self.backoffLimitSeconds >= self.backoffSeconds",
-                    "message": "recovery.backoffLimitSeconds is at least recovery.backoffSeconds",
+                    "message": "recovery.backoffLimitSeconds must be at least recovery.backoffSeconds",
                 }
             ]
         }
     )
 
-    max_restarts: Count = Field(default=10, description="New placements before it is given up.")
+    max_restarts: Count = Field(
+        default=10,
+        description="Maximum number of restarts of a group. The count is reset when the group has been Ready for 10 minutes.",
+    )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        default=10, description="Seconds before the first new placement; doubled each time."
+        default=10, description="Delay before the first restart in seconds; it doubles with every restart."
     )
     backoff_limit_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        default=300, description="Seconds that the wait grows to at most."
+        default=300, description="Maximum delay before a restart in seconds."
     )
 
 
 class BenchmarkSpec(ApiModel):
-    """What is measured through the served path."""
+    """The benchmark that runs on the serving group while it is idle."""
 
-    prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = Field(default=512, description="Tokens of the prompt.")
-    generation_tokens: Annotated[int, Field(ge=1, le=1048576)] = Field(default=128, description="Tokens generated.")
+    prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = Field(default=512, description="Length of the prompt in tokens.")
+    generation_tokens: Annotated[int, Field(ge=1, le=1048576)] = Field(default=128, description="Number of tokens to generate.")
     every: Annotated[str, Field(max_length=24, pattern=DURATION_PATTERN)] = Field(
         default="24h",
-        description="How often, when idle: a duration such as 24h or 1h30m, at least 1m.",
+        description="Interval between benchmarks: a duration such as 24h or 1h30m, at least 1m.",
         json_schema_extra={
             "x-rule": f"self.matches('{DURATION_PATTERN}') && self != '' && duration(self) >= duration('1m')",
-            "x-message": "every is a duration of hours, minutes and seconds such as 24h or 1h30m, at least 1m",
+            "x-message": "every must be a duration in hours, minutes and seconds such as 24h or 1h30m, at least 1m",
         },
     )
 
 
 class ModelDeploymentSpec(ApiModel):
-    """What to serve, and how; everything but the model has a default, and every change rolls out."""
+    """The desired state. Every change rolls out to the groups one after the other."""
 
-    model: ModelSource = Field(description="Which model: exactly one of repository and path.")
+    model: ModelSource = Field(description="The model to serve. Exactly one of repository and path is required.")
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(
-        default=1, description="Number of independent groups that serve the model."
+        default=1, description="Number of groups that serve the model independently of each other."
     )
-    nodes: Nodes = Field(default=Nodes(), description="Which Macs, and how many, one group may take.")
-    parallelism: RequestedSplit = Field(default=Split.AUTO, description="How the model is split: Auto, Tensor, Pipeline.")
+    nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
+    parallelism: RequestedSplit = Field(
+        default=Split.AUTO,
+        description="How the model is split over the ranks of a group: Tensor (each layer is divided), Pipeline (each rank "
+        "holds consecutive layers), or Auto.",
+    )
     transport: RequestedTransport = Field(
-        default=Transport.AUTO, description="What ranks talk over: Auto, JACCL, JACCLRing or Ring."
+        default=Transport.AUTO,
+        description="Communication backend of the ranks: JACCL (RDMA, all pairs connected), JACCLRing (RDMA, neighbors "
+        "connected), Ring (TCP), or Auto for the fastest that the cables allow.",
     )
-    memory: Memory = Field(default=Memory(), description="What is reserved beside the weights.")
-    server: Server = Field(default=Server(), description="The OpenAI-compatible endpoint.")
-    bootstrap: Bootstrap = Field(default=Bootstrap(), description="How hard the ranks try to become a group.")
-    recovery: Recovery = Field(default=Recovery(), description="What happens when a group breaks.")
-    benchmark: BenchmarkSpec = Field(default=BenchmarkSpec(), description="What is measured when Ready.")
+    memory: Memory = Field(default=Memory(), description="Memory reserved in addition to the weights.")
+    server: Server = Field(default=Server(), description="The OpenAI-compatible HTTP endpoint.")
+    bootstrap: Bootstrap = Field(default=Bootstrap(), description="How the ranks form a group.")
+    recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
+    benchmark: BenchmarkSpec = Field(
+        default=BenchmarkSpec(), description="The benchmark that runs on the serving group while it is idle."
+    )
 
 
 class LayerRange(ApiModel):
-    """Consecutive layers of a pipeline."""
+    """A range of consecutive layers."""
 
-    first: Count = Field(description="First layer, counted from 0.")
+    first: Count = Field(description="Index of the first layer, starting at 0.")
     count: Count = Field(description="Number of layers.")
 
 
 class Rank(ApiModel):
     """One rank of a group."""
 
-    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] = Field(description="Number of the rank, from 0.")
-    node: Name = Field(description="Node that it is placed on.")
-    pod: Name | None = Field(default=None, description="Name of its pod.")
-    address: Address | None = Field(default=None, description="Address that other ranks reach it at.")
-    layers: LayerRange | None = Field(default=None, description="Its layers, in a pipeline.")
-    shard: Word | None = Field(default=None, description="Its shard in tensor parallelism, such as 1/2.")
-    memory_bytes: Int64 | None = Field(default=None, description="Bytes of GPU memory that are reserved for it.")
-    state: RankPhase = Field(default=RankPhase.PENDING, description="Where it is on its way.")
-    loaded_bytes: Int64 | None = Field(
-        default=None, description="Bytes of weights that it has loaded, while it loads and after."
+    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] = Field(
+        description="Number of the rank, starting at 0. Rank 0 leads the group and serves the endpoint."
     )
-    total_bytes: Int64 | None = Field(default=None, description="Bytes of weights of its shard.")
-    loaded_layers: Count | None = Field(default=None, description="Layers that it has loaded.")
-    attempts: Count = Field(default=0, description="Bootstrap attempts in this epoch.")
-    last_error: Message | None = Field(default=None, description="Its last error, in its own words.")
+    node: Name = Field(description="Name of the Node that the rank is placed on.")
+    pod: Name | None = Field(default=None, description="Name of the rank's pod.")
+    address: Address | None = Field(default=None, description="IP address at which other ranks reach this rank.")
+    layers: LayerRange | None = Field(default=None, description="Layers of the rank, if parallelism is Pipeline.")
+    shard: Word | None = Field(default=None, description="Shard of the rank, if parallelism is Tensor, such as 1/2.")
+    memory_bytes: Int64 | None = Field(default=None, description="GPU memory reserved for the rank in bytes.")
+    state: RankPhase = Field(default=RankPhase.PENDING, description="Lifecycle phase of the rank.")
+    loaded_bytes: Int64 | None = Field(default=None, description="Weights loaded so far in bytes.")
+    total_bytes: Int64 | None = Field(default=None, description="Weights of the rank in bytes.")
+    loaded_layers: Count | None = Field(default=None, description="Number of layers loaded so far.")
+    attempts: Count = Field(default=0, description="Number of attempts to form the group in this epoch.")
+    last_error: Message | None = Field(default=None, description="Most recent error of the rank, as it was reported.")
 
 
 class Failure(ApiModel):
-    """What ended a group, by its first cause."""
+    """A failure of a group, by its first cause."""
 
-    class_: FaultClass = Field(description="What it asks for: Retry, Replan, Configure, Reboot or Bug.")
-    reason: ReasonText = Field(description="What it was, as one word.")
-    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] | None = Field(default=None, description="Rank that failed first.")
-    node: Name | None = Field(default=None, description="Node that it was on.")
-    message: Message = Field(default="", description="The failure's own text, and what to do.")
-    time: Time = Field(description="When.")
+    class_: FaultClass = Field(
+        description="Response to the failure: Retry (on the same Nodes), Replan (a new placement), Configure (a person must "
+        "change something), Reboot (of the Mac) or Bug (a defect to report)."
+    )
+    reason: ReasonText = Field(description="Machine-readable reason in CamelCase.")
+    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] | None = Field(
+        default=None, description="Number of the rank that failed first."
+    )
+    node: Name | None = Field(default=None, description="Name of the Node that the failure occurred on.")
+    message: Message = Field(default="", description="Human-readable description of the failure and of what to do.")
+    time: Time = Field(description="Time of the failure.")
 
 
 class Group(ApiModel):
-    """One group: the ranks that serve one copy of the model together."""
+    """A group: the ranks that serve one copy of the model together."""
 
-    index: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(description="Number of the group, from 0.")
-    uid: UUID | None = Field(default=None, description="Identity of the group; kept over its epochs.")
-    epoch: Count = Field(default=0, description="Number of its placement; every new placement is a new epoch.")
-    state: GroupPhase = Field(default=GroupPhase.PENDING, description="Where it is on its way.")
-    message: Message = Field(default="", description="What it waits for, for people.")
-    transport: PlacedTransport | None = Field(default=None, description="What its ranks talk over; None for a single rank.")
-    parallelism: PlacedSplit | None = Field(default=None, description="How the model is split; None for a single rank.")
-    reason: Message = Field(default="", description="Why this transport, parallelism and these Macs.")
-    coordinator: HostPort | None = Field(default=None, description="Address and port at which rank 0 leads.")
-    endpoint: Url | None = Field(default=None, description="URL of this group's OpenAI-compatible API.")
-    ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
-        default=(), description="Its ranks.", json_schema_extra={"x-list-keys": ["rank"]}
+    index: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(description="Number of the group, starting at 0.")
+    uid: UUID | None = Field(default=None, description="UID of the group; it does not change with the epoch.")
+    epoch: Count = Field(default=0, description="Number of the group's placement, which increases with every new placement.")
+    state: GroupPhase = Field(
+        default=GroupPhase.PENDING, description="Lifecycle phase of the group. Only Ready serves requests."
     )
-    restarts: Count = Field(default=0, description="New placements after failures, against recovery.maxRestarts.")
-    next_restart_time: Time | None = Field(default=None, description="When the next placement is made, if it waits.")
-    last_failure: Failure | None = Field(default=None, description="What ended it last.")
+    message: Message = Field(default="", description="Human-readable description of what the group waits for.")
+    transport: PlacedTransport | None = Field(
+        default=None, description="Communication backend of the ranks; None for a single rank."
+    )
+    parallelism: PlacedSplit | None = Field(
+        default=None, description="How the model is split over the ranks; None for a single rank."
+    )
+    reason: Message = Field(default="", description="Human-readable reason for the choice of Nodes, transport and parallelism.")
+    coordinator: HostPort | None = Field(default=None, description="Address and port of rank 0's control endpoint.")
+    endpoint: Url | None = Field(default=None, description="URL of the group's OpenAI-compatible API.")
+    ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
+        default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
+    )
+    restarts: Count = Field(default=0, description="Number of restarts after failures that count against recovery.maxRestarts.")
+    next_restart_time: Time | None = Field(default=None, description="Time of the next restart, while the group backs off.")
+    last_failure: Failure | None = Field(default=None, description="Most recent failure of the group.")
 
 
 class Unplaceable(ApiModel):
-    """One way of placing a group that nearly worked, and what it lacks."""
+    """A placement that was considered and rejected, or Nodes that cannot be used."""
 
     group: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(default=0, description="Number of the group.")
-    transport: PlacedTransport | None = Field(default=None, description="Transport that was tried.")
-    parallelism: PlacedSplit | None = Field(default=None, description="Split that was tried.")
-    nodes: Annotated[tuple[Name, ...], Field(max_length=MAX_RANKS)] = Field(default=(), description="Macs considered.")
-    message: Message = Field(description="What it lacks, for people.")
+    transport: PlacedTransport | None = Field(default=None, description="Transport of the placement.")
+    parallelism: PlacedSplit | None = Field(default=None, description="Parallelism of the placement.")
+    nodes: Annotated[tuple[Name, ...], Field(max_length=MAX_RANKS)] = Field(
+        default=(), description="Names of the Nodes of the placement."
+    )
+    message: Message = Field(description="Human-readable description of what is missing.")
 
 
 class TerminatingPod(ApiModel):
-    """A pod of an earlier epoch whose Mac has not answered yet; never force-deleted."""
+    """A pod of an earlier epoch that has not terminated, because its Node does not respond. It is never force-deleted."""
 
     name: Name = Field(description="Name of the pod.")
     uid: UUID | None = Field(default=None, description="UID of the pod.")
-    node: Name | None = Field(default=None, description="Node that has not answered.")
-    since: Time | None = Field(default=None, description="Since when it is asked to end.")
+    node: Name | None = Field(default=None, description="Name of the Node that does not respond.")
+    since: Time | None = Field(default=None, description="Time at which the pod was deleted.")
 
 
 class BenchmarkResult(ApiModel):
-    """What was measured through the served path, and with what."""
+    """Result of a benchmark of a serving group."""
 
-    prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt tokens per second.")
-    decode_tokens_per_second: Quantity | None = Field(default=None, description="Generated tokens per second.")
+    prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
+    decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
     time_to_first_token_microseconds: Int64 | None = Field(
-        default=None, description="Microseconds from the request to the first token."
+        default=None, description="Time from the request to the first token in microseconds."
     )
     peak_memory_bytes: Annotated[tuple[Int64, ...], Field(max_length=MAX_RANKS)] = Field(
-        default=(), description="Peak GPU memory of each rank in bytes, in the order of ranks."
+        default=(), description="Peak GPU memory of each rank in bytes, by rank."
     )
     all_reduce_megabytes_per_second: Quantity | None = Field(
         default=None, description="Bandwidth of a large all-reduce in MB/s."
     )
-    all_reduce_microseconds: Int64 | None = Field(default=None, description="Latency of a small all-reduce.")
-    ran: Message | None = Field(default=None, description="What was run, in words.")
-    prompt_tokens: Count | None = Field(default=None, description="Tokens of the prompt that was run.")
-    generation_tokens: Count | None = Field(default=None, description="Tokens that were generated.")
-    group: Count | None = Field(default=None, description="Group that was measured.")
-    epoch: Count | None = Field(default=None, description="Its placement epoch at that time.")
-    world_size: Count | None = Field(default=None, description="Its number of ranks.")
-    transport: PlacedTransport | None = Field(default=None, description="What its ranks talked over.")
-    parallelism: PlacedSplit | None = Field(default=None, description="How the model was split.")
-    mlx_version: Word | None = Field(default=None, description="Version of mlx that ran.")
-    mlx_lm_version: Word | None = Field(default=None, description="Version of mlx-lm that ran.")
-    measured_at: Time | None = Field(default=None, description="When it was measured.")
+    all_reduce_microseconds: Int64 | None = Field(default=None, description="Latency of a small all-reduce in microseconds.")
+    ran: Message | None = Field(default=None, description="Human-readable description of the benchmark.")
+    prompt_tokens: Count | None = Field(default=None, description="Length of the prompt in tokens.")
+    generation_tokens: Count | None = Field(default=None, description="Number of generated tokens.")
+    group: Count | None = Field(default=None, description="Number of the group that was measured.")
+    epoch: Count | None = Field(default=None, description="Epoch of the group.")
+    world_size: Count | None = Field(default=None, description="Number of ranks of the group.")
+    transport: PlacedTransport | None = Field(default=None, description="Transport of the group.")
+    parallelism: PlacedSplit | None = Field(default=None, description="Parallelism of the group.")
+    mlx_version: Word | None = Field(default=None, description="Version of mlx.")
+    mlx_lm_version: Word | None = Field(default=None, description="Version of mlx-lm.")
+    measured_at: Time | None = Field(default=None, description="Time of the measurement.")
 
 
 class ModelDeploymentStatus(ApiModel):
-    """What became of it; written by the operator alone."""
+    """The observed state. Only the operator writes it."""
 
-    observed_generation: Int64 | None = Field(default=None, description="The metadata.generation that this status is about.")
-    replicas: Count = Field(default=0, description="Number of groups that exist.")
-    ready_replicas: Count = Field(default=0, description="Number of groups that serve.")
-    selector: Annotated[str, Field(max_length=512)] | None = Field(
-        default=None, description="Label selector of the pods that serve, for the scale subresource."
+    observed_generation: Int64 | None = Field(
+        default=None, description="The metadata.generation that the operator has observed."
     )
-    endpoint: Url | None = Field(default=None, description="URL of the OpenAI-compatible API: that of the lowest Ready group.")
-    model: Token | None = Field(default=None, description="Name of the model for people (a column).")
-    ready: Word | None = Field(default=None, description="Ready groups of all, such as 1/1 (a column).")
-    nodes: Message | None = Field(default=None, description="Nodes that serve, separated by commas (a column).")
-    transport: Word | None = Field(default=None, description="Transport of its groups (a column).")
+    replicas: Count = Field(default=0, description="Number of groups that have a placement.")
+    ready_replicas: Count = Field(default=0, description="Number of groups that are Ready.")
+    selector: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="Label selector of the serving pods, for the scale subresource."
+    )
+    endpoint: Url | None = Field(default=None, description="URL of the OpenAI-compatible API of the first Ready group.")
+    model: Token | None = Field(default=None, description="Name of the model, for display.")
+    ready: Word | None = Field(default=None, description="Ready and desired groups, such as 1/1, for display.")
+    nodes: Message | None = Field(
+        default=None, description="Names of the Nodes of all groups, separated by commas, for display."
+    )
+    transport: Word | None = Field(default=None, description="Transports of the groups, separated by commas, for display.")
     tokens_per_second: Quantity | None = Field(
-        default=None, description="Generated tokens per second of the last benchmark (a column)."
+        default=None, description="Generation rate of the most recent benchmark in tokens per second, for display."
     )
     groups: Annotated[tuple[Group, ...], Field(max_length=MAX_GROUPS)] = Field(
-        default=(), description="The groups, by index.", json_schema_extra={"x-list-keys": ["index"]}
+        default=(), description="State of each group, by index.", json_schema_extra={"x-list-keys": ["index"]}
     )
     unplaceable: Annotated[tuple[Unplaceable, ...], Field(max_length=64)] = Field(
-        default=(), description="Near misses of the last placement that failed, and what each lacks."
+        default=(),
+        description="Why groups cannot be placed: rejected placements, closest to a fit first, then Nodes that cannot be used.",
     )
     terminating_pods: Annotated[tuple[TerminatingPod, ...], Field(max_length=256)] = Field(
-        default=(), description="Pods of earlier epochs whose Macs have not answered yet."
+        default=(), description="Pods of earlier epochs that have not terminated, because their Nodes do not respond."
     )
-    benchmark: BenchmarkResult | None = Field(default=None, description="What was measured last.")
+    benchmark: BenchmarkResult | None = Field(default=None, description="Result of the most recent benchmark.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
-        description="ModelResolved, Placed, Bootstrapped, Ready, Benchmarked, Degraded.",
+        description="Conditions: ModelResolved, Placed, Bootstrapped, Ready, Benchmarked and Degraded.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 
 
 class ModelDeployment(ApiModel):
-    """A model, served across Macs."""
+    """ModelDeployment serves a model with one or more groups of Macs.
+
+    A group holds one copy of the model together; each of its Macs runs one rank, which is one pod.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -377,8 +415,8 @@ class ModelDeployment(ApiModel):
                 {
                     "rule": f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && "
                     "self.metadata.name.matches('^[a-z]([a-z0-9-]*[a-z0-9])?$')",
-                    "message": f"the name has at most {MAX_NAME_LENGTH} characters of [a-z0-9-], begins with a letter "
-                    "and ends with a letter or digit (a Service is named after it)",
+                    "message": f"metadata.name must have at most {MAX_NAME_LENGTH} characters of [a-z0-9-], start with a "
+                    "letter and end with a letter or digit (a Service has the same name)",
                 }
             ]
         }
@@ -387,14 +425,14 @@ class ModelDeployment(ApiModel):
     api_version: Literal["thunderfleet.io/v1alpha1"] = "thunderfleet.io/v1alpha1"
     kind: Literal["ModelDeployment"] = "ModelDeployment"
     metadata: ObjectMeta
-    spec: ModelDeploymentSpec = Field(description="What to serve, and how.")
-    status: ModelDeploymentStatus = Field(default=ModelDeploymentStatus(), description="What became of it.")
+    spec: ModelDeploymentSpec = Field(description="Desired state of the ModelDeployment.")
+    status: ModelDeploymentStatus = Field(default=ModelDeploymentStatus(), description="Observed state of the ModelDeployment.")
 
 
 def duration_seconds(text: str) -> int:
     """Seconds of a duration such as ``24h`` or ``1h30m``. Raises ``ValueError`` for anything else."""
     match = re.fullmatch(DURATION_PATTERN, text)
     if not text or match is None:
-        raise ValueError(f"a duration is hours, minutes and seconds such as 24h or 1h30m, not {text!r}")
+        raise ValueError(f"not a duration: {text!r} (expected hours, minutes and seconds such as 24h or 1h30m)")
     hours, minutes, seconds = (int(part[:-1]) if part else 0 for part in match.groups())
     return hours * 3600 + minutes * 60 + seconds

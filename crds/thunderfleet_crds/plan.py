@@ -1,7 +1,7 @@
-"""The plan of one group: what the operator decided and every rank's supervisor carries out.
+"""The plan of one group, which the operator decides and the supervisors of all ranks carry out.
 
-It travels as the one key ``plan.json`` of an immutable ConfigMap, mounted into every pod of the group. The operator writes
-it, the runner reads it, neither imports the other: so it stands here, beside the API.
+It is the key ``plan.json`` of an immutable ConfigMap that is mounted into every pod of the group. It is part of the API, since
+the operator writes it and the runner reads it, and neither imports the other.
 """
 
 from ipaddress import ip_address
@@ -18,18 +18,18 @@ PLAN_FOLDER = "/etc/thunderfleet/plan"
 KEYS_FOLDER = "/etc/thunderfleet/keys"
 """Mount path of the group's Secret in a runner pod: ``tls.crt`` and ``tls.key`` (PEM)."""
 API_KEY_FOLDER = "/etc/thunderfleet/api-key"
-"""Mount path of the Secret that ``spec.server.apiKeySecret`` names; every value in it is an accepted key."""
+"""Mount path of the Secret ``spec.server.apiKeySecret``; each value in it is an accepted key."""
 MODEL_FOLDER = "/model"
-"""Mount path of the model's folder (a hostPath) in a runner pod."""
+"""Mount path of the model's directory (a hostPath) in a runner pod."""
 GROUP_TLS_NAME = "group.thunderfleet.io"
-"""The DNS name in the group's certificate; both sides of every connection of a group present and demand this one."""
+"""DNS name in the group's certificate, which both sides of every connection within a group present and verify."""
 
-# How a group ends, in seconds after SIGTERM, which every rank's supervisor gets at once. Each limit leaves room for what comes
-# after it: requests run to their end, the ranks leave together, the supervisors end what is left, the kubelet ends the rest.
+# Termination of a group, in seconds after SIGTERM, which all supervisors get at the same time. Each limit leaves time for the
+# next step: requests finish, the ranks leave together, the supervisors kill the others, the kubelet kills the supervisors.
 DRAIN_SECONDS = 22.0
-"""How long requests that run may go on. When the last one ends sooner, the ranks leave sooner."""
+"""How long running requests may continue. The ranks leave when the last one has finished."""
 LEAVE_SECONDS = 25.0
-"""How long a supervisor that was told to end waits for its group's word; then it ends its rank by itself and goes."""
+"""How long a terminating supervisor waits for rank 0 to end the group; then it ends its rank on its own and exits."""
 POD_GRACE_SECONDS = 40
 """The pods' ``terminationGracePeriodSeconds``."""
 
@@ -41,50 +41,51 @@ class _Value(BaseModel):
 
 
 def loopback_of(address: str) -> str:
-    """Where the programs of one Mac meet: loopback. A recorded Mac whose own address is of loopback keeps that one."""
+    """The loopback address on a Mac. A recorded Mac whose own address is a loopback address keeps that one."""
     return address if ip_address(address).is_loopback else "127.0.0.1"
 
 
 class RelayPlan(_Value):
-    """A hop of the ring that the two ranks' supervisors carry over their mutual TLS, since no Thunderbolt cable does: it is
-    the hop into the rank that this stands at, from the rank before it.
+    """A hop of the ring without a Thunderbolt cable, which the supervisors of both ranks relay over mutual TLS.
+
+    It is the hop from the preceding rank to the rank that has this entry.
     """
 
     address: str
-    """Where the supervisor that opens the connection dials the other's control port: an address that has been seen to work."""
+    """Address at which the supervisor that opens the connection reaches the control port of the other one."""
     backwards: bool = False
-    """Whether the rank that is dialled opens the connection, because it alone can dial the other's Mac."""
+    """Whether the receiving rank opens the connection, because only it can reach the Mac of the other one."""
 
 
 class RankPlan(_Value):
-    """One rank: where it runs, what it holds, where it listens."""
+    """One rank: its Node, its part of the model, and its addresses and ports."""
 
     rank: Annotated[int, Field(ge=0)]
     node: str
     pod: str
     address: str
-    """The Mac's own address: gateway and control listen on it."""
+    """IP address of the Mac, on which gateway and control port listen."""
     control_port: Port
     gateway_port: Port
     ring_address: str | None = None
-    """The address that this rank listens on for the ring: the cable's, on Thunderbolt; loopback, where the hop is relayed."""
+    """Address on which the rank listens for the ring: that of the cable, or loopback if the hop is relayed."""
     ring_ports: tuple[Port, ...] = ()
-    """A block outside the ephemeral range; each attempt takes the next that can be bound. JACCL needs one only for rank 0,
-    and only where MLX does its own exchange."""
+    """A block of ports outside the ephemeral range; each attempt uses the next free one. With JACCL only rank 0 needs one, and
+    only if MLX exchanges the connection data itself."""
     relay: RelayPlan | None = None
-    """How the hop from the rank before this one is carried; null when that rank dials ``ring_address`` itself."""
+    """How the hop from the preceding rank is relayed; null if that rank connects to ``ring_address`` itself."""
     devices: tuple[str | None, ...] = ()
-    """JACCL: the RDMA device that faces each rank; null for itself and, in a ring, for all but the neighbours."""
+    """JACCL: by rank, the RDMA device of the cable to it; null for itself and, in a ring, for all but the neighbors."""
     coordinator: str | None = None
-    """The address at which this rank has reached rank 0; null for rank 0 itself. Asked when ``address`` does not answer."""
+    """Address at which this rank can reach rank 0 if rank 0's ``address`` does not answer; null for rank 0 itself."""
     layers: tuple[int, int] | None = None
-    """Pipeline: first layer (included) and last (excluded). The last layers belong to rank 0."""
+    """Pipeline: first layer (inclusive) and last layer (exclusive). Rank 0 has the last layers of the model."""
     memory_bytes: Annotated[int, Field(ge=0)]
-    """What is reserved on this Mac for the rank."""
+    """GPU memory reserved for the rank."""
 
 
 class MemoryPlan(_Value):
-    """What the gateway admits by; tokens, from ``spec.memory``."""
+    """Limits of the gateway in tokens, from ``spec.memory``."""
 
     context_tokens: Annotated[int, Field(ge=1)]
     concurrent_requests: Annotated[int, Field(ge=1)]
@@ -92,18 +93,22 @@ class MemoryPlan(_Value):
 
 
 class BootstrapPlan(_Value):
+    """How the ranks form the group, from ``spec.bootstrap``."""
+
     attempts: Annotated[int, Field(ge=1)] = 8
     attempt_timeout_seconds: Annotated[int, Field(ge=1)] = 60
 
 
 class BenchmarkPlan(_Value):
+    """The benchmark of the serving group, from ``spec.benchmark``."""
+
     prompt_tokens: Annotated[int, Field(ge=1)] = 512
     generation_tokens: Annotated[int, Field(ge=1)] = 128
     every_seconds: Annotated[int, Field(ge=0)] = 86400
 
 
 class Plan(_Value):
-    """One placement of one group. ``uid`` is the ModelDeployment's; (uid, index, epoch) names the placement for good."""
+    """One placement of one group. ``uid`` is that of the ModelDeployment; (uid, index, epoch) identifies the placement."""
 
     version: Literal[1] = 1
     namespace: str
@@ -112,12 +117,12 @@ class Plan(_Value):
     index: Annotated[int, Field(ge=0)]
     epoch: Annotated[int, Field(ge=1)]
     model: str
-    """The name that clients use and ``/v1/models`` lists."""
+    """Name of the model in the API, as ``/v1/models`` lists it."""
     model_path: str
-    """The model's folder on every Mac of the group, as its NodeProfile names it."""
+    """Path of the model's directory on every Mac of the group."""
     backend: Backend
     jaccl_ring: bool = False
-    """JACCL: a ring of neighbours, also when every pair has a cable. Without a cable for every pair it is a ring anyway."""
+    """JACCL: use a ring even if all pairs have a cable. Without a cable for every pair it is always a ring."""
     split: PlacedSplit
     ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
     memory: MemoryPlan
@@ -130,36 +135,36 @@ class Plan(_Value):
 
     @property
     def group(self) -> str:
-        """``namespace/name-index``: how messages call the group."""
+        """``namespace/name-index``, the name of the group in messages."""
         return f"{self.namespace}/{self.deployment}-{self.index}"
 
     def relay_ends(self, rank: int) -> tuple[int, int]:
-        """Of the relayed hop into ``rank``: the rank whose supervisor opens the connection, and the one that it dials."""
+        """For the relayed hop to ``rank``: the rank that opens the connection, and the rank that it connects to."""
         before, relay = (rank - 1) % self.world_size, self.ranks[rank].relay
         return (rank, before) if relay is not None and relay.backwards else (before, rank)
 
     def relay_addresses(self, rank: int) -> tuple[str, ...]:
-        """Where others dial the supervisor of ``rank`` for relayed hops."""
+        """Addresses at which other supervisors connect to that of ``rank`` for relayed hops."""
         relays = ((entry.relay, self.relay_ends(entry.rank)[1]) for entry in self.ranks)
         return tuple(dict.fromkeys(relay.address for relay, dialled in relays if relay is not None and dialled == rank))
 
     def control_addresses(self, rank: int) -> tuple[str, ...]:
-        """Where the control port of ``rank`` listens: on the Mac's own address first, then on those that others are told of."""
+        """Addresses on which the control port of ``rank`` listens: that of the Mac first, then those of the plan."""
         coordinators = [entry.coordinator for entry in self.ranks if entry.coordinator] if rank == 0 else []
         return tuple(dict.fromkeys((self.ranks[rank].address, *self.relay_addresses(rank), *coordinators)))
 
     @model_validator(mode="after")
     def _consistent(self) -> "Plan":
         if [entry.rank for entry in self.ranks] != list(range(len(self.ranks))):
-            raise ValueError("ranks must be listed in order, from 0, without a gap")
+            raise ValueError("ranks must be listed in order, starting at 0, without gaps")
         if (self.backend is Backend.NONE) != (len(self.ranks) == 1):
-            raise ValueError("backend none goes with exactly one rank")
+            raise ValueError("backend none requires exactly one rank, other backends more")
         if self.backend is Backend.RING and any(not r.ring_address or not r.ring_ports for r in self.ranks):
             raise ValueError("every rank of a ring needs ringAddress and ringPorts")
         if self.backend is not Backend.RING and any(r.relay for r in self.ranks):
-            raise ValueError("only hops of a ring are relayed")
+            raise ValueError("only hops of a ring can be relayed")
         if self.backend is Backend.JACCL and any(len(r.devices) != len(self.ranks) for r in self.ranks):
-            raise ValueError("every rank of a JACCL group needs one device entry a rank")
+            raise ValueError("every rank of a JACCL group needs one device entry per rank")
         if self.split is Split.PIPELINE and any(r.layers is None for r in self.ranks):
             raise ValueError("every rank of a pipeline needs its layers")
         return self

@@ -1,8 +1,8 @@
-"""Where a container finds what its pod mounts.
+"""Where a container finds the volumes of its pod.
 
-A pod on a Mac is a native process, so a volume mounted at ``/etc/x`` cannot appear at the machine's own ``/etc/x``. Like a
-Windows HostProcess pod it appears under ``$CONTAINER_SANDBOX_MOUNT_POINT/etc/x``. Programs that also run by hand, or in a
-container of the usual kind, see the variable unset and the path as it stands.
+A pod on a Mac is a native process, so a volume mounted at ``/etc/x`` cannot appear at ``/etc/x`` of the machine. As with
+Windows HostProcess pods it appears at ``$CONTAINER_SANDBOX_MOUNT_POINT/etc/x``. Elsewhere the variable is unset, and
+paths are used as they are.
 """
 
 import os
@@ -13,6 +13,6 @@ SERVICE_ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def mounted(path: str) -> Path:
-    """The place on this machine of a pod's absolute mount path ``path``."""
+    """The path on this machine of the absolute mount path ``path``."""
     root = os.environ.get(MOUNT_POINT_VARIABLE)
     return Path(root) / path.lstrip("/") if root else Path(path)

@@ -1,1 +1,22 @@
-"""A real Kubernetes control plane on this machine, and recorded Macs to join it: for demos, tests and small fleets."""
+"""A local Kubernetes cluster with recorded Macs: for demos, tests and small fleets.
+
+cli             arguments and exit codes of ``thunderfleet``
+cli_commands    what its subcommands do
+status_view     the text of ``thunderfleet status``
+demo/           ``thunderfleet demo``
+support/        ``thunderfleet support``: an archive for support requests
+client/         clusters from Python
+supervisor/     the process that runs one cluster
+network/        LAN and cables, forwarder, HTTP proxy
+recorded/       commands of recorded Macs
+machines/       processes of machines
+fleet/          what a fleet is, and its faults
+models/         models to serve, and what to compare answers with
+controlplane/   a Kubernetes control plane on one machine
+image           the image of our programs
+programs        finding the programs of the control plane
+paths           locations on this machine
+cluster_folder  layout of one cluster's folder
+progress        progress on a terminal
+errors          the error with an exit code
+"""

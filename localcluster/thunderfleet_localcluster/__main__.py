@@ -1,4 +1,4 @@
-"""``python -m thunderfleet_localcluster``: the same as the ``thunderfleet`` command."""
+"""``python -m thunderfleet_localcluster``: same as ``thunderfleet``."""
 
 import sys
 

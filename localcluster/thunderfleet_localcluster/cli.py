@@ -49,6 +49,15 @@ def parser() -> argparse.ArgumentParser:
     commands = _Parsers(top)
     _cluster_commands(commands)
     _fault_commands(commands)
+    support = commands.add(
+        "support",
+        "write an archive for a support request: logs, objects and versions, no secrets",
+        "Write a .tar.gz archive with logs, Kubernetes objects and versions. It contains no Secrets; tokens, keys and "
+        "passwords in logs and objects are replaced by [redacted]",
+    )
+    support.add_argument("--kubeconfig", type=Path, help="collect from this cluster instead of a local one")
+    support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
+    support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
     commands.add("demo", "run the demo: from nothing to a streamed completion", cluster=False)
     return top
 

@@ -16,6 +16,7 @@ from thunderfleet_localcluster.fleet.file import load_fleet
 from thunderfleet_localcluster.paths import cluster_folder
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
+from thunderfleet_localcluster.support.command import write_archive
 
 EXEC_SECONDS = 600
 
@@ -166,6 +167,17 @@ def _component(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _support(arguments: argparse.Namespace) -> int:
+    with Progress() as progress:
+        path, problems = write_archive(
+            arguments.output, arguments.kubeconfig, arguments.context, arguments.name, arguments.dir, progress.running
+        )
+        for problem in problems:
+            progress.line(escape(f"not collected: {problem}"))
+    print(path)
+    return 0
+
+
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "up": _up,
     "programs": _programs,
@@ -182,4 +194,5 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "rdma": _rdma,
     "command": _damage,
     "component": _component,
+    "support": _support,
 }

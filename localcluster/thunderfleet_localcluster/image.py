@@ -1,9 +1,8 @@
-"""The image of our own programs, as a folder: a Python that works by itself, where everybody can read it.
+"""The image of our programs, as a folder: a self-contained Python that every user can read.
 
-Containers run as an unprivileged user, and the Python of whoever called ``thunderfleet up`` may lie in a home that this user
-cannot enter. So its files are gathered in the cache: hard links where the file system allows (it costs no space and little
-time), copies elsewhere; our own packages are always copies, so that editing the sources changes no running pod. The folder's
-name is a hash of all that goes in; what is there already is used.
+Containers run as an unprivileged user, who may not be able to read the Python that runs ``thunderfleet up``. So its files are
+collected in the cache: as hard links where the file system allows, else as copies. Our own packages are always copies, so that
+editing the sources does not change running pods. The folder's name is a hash of its content.
 """
 
 import compileall
@@ -28,12 +27,13 @@ from thunderfleet_localcluster.errors import LocalClusterError
 
 IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
 LAYOUT = 5
-"""Raise it when this module puts things elsewhere: the old folders are then not used any more."""
+"""Increase it when the layout of the image changes, so that old folders are no longer used."""
 CHECK_SECONDS = 60
 UNUSED_SECONDS = 3600
+UNPRIVILEGED = 65534
+"""User and group of containers when root runs the cluster: nobody."""
 WITHOUT_COMPILER = {"MLX_DISABLE_COMPILE": "1"}
-"""For MLX's CPU build, which else has the machine's C++ compiler, if there is one, make each fused kernel anew in every
-container's TMPDIR: about a second of a processor for each."""
+"""For MLX's CPU build, which would otherwise compile each fused kernel again in every container: about one CPU second each."""
 
 PACKAGES = (
     "thunderfleet_crds",
@@ -50,7 +50,7 @@ SCRIPTS = {
     "thunderfleet-operator": "thunderfleet_operator.cli",
     "thunderfleet-runner": "thunderfleet_runner.cli",
 }
-# Of the standard library: what no program of ours imports and what only matters for building.
+# Parts of the standard library that our programs do not import.
 _UNUSED = {
     "test",
     "tests",
@@ -63,7 +63,7 @@ _UNUSED = {
     "dist-packages",
     "__phello__",
 }
-# Of the site-packages: tools of developers, which are often there too.
+# Developer tools in site-packages.
 _TOOLS = (
     "pip", "setuptools", "_distutils_hack", "pkg_resources", "wheel", "mypy", "mypyc", "mypy_extensions", "ruff", "uv",
     "pytest", "_pytest", "pytest_asyncio", "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "importlinter",
@@ -72,7 +72,7 @@ _TOOLS = (
 
 
 def version() -> str:
-    """Version of our distribution; of a checkout that is not installed the one in its pyproject.toml."""
+    """Version of the installed distribution; in a checkout that is not installed, the version in pyproject.toml."""
     try:
         return importlib.metadata.version("thunderfleet")
     except importlib.metadata.PackageNotFoundError:
@@ -81,7 +81,7 @@ def version() -> str:
         for folder in Path(__file__).resolve().parents:
             if (folder / "pyproject.toml").is_file():
                 return str(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"])
-        raise LocalClusterError("cannot find out the version of thunderfleet: it is not installed") from None
+        raise LocalClusterError("cannot determine the version of thunderfleet: it is not installed") from None
 
 
 IMAGE = f"{IMAGE_REPOSITORY}:{version()}"
@@ -89,7 +89,7 @@ IMAGE = f"{IMAGE_REPOSITORY}:{version()}"
 
 @dataclass(frozen=True)
 class Image:
-    """A folder as an image, and the file that whoever uses it holds a shared lock on."""
+    """An image: its folder, and the file on which its users hold a shared lock."""
 
     folder: Path
     lock: Path
@@ -113,17 +113,17 @@ def _is_tool(name: str) -> bool:
 
 
 def site_folders() -> list[Path]:
-    """The site-packages of this Python: of its virtual environment if it runs in one."""
+    """The site-packages of this Python or of its virtual environment."""
     return sorted({Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")})
 
 
 def digest() -> str:
-    """A name for all that the image consists of."""
+    """A hash of everything in the image."""
     state = hashlib.sha256(f"{LAYOUT} {version()} {sys.version} {sys.base_prefix}".encode())
     for folder in site_folders():
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if not _is_tool(entry.name):
-                # A distribution's folder of metadata carries its version, and is made anew whenever it is installed.
+                # The name of a metadata folder has the version; installing again changes its time.
                 changed = entry.stat().st_mtime_ns if entry.name.endswith(".dist-info") else ""
                 state.update(f"{entry.name} {changed}\n".encode())
     for name in PACKAGES:
@@ -137,7 +137,7 @@ def digest() -> str:
 
 
 def _place(source: Path, target: Path) -> None:
-    """A hard link where that works and everybody may read the file, else a copy that everybody may read."""
+    """A hard link if possible and if everybody may read the file, else a copy that everybody may read."""
     mode = source.stat().st_mode
     wanted = 0o755 if mode & stat.S_IXUSR else 0o644
     if mode & 0o444 == 0o444 and not mode & 0o022:
@@ -149,7 +149,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _gather(source: Path, target: Path, skip: set[str]) -> None:
-    """Places the tree ``source`` at ``target`` without what ``skip`` names at its top and without caches of other tools."""
+    """Place the tree ``source`` at ``target``, without the top-level entries in ``skip`` and without developer tools."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
         if entry.name in skip or (_is_tool(entry.name) and entry.name != "__pycache__"):
@@ -168,12 +168,12 @@ def _gather_entry(source: Path, target: Path) -> None:
 
 
 def _libraries(library: Path) -> dict[str, Path]:
-    """Shared libraries of Python itself, if it is built with any."""
+    """Shared libraries of Python itself, if any."""
     found = {}
     for name in (sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_config_var("INSTSONAME")):
         folder = Path(sysconfig.get_config_var("LIBDIR") or library)
         if name and not str(name).endswith(".a"):
-            # What the build recorded may have been moved since, so the place next to this Python comes first.
+            # Python may have been moved since it was built, so look beside it first.
             for place in (library / str(name), folder / str(name)):
                 if os.access(place, os.R_OK):
                     found[str(name)] = place
@@ -198,7 +198,7 @@ def _build(folder: Path, final: Path) -> None:
     if not (library / name / "lib-dynload").exists() and dynamic.is_dir():
         _gather_entry(dynamic, library / name / "lib-dynload")
     site = library / name / "site-packages"
-    # A Python of Debian's looks there, and not in site-packages, when it is no virtual environment.
+    # Debian's Python looks in dist-packages unless it is in a virtual environment.
     (library / name / "dist-packages").symlink_to("site-packages")
     for place in site_folders():
         _gather(place, site, set())
@@ -207,9 +207,9 @@ def _build(folder: Path, final: Path) -> None:
         if source is not None:
             shutil.copytree(source, site / package, ignore=shutil.ignore_patterns("__pycache__"))
             _readable(site / package)
-            # The user of the containers cannot write here, so nobody would do it later.
+            # Containers cannot write here, so compile now.
             compileall.compile_dir(site / package, quiet=2, stripdir=str(folder), prependdir=str(final))
-    # Programs ask their distribution for their version.
+    # Programs read their version from here.
     metadata = site / f"thunderfleet-{version()}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: thunderfleet\nVersion: {version()}\n")
@@ -235,28 +235,37 @@ def _readable(folder: Path) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a program of the image in ``folder`` gets from it."""
+    """Environment of programs in the image in ``folder``."""
     config = json.loads((folder / "config.json").read_text())
     return dict(item.split("=", 1) for item in config.get("Env") or [])
 
 
 def _check(folder: Path) -> None:
-    """Runs the image's Python as the containers will. Raises LocalClusterError."""
+    """Run the image's Python as containers will. Raises LocalClusterError."""
     argv = [str(folder / "bin/python3"), "-c", "import ssl, pydantic, thunderfleet_crds"]
-    user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    user = UNPRIVILEGED if os.geteuid() == 0 else None
     try:
         done = subprocess.run(
-            argv, env=environment(folder), cwd="/", capture_output=True, text=True, timeout=CHECK_SECONDS, check=False, **user
-        )  # type: ignore[call-overload]
+            argv,
+            env=environment(folder),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
     except (subprocess.TimeoutExpired, OSError) as error:
         raise LocalClusterError(f"the image's Python does not run: {error}") from error
     if done.returncode != 0:
-        who = "user 65534" if user else "this user"
+        who = "this user" if user is None else f"user {user}"
         raise LocalClusterError(f"the image in {folder} does not work for {who}: {done.stderr.strip()}")
 
 
 def make_image(images: Path) -> Image:
-    """The image in the folder ``images``, made unless it is there. Raises LocalClusterError."""
+    """The image in the folder ``images``, built if necessary. Raises LocalClusterError."""
     name = digest()
     image = Image(images / name, images / f"{name}.lock")
     try:
@@ -282,12 +291,12 @@ def make_image(images: Path) -> Image:
             os.utime(image.folder)
             _prune(images, keep=name)
     except OSError as error:
-        raise LocalClusterError(f"cannot make the image in {images}: {error}") from error
+        raise LocalClusterError(f"cannot build the image in {images}: {error}") from error
     return image
 
 
 def _prune(images: Path, keep: str) -> None:
-    """Removes images that no cluster uses and nobody has asked for within an hour (whoever asks needs a moment to lock it)."""
+    """Remove images that no cluster holds a lock on and that were not requested for UNUSED_SECONDS."""
     for folder in images.iterdir():
         if not folder.is_dir() or folder.name == keep or time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
             continue

@@ -1,4 +1,4 @@
-"""What people watch while something takes long: one line a step with its time; on a terminal the running one moves."""
+"""Progress of long operations: one line per step with its duration; on a terminal also the running step."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ LINE_SECONDS = 15
 
 
 class Progress:
-    """Shows steps on ``stream``. Without a terminal only whole lines are written."""
+    """Shows steps on ``stream``; without a terminal, only finished ones."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self.console = Console(file=stream or sys.stderr, quiet=quiet, highlight=False, soft_wrap=True)
@@ -32,7 +32,7 @@ class Progress:
             self._status = None
 
     def running(self, title: str) -> None:
-        """The step that runs now."""
+        """Show the running step."""
         if self.console.is_terminal:
             if self._status is None:
                 self._status = self.console.status(title)
@@ -41,7 +41,7 @@ class Progress:
                 self._status.update(title)
 
     def moving(self, title: str) -> None:
-        """How far the running step is; without a terminal now and then a line."""
+        """Show the progress of the running step; without a terminal, a line every LINE_SECONDS."""
         if self.console.is_terminal:
             self.running(title)
         elif time.monotonic() - self._said >= LINE_SECONDS:
@@ -49,21 +49,20 @@ class Progress:
             self.line(title)
 
     def done(self, title: str, seconds: float) -> None:
-        """A step that has ended well."""
+        """Show a finished step."""
         self.line(f"[green]✓[/green] {title} [dim]{seconds:.1f} s[/dim]")
 
     def line(self, text: str) -> None:
-        """A line of rich's markup that stays."""
+        """Show a line (rich markup)."""
         self._stop()
         self.console.print(text)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Shows an event of the keeper."""
+        """Show an event of the supervisor or of a build."""
         if event.get("state") == "start":
             self.running(str(event["step"]))
         elif event.get("state") == "progress":
             elapsed, expected = float(event["elapsed"]), float(event["expected"])
-            # It may take longer here than where it was measured: then it says no more than that.
             left = (
                 f"{elapsed:.0f} of about {expected:.0f} s" if elapsed < expected else f"{elapsed:.0f} s, longer than expected"
             )

@@ -25,15 +25,16 @@ def _range(text: str) -> PortRange:
 
 def _port(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to 65535, not {text!r}")
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line's parser."""
     formatter = argparse.ArgumentDefaultsHelpFormatter
-    top = argparse.ArgumentParser(prog="thunderfleet-operator", description="Serves ModelDeployments on a fleet of Macs.")
+    top = argparse.ArgumentParser(prog="thunderfleet-operator", description="Serve ModelDeployments on a fleet of Macs.")
     commands = top.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="run the operator", description="Runs the operator.", formatter_class=formatter)
+    run = commands.add_parser("run", help="run the operator", description="Run the operator.", formatter_class=formatter)
     run.add_argument("--runner-image", default="thunderfleet/thunderfleet:0.1.0", help="image of runner pods")
     run.add_argument(
         "--runner-pull-policy",
@@ -41,14 +42,14 @@ def parser() -> argparse.ArgumentParser:
         choices=("Always", "IfNotPresent", "Never"),
         help="imagePullPolicy of runner pods",
     )
-    run.add_argument("--metrics-port", type=_port, default=9401, help="port of /metrics, /healthz and /readyz")
+    run.add_argument("--metrics-port", type=_port, default=9401, help="port for /metrics, /healthz and /readyz")
     run.add_argument(
         "--host",
         default=os.environ.get("HOST_IP") or "127.0.0.1",
-        help="address that --metrics-port is bound on (environment HOST_IP)",
+        help="address to listen on for --metrics-port (environment HOST_IP)",
     )
-    run.add_argument("--ports", type=_range, default="20000-20999", help="gateway and control ports given to runner pods")
-    run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ring ports given to runner pods")
+    run.add_argument("--ports", type=_range, default="20000-20999", help="gateway and control ports for runner pods")
+    run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ring ports for runner pods")
     run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
@@ -63,14 +64,14 @@ def parser() -> argparse.ArgumentParser:
         "--kubeconfig",
         type=Path,
         default=os.environ.get("KUBECONFIG") or None,
-        help="kubeconfig file; the pod's service account when unset (environment KUBECONFIG)",
+        help="kubeconfig file; default: the pod's service account (environment KUBECONFIG)",
     )
     run.add_argument(
         "--log-level",
         default="info",
         type=str.lower,
         choices=("debug", "info", "warning", "error"),
-        help="least level that is logged",
+        help="minimum log level",
     )
     plan = commands.add_parser("plan", help="plan a ModelDeployment on a fleet that a file describes")
     add_arguments(plan, _range)
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; the exit status."""
     arguments = parser().parse_args(argv)
     if arguments.command == "plan":
         # Imported here so that --help stays fast, as for run.
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    # Later than the arguments, so that --help does not wait for kopf.
+    # Imported here so that --help does not wait for kopf.
     from thunderfleet_operator.app import Configuration, run
     from thunderfleet_operator.decide.deployment import Settings
     from thunderfleet_operator.decide.manifests import PodSettings
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ports=PortSettings(lasting, ring),
         ),
         namespace=arguments.namespace,
-        # A replica that was restarted under its old name is another holder of the Lease.
+        # A replica that restarts under its old name must not count as the same holder of the Lease.
         identity=f"{arguments.identity}_{uuid.uuid4().hex[:8]}",
         host=arguments.host,
         metrics_port=arguments.metrics_port,
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 1
     except Exception as error:
-        # Configuration of the client: no service account, a kubeconfig that cannot be read.
+        # The client's configuration, such as a kubeconfig that cannot be read.
         log.error("%s: %s", type(error).__name__, error)
         return 1
     return 0

@@ -50,6 +50,25 @@ def address(i: int) -> str:
     return f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"
 
 
+def cliques(count: int, size: int, free: int, model: ModelFacts) -> Fleet:
+    """Equal Macs in groups of ``size`` with a cable between every two of a group, and nothing that joins the groups."""
+    names = [f"mac-{i:05d}" for i in range(count)]
+    macs, cables = [], []
+    for i, name in enumerate(names):
+        first = i // size * size
+        peers = [j for j in range(first, min(first + size, count)) if j != i]
+        dials = Dials.of((names[j], address(j)) for j in peers)
+        backends = frozenset({"ring", "jaccl"})
+        macs.append(Mac(name, address(i), free, free, models=(model,), backends=backends, dials=dials))
+        for j in (j for j in peers if j > i):
+            ends = (
+                End(name, f"169.254.{j % 250}.{i % 250}", f"to-{j}"),
+                End(names[j], f"169.254.{i % 250}.{j % 250}", f"to-{i}"),
+            )
+            cables.append(Cable(f"{name}--{names[j]}", *ends, 80_000, rdma_problem=None))
+    return Fleet(macs, cables)
+
+
 def racks(count: int, model: ModelFacts, backends: frozenset[str] = frozenset({"ring", "jaccl"})) -> Fleet:
     """Macs of 96, 192 and 512 GB in turn, rack by rack."""
     names = [f"mac-{i:05d}" for i in range(count)]
@@ -211,6 +230,20 @@ def growing(repeats: int, say: Say) -> list[Figure]:
     return figures
 
 
+def full(repeats: int) -> list[Figure]:
+    """1,000 Macs in small groups, none of which has room: every size is tried, and no Mac must be compared with all others."""
+    figures = []
+    for size, free, total in ((4, 5, 30), (7, 100, 900)):
+        fleet, request = cliques(1_000, size, free * GIB, large_model(total * GIB)), Request(path=PATH, memory=NO_KV)
+        found = plan(fleet, request)
+        if isinstance(found, Placement) or not found.proven:
+            raise AssertionError("no group has room, and that is proven")
+        samples = _ms(_seconds(lambda fleet=fleet, request=request: plan(_anew(fleet), request), repeats))  # type: ignore[misc]
+        note = f"1000 Macs in cliques of {size} with {free} GiB free each, a model of {total} GiB; none found"
+        figures.append(Figure(f"placement 1000 full, cliques of {size}", "ms", samples, bound=Bound("<=", 1000), note=note))
+    return figures
+
+
 def hard(repeats: int) -> list[Figure]:
     """64 equal Macs, all joined: layers that fit in no order of seven ranks, so that the search of those ends at its limit."""
     figures = []
@@ -362,7 +395,7 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
 
 def figures(repeats: int, say: Say) -> list[Figure]:
     """All of them."""
-    found = [*against_listing(repeats), *one_switch(repeats), *growing(repeats, say), *hard(repeats)]
+    found = [*against_listing(repeats), *one_switch(repeats), *growing(repeats, say), *full(repeats), *hard(repeats)]
     return [*found, *snapshot_figures(repeats, 1_000, say)]
 
 

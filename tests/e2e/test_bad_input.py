@@ -17,14 +17,14 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ({"model": {}}, "model names exactly one of repository (on the hub) and path (on the nodes)"),
+        ({"model": {}}, "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)"),
         (
             {"model": {**REPOSITORY, "path": "/models/tiny"}},
-            "model names exactly one of repository (on the hub) and path (on the nodes)",
+            "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
         ),
-        ({"model": {"path": "models/tiny"}}, "path is the absolute path of a folder on the nodes, begins with '/'"),
-        ({"model": {"repository": "a/b/c"}}, "repository is written owner/name"),
-        ({"nodes": {"min": 3, "max": 2}}, "nodes.max is at least nodes.min, or unset for no bound"),
+        ({"model": {"path": "models/tiny"}}, "path must be the absolute path of a directory on the nodes, without '..'"),
+        ({"model": {"repository": "a/b/c"}}, "repository has the form owner/name"),
+        ({"nodes": {"min": 3, "max": 2}}, "nodes.max must be at least nodes.min; leave it unset for no maximum"),
         ({"nodes": {"min": -1}}, "spec.nodes.min in body should be greater than or equal to 1"),
         ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),
         ({"memory": {"contextTokens": -5}}, "spec.memory.contextTokens in body should be greater than or equal to 1"),
@@ -33,11 +33,11 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
         ({"recovery": {"maxRestarts": -1}}, "spec.recovery.maxRestarts in body should be greater than or equal to 0"),
         (
             {"recovery": {"backoffSeconds": 20, "backoffLimitSeconds": 10}},
-            "recovery.backoffLimitSeconds is at least recovery.backoffSeconds",
+            "recovery.backoffLimitSeconds must be at least recovery.backoffSeconds",
         ),
         ({"parallelism": "Diagonal"}, 'supported values: "Auto", "Tensor", "Pipeline"'),
         ({"transport": "Pigeon"}, 'supported values: "Auto", "JACCL", "JACCLRing", "Ring"'),
-        ({"benchmark": {"every": "daily"}}, "every is a duration of hours, minutes and seconds such as 24h or 1h30m"),
+        ({"benchmark": {"every": "daily"}}, "every must be a duration in hours, minutes and seconds such as 24h or 1h30m"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
@@ -64,7 +64,7 @@ def test_name_that_no_service_can_have_is_refused(line: Line) -> None:
         }
         done = line.cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump(body), check=False)
         assert done.returncode != 0
-        assert "the name has at most 40 characters of [a-z0-9-], begins with a letter" in done.stderr
+        assert "metadata.name must have at most 40 characters of [a-z0-9-], start with a letter" in done.stderr
 
 
 def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy: Deploy) -> None:

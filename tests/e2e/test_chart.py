@@ -218,15 +218,16 @@ async def test_an_agent_writes_its_own_profile_and_no_other(agents: Agents) -> N
         await write(agents[mac], f"{PROFILES}/{mac}/status", profile(mac, hardware={"chip": mac}))
     for me, other in ((A, B), (B, A)):
         for path in (f"{PROFILES}/{other}", f"{PROFILES}/{other}/status"):
-            sentence = f"the agent of {me} may write NodeProfile {me} only"
+            sentence = f"the agent of {me} may write only the NodeProfile {me}"
             body = profile(other, hardware={"chip": "mine"}) if path.endswith("status") else profile(other)
             await refused(write(agents[me], path, body), sentence)
             await refused(write(agents[me], path, body, manager=f"agent-{other}"), sentence)
             await refused(write(agents[me], path, body, force=False), sentence)
     # By create and by merge patch, too.
-    await refused(agents[A].create(PROFILES, profile(C)), f"may write NodeProfile {A} only")
+    await refused(agents[A].create(PROFILES, profile(C)), f"may write only the NodeProfile {A}")
     await refused(
-        agents[A].patch(f"{PROFILES}/{B}/status", {"status": {"hardware": {"chip": "mine"}}}), f"may write NodeProfile {A} only"
+        agents[A].patch(f"{PROFILES}/{B}/status", {"status": {"hardware": {"chip": "mine"}}}),
+        f"may write only the NodeProfile {A}",
     )
 
 
@@ -280,7 +281,7 @@ async def test_either_end_makes_the_link_and_a_third_mac_does_not(admin: Kube, a
     other = f"{A}.tb2--{B}.tb2"
     for maker, name in ((A, LINK), (B, other)):
         await refused(
-            write(agents[C], f"{LINKS}/{name}", link_body(name)), f"the agent of {C} may write links that end at {C} only"
+            write(agents[C], f"{LINKS}/{name}", link_body(name)), f"the agent of {C} may write only links that end at {C}"
         )
         await write(agents[maker], f"{LINKS}/{name}", link_body(name))
         await refused(write(agents[C], f"{LINKS}/{name}/status", link_body(name, endpoints=[endpoint(C)])), "links that end at")
@@ -294,7 +295,7 @@ async def test_an_agent_changes_its_own_end_only(admin: Kube, agents: Agents, li
     now = {entry["node"]: entry for entry in (await admin.get(f"{LINKS}/{LINK}"))["status"]["endpoints"]}
     assert now[me]["address"] == "169.254.1.1"
     assert "address" not in now[other]
-    sentence = f"the agent of {me} may change its own end of a link only"
+    sentence = f"the agent of {me} may change only its own end of a link"
     theirs = link_body(endpoints=[endpoint(other, address="169.254.6.6")])
     await refused(write(agents[me], path, theirs), sentence)
     await refused(write(agents[me], path, theirs, manager=f"agent-{other}"), sentence)
@@ -316,7 +317,7 @@ async def test_the_receiver_measures(admin: Kube, agents: Agents, link: Json) ->
     }
     assert both == {(A, B): 2000, (B, A): 1000}
     for me, other in ((A, B), (B, A)):
-        sentence = f"the agent of {me} may change measurements that end at it only"
+        sentence = f"the agent of {me} may change only measurements that it received"
         for manager in ("agent", f"measures-{other}"):
             await refused(write(agents[me], path, link_body(measurements=[measured(me, other, 9)]), manager=manager), sentence)
         await refused(write(agents[me], path, {**link_body(), "status": {}}, manager=f"measures-{other}"), sentence)
@@ -327,7 +328,8 @@ async def test_the_summary_is_the_operators(agents: Agents, link: Json) -> None:
     for manager in ("agent", "thunderfleet-operator"):
         bad = condition("Connected", "OneEnd", "False")
         await refused(
-            write(agents[A], path, link_body(conditions=[bad]), manager=manager), "conditions of a link are the operator's"
+            write(agents[A], path, link_body(conditions=[bad]), manager=manager),
+            "only the operator may change the conditions of a link",
         )
         await refused(
             write(agents[A], path, link_body(conditions=[condition("RDMAUsable", "Usable")]), manager=manager),
@@ -347,7 +349,7 @@ async def test_an_agent_neither_deletes_nor_keeps(agents: Agents, link: Json) ->
     for key, value in (("ownerReferences", [gone]), ("finalizers", ["example.com/never"])):
         body = link_body()
         body["metadata"][key] = value
-        await refused(write(agents[A], f"{LINKS}/{LINK}", body), "neither owners nor finalizers")
+        await refused(write(agents[A], f"{LINKS}/{LINK}", body), "must not set owners or finalizers")
 
 
 async def test_the_policy_refuses_deletes_by_itself(admin: Kube, agents: Agents, link: Json) -> None:
@@ -376,7 +378,7 @@ async def test_the_policy_refuses_deletes_by_itself(admin: Kube, agents: Agents,
 
         await until_async(granted, "the role that a cluster's owner added is in force", WAIT_SECONDS)
         for path in (f"{LINKS}/{LINK}", f"{PROFILES}/{A}"):
-            await refused(agents[A].delete(path), "agents delete nothing")
+            await refused(agents[A].delete(path), "agents must not delete objects")
     finally:
         await admin.delete(f"{rbac}/clusterrolebindings/chart-test-too-much")
         await admin.delete(f"{rbac}/clusterroles/chart-test-too-much")

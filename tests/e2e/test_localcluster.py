@@ -1,5 +1,6 @@
 """Local clusters on the real control plane: both kinds of network, side by side, and what is left when they end: nothing."""
 
+import base64
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -252,9 +254,17 @@ def test_the_proxy_reaches_machines_only_and_needs_its_token(cluster: Cluster) -
     stranger = urllib.request.build_opener(urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{at.port}"}))
     assert code_of(stranger, f"http://{kubelet}/") == 407
     known = "\r\n".join(f"{name}: {value}" for name, value in proxy_headers(cluster.proxy).items())
-    with socket.create_connection((str(at.hostname), at.port or 0), 10) as channel:
+
+    def dial() -> socket.socket | None:
+        """A tunnel to the kubelet; it listens as soon as its serving certificate is signed."""
+        channel = socket.create_connection((str(at.hostname), at.port or 0), 10)
         channel.sendall(f"CONNECT {kubelet} HTTP/1.1\r\n{known}\r\n\r\n".encode())
-        assert channel.recv(100).startswith(b"HTTP/1.1 200 ")
+        if channel.recv(100).startswith(b"HTTP/1.1 200 "):
+            return channel
+        channel.close()
+        return None
+
+    with until(dial, "the kubelet listens") as channel:
         context = ssl.create_default_context(cafile=str(cluster.folder.pki / "ca.crt"))
         with context.wrap_socket(channel, server_hostname=cluster.machines["studio-1"].address) as tls:
             # The kubelet's serving certificate, approved by the supervisor and signed by the cluster, for this address.
@@ -318,6 +328,56 @@ def test_the_same_folder_takes_one_cluster(cluster: Cluster) -> None:
     with pytest.raises(LocalClusterError, match="is already running"):
         Cluster.start(FLEET, name=cluster.name, directory=cluster.folder.root)
     assert Cluster.attach(cluster.name, cluster.folder.root).server == cluster.server
+
+
+def secrets_of(cluster: Cluster) -> set[bytes]:
+    """Values of all Secrets, private keys of the control plane, and the proxy's token."""
+    items = json.loads(cluster.kubectl("get", "secrets", "-A", "-o", "json").stdout)["items"]
+    data = {base64.b64decode(value) for item in items for key, value in (item.get("data") or {}).items() if "secret" in key}
+    keys = {path.read_bytes() for path in cluster.folder.pki.glob("*.key")}
+    return data | keys | {b"".join(key.splitlines()[1:2]) for key in keys} | {str(urlsplit(cluster.proxy).password).encode()}
+
+
+def test_the_support_archive_holds_no_secret(cluster: Cluster, tmp_path: Path) -> None:
+    planted = "hunter2hunter2hunter2"
+    account = cluster.kubectl("create", "token", "default").stdout.strip()
+    cluster.kubectl("create", "secret", "generic", "planted", f"--from-literal=secret-word={planted}")
+    token = cluster.token()
+    # Where secrets leak: environment, arguments, annotations, and logs.
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "leaky", "annotations": {"note": f"Authorization: Bearer {account}"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "nodeSelector": {"kubernetes.io/os": "none"},
+            "containers": [
+                {"name": "a", "image": "x", "args": ["--token", token], "env": [{"name": "HF_TOKEN", "value": planted}]}
+            ],
+        },
+    }
+    cluster.kubectl("apply", "-f", "-", text=json.dumps(pod))
+    with cluster.folder.log("supervisor").open("a") as log:
+        log.write(f"--token {token} api_key={planted} {account}\n")
+    output = tmp_path / "support.tar.gz"
+    command = [sys.executable, "-m", "thunderfleet_localcluster", "support", "--output", str(output)]
+    where = ["--name", cluster.name, "--dir", str(cluster.folder.root)]
+    done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(output) as archive:
+        streams = {member.name.partition("/")[2]: archive.extractfile(member) for member in archive.getmembers()}
+        files = {name: stream.read() for name, stream in streams.items() if stream is not None}
+    secrets = {value for value in secrets_of(cluster) | {planted.encode(), account.encode(), token.encode()} if len(value) > 7}
+    assert len(secrets) > 20
+    assert not [(name, secret) for name, text in files.items() for secret in secrets if secret in text]
+    assert {"logs/local/kube-apiserver.log", "local/status.json", "objects/nodes.json", "objects/events.json"} < files.keys()
+    assert [node["metadata"]["name"] for node in json.loads(files["objects/nodes.json"])] == ["linux-1", "studio-1", "studio-2"]
+    assert b"api_key=[redacted]" in files["logs/local/supervisor.log"]
+    # The kinds of Thunderfleet are not installed here; the rest is collected all the same.
+    problems = files["problems.txt"].decode().splitlines()
+    ours = ("modeldeployments", "nodeprofiles", "thunderboltlinks")
+    assert sorted(line.partition(":")[0] for line in problems) == [f"objects/{name}.json" for name in ours]
+    cluster.kubectl("delete", "pod/leaky", "secret/planted", "--wait=false")
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------------

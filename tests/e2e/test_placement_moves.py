@@ -242,7 +242,7 @@ def test_taints_and_tolerations(line: Line, deploy: Deploy) -> None:
     line.kubectl("taint", "node", "mini-2", "team=vision:NoSchedule")
     guest = deploy("guest", **alone_on("mini-2"))
     lack = guest.until_condition("Placed", "False")["message"]
-    assert "mini-2 has the taint team=vision:NoSchedule, which nodes.tolerations does not tolerate" in lack
+    assert "mini-2 has the taint team=vision:NoSchedule, which spec.nodes.tolerations does not tolerate" in lack
     foretold(guest)
     guest.patch({"nodes": {"tolerations": [{"key": "team", "operator": "Equal", "value": "vision"}]}})
     guest.until_ready()

@@ -1,4 +1,4 @@
-"""Asks the line from the API to the Macs, as `helm test` runs it: kinds served, one operator leading, every Mac profiled."""
+"""The check of `helm test`: the API serves the kinds, one operator leads, every Mac has a NodeProfile."""
 
 import asyncio
 import os
@@ -29,17 +29,17 @@ async def operator(kube: Kube) -> str:
         for pod in pods:
             name, address = pod["metadata"]["name"], (pod.get("status") or {}).get("hostIP")
             if not address:
-                said.append(f"{name} is on no node yet")
+                said.append(f"{name} is not scheduled yet")
                 continue
             host = f"[{address}]" if ":" in address else address
             try:
                 async with session.get(f"http://{host}:{os.environ['OPERATOR_PORT']}/readyz") as answer:
                     text = (await answer.text()).strip()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                text = f"does not answer: {error or 'time ran out'}"
+                text = f"does not respond: {error or 'timeout'}"
             said.append(f"{name}: {text}")
     if not any(text.endswith(": leading") for text in said):
-        raise LookupError(f"no operator leads ({'; '.join(said) or 'there is no pod of it'})")
+        raise LookupError(f"no operator is the leader ({'; '.join(said) or 'it has no pods'})")
     return "; ".join(said)
 
 
@@ -49,8 +49,8 @@ async def macs(kube: Kube) -> str:
     names = sorted(node["metadata"]["name"] for node in nodes)
     missing = set(names) - {profile["metadata"]["name"] for profile in profiles if profile.get("status")}
     if missing:
-        raise LookupError(f"no NodeProfile of {', '.join(sorted(missing))}: does the agent run there?")
-    return f"every Mac has its NodeProfile: {', '.join(names)}" if names else "no Mac has joined yet"
+        raise LookupError(f"no NodeProfile for {', '.join(sorted(missing))}: check that the agent runs there")
+    return f"every Mac has a NodeProfile: {', '.join(names)}" if names else "no Mac has joined yet"
 
 
 async def main() -> int:

@@ -1,9 +1,9 @@
-{{/* The one image of all programs. */}}
+{{/* Image of all programs. */}}
 {{- define "thunderfleet.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* Labels that every object carries. Call with (dict "root" $ "component" "operator"). */}}
+{{/* Labels of every object. Call with (dict "root" $ "component" "operator"). */}}
 {{- define "thunderfleet.labels" -}}
 app.kubernetes.io/name: thunderfleet
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -13,7 +13,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
-{{/* The part of them that selects pods: it never changes. */}}
+{{/* Labels that select pods; they must never change. */}}
 {{- define "thunderfleet.selector" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}

@@ -1,22 +1,22 @@
 {{/*
-What values.schema.json cannot refuse, or not with a sentence that says what is allowed. Called once, from the operator's
-template; every problem is told at once.
+Checks that values.schema.json cannot express, or not with a message that says what is allowed. The operator's template calls
+this once; all problems are reported together.
 */}}
 {{- define "thunderfleet.validate" -}}
 {{- $problems := list }}
 {{- with .Values.image }}
 {{- if not (regexMatch "^[a-z0-9]+([._/:-]+[a-z0-9]+)*$" .repository) }}
-{{- $problems = append $problems (printf "image.repository %q is not an image's name: write [registry/]path in lower case, without a tag" .repository) }}
+{{- $problems = append $problems (printf "image.repository %q is not an image name: use [registry/]path in lower case, without a tag" .repository) }}
 {{- else if regexMatch ":[^/]*$" .repository }}
-{{- $problems = append $problems (printf "image.repository %q carries a tag: write it to image.tag" .repository) }}
+{{- $problems = append $problems (printf "image.repository %q contains a tag: set image.tag instead" .repository) }}
 {{- end }}
 {{- if not (regexMatch "^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$" .tag) }}
-{{- $problems = append $problems (printf "image.tag %q is not a tag: use at most 128 letters, digits and . _ -, beginning with a letter, digit or _" .tag) }}
+{{- $problems = append $problems (printf "image.tag %q is not a tag: use at most 128 letters, digits and . _ -, starting with a letter, digit or _" .tag) }}
 {{- end }}
 {{- end }}
 {{- range .Values.agent.modelFolders }}
 {{- if or (not (regexMatch "^/[^/]" .)) (has ".." (splitList "/" .)) }}
-{{- $problems = append $problems (printf "agent.modelFolders: %q is not an absolute path on the Macs: begin it with / and leave out .." .) }}
+{{- $problems = append $problems (printf "agent.modelFolders: %q is not an absolute path: start it with / and do not use .." .) }}
 {{- end }}
 {{- end }}
 {{- $taken := list }}
@@ -25,12 +25,12 @@ template; every problem is told at once.
 {{- $first := int $range.first }}
 {{- $last := int $range.last }}
 {{- if gt $first $last }}
-{{- $problems = append $problems (printf "operator.%s: first (%d) comes after last (%d)" $name $first $last) }}
+{{- $problems = append $problems (printf "operator.%s: first (%d) is greater than last (%d)" $name $first $last) }}
 {{- else if lt (add1 (sub $last $first)) $need }}
-{{- $problems = append $problems (printf "operator.%s: %d to %d are too few ports for one rank: give at least %d" $name $first $last $need) }}
+{{- $problems = append $problems (printf "operator.%s: %d to %d are too few ports for one rank: use at least %d" $name $first $last $need) }}
 {{- end }}
 {{- if ge $last 49152 }}
-{{- $problems = append $problems (printf "operator.%s: %d to %d reach into the Macs' ephemeral ports: keep them below 49152" $name $first $last) }}
+{{- $problems = append $problems (printf "operator.%s: %d to %d overlap the ephemeral ports of macOS: use ports below 49152" $name $first $last) }}
 {{- end }}
 {{- $taken = append $taken (dict "name" (printf "operator.%s" $name) "first" $first "last" $last) }}
 {{- end }}
@@ -44,11 +44,11 @@ template; every problem is told at once.
 {{- range $i, $one := $taken }}
 {{- range $other := slice $taken (add1 $i) }}
 {{- if and (le $one.first $other.last) (le $other.first $one.last) }}
-{{- $problems = append $problems (printf "%s and %s share port %d of a Mac: keep them apart" $one.name $other.name (max $one.first $other.first)) }}
+{{- $problems = append $problems (printf "%s and %s both use port %d of a Mac: use different ports" $one.name $other.name (max $one.first $other.first)) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- if $problems }}
-{{- fail (printf "these values cannot work:\n- %s" (join "\n- " $problems)) }}
+{{- fail (printf "invalid values:\n- %s" (join "\n- " $problems)) }}
 {{- end }}
 {{- end }}

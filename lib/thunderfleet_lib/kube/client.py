@@ -9,6 +9,7 @@ Needs the ``kubernetes`` package, which every extra but the runner's brings.
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -36,8 +37,9 @@ PAGE = 500
 
 
 class ApiError(Exception):
-    """The API server's refusal: ``status`` (HTTP code), ``reason`` (``NotFound``, ``Conflict``, …), ``message`` and the Status
-    object's ``details``. Status 0 means that no answer came: ``reason`` is then ``Unreachable`` or ``Timeout``.
+    """A request failed: ``status`` (HTTP), ``reason`` (``NotFound``, ``Conflict``, …), ``message``, ``details`` of the Status.
+
+    Status 0 means that there was no response; ``reason`` is then ``Unreachable`` or ``Timeout``.
     """
 
     def __init__(self, status: int, reason: str, message: str, details: Json | None = None) -> None:
@@ -49,12 +51,12 @@ class ApiError(Exception):
 
     @property
     def unanswered(self) -> bool:
-        """True when the API server did not answer: the request may or may not have been carried out."""
+        """Whether there was no response: the request may or may not have been executed."""
         return self.status == 0
 
     @property
     def transient(self) -> bool:
-        """True when the same request may go through later."""
+        """Whether the same request may succeed later."""
         return self.status in (0, 429, 500, 502, 503, 504)
 
 
@@ -69,20 +71,33 @@ def _error(status: int, text: str) -> ApiError:
     return ApiError(status, str(body.get("reason") or f"HTTP{status}"), message, body.get("details"))
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server. ``authorization``: the value of that header. ``ca``, ``certificate``, ``key``: paths."""
+
+    server: str
+    ca: str | None
+    insecure: bool
+    authorization: str | None
+    certificate: str | None
+    key: str | None
+
+
 class Kube:
-    """A connection to one API server. Safe to share between tasks; ``close`` when done (or ``async with``)."""
+    """A client of one API server. Tasks may share it; call ``close`` when done, or use ``async with``."""
 
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
         self._rest = RESTClientObject(configuration)
         self.host: str = str(configuration.host).rstrip("/")
         self.writes = 0
-        """Requests other than GET so far; a program's metrics read it."""
+        """Number of requests other than GET, for metrics."""
         self.requests = 0
+        """Number of all requests, for metrics."""
 
     @classmethod
     def in_pod(cls) -> "Kube":
-        """The pod's own service account, from under the container's sandbox folder. Raises ConfigException outside a pod."""
+        """Uses the service account of this pod, mounted in the container's sandbox. Raises ConfigException outside a pod."""
         configuration = Configuration()
         folder = mounted(SERVICE_ACCOUNT_FOLDER)
         InClusterConfigLoader(token_filename=str(folder / "token"), cert_filename=str(folder / "ca.crt")).load_and_set(
@@ -92,14 +107,14 @@ class Kube:
 
     @classmethod
     async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
-        """The current (or named) context of a kubeconfig file."""
+        """Uses the current (or named) context of a kubeconfig file."""
         configuration = Configuration()
         await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)
         return cls(configuration)
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None) -> "Kube":
-        """``kubeconfig`` when given, else the pod's service account."""
+        """Uses ``kubeconfig`` if given, otherwise the service account of this pod."""
         return await cls.from_kubeconfig(kubeconfig) if kubeconfig else cls.in_pod()
 
     @classmethod
@@ -112,7 +127,7 @@ class Kube:
         key: Path | None = None,
         token: str | None = None,
     ) -> "Kube":
-        """Credentials in files (PEM) or a bearer ``token``; ``server`` is the ``https://host:port`` of the API server."""
+        """Uses credentials in PEM files or a bearer ``token``; ``server`` is the URL ``https://host:port``."""
         configuration = Configuration()
         configuration.host = server
         configuration.ssl_ca_cert = str(ca)
@@ -121,6 +136,19 @@ class Kube:
         if token:
             configuration.api_key["BearerToken"] = "Bearer " + token
         return cls(configuration)
+
+    async def credentials(self) -> "Credentials":
+        """The credentials that this client uses, read again if they have rotated. For other clients of the same server."""
+        configuration = self._configuration
+        token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return Credentials(
+            server=self.host,
+            ca=configuration.ssl_ca_cert or None,
+            insecure=not configuration.verify_ssl,
+            authorization=token or None,
+            certificate=configuration.cert_file or None,
+            key=configuration.key_file or None,
+        )
 
     async def close(self) -> None:
         await self._rest.close()
@@ -152,7 +180,7 @@ class Kube:
                 headers["Authorization"] = token
             return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
         except TimeoutError as error:
-            raise ApiError(0, "Timeout", f"{method} {path}: no answer from {self.host} in time") from error
+            raise ApiError(0, "Timeout", f"{method} {path}: no response from {self.host} in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach {self.host}: {error}") from error
 
@@ -167,14 +195,14 @@ class Kube:
         seconds: float = REQUEST_SECONDS,
         accept: str = JSON,
     ) -> Json:
-        """One request; the answer's JSON object. Raises ApiError."""
+        """Sends one request; returns the JSON object of the response. Raises ApiError."""
         response = await self._send(method, path, query, body, content, aiohttp.ClientTimeout(total=seconds), accept)
         try:
             data = await response.read()
         except TimeoutError as error:
-            raise ApiError(0, "Timeout", f"{method} {path}: {self.host} stopped in the middle of its answer") from error
+            raise ApiError(0, "Timeout", f"{method} {path}: {self.host} stopped in the middle of the response") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ApiError(0, "Unreachable", f"{method} {path}: {self.host} broke off: {error}") from error
+            raise ApiError(0, "Unreachable", f"{method} {path}: {self.host} closed the connection: {error}") from error
         if response.status >= 400:
             raise _error(response.status, data.decode("utf-8", "replace"))
         if not data:
@@ -189,7 +217,7 @@ class Kube:
         return await self.request("GET", path, query=query)
 
     async def get_or_none(self, path: str) -> Json | None:
-        """The object, or None when there is none of that name."""
+        """The object, or None if it does not exist."""
         try:
             return await self.get(path)
         except ApiError as error:
@@ -210,7 +238,7 @@ class Kube:
                 return items, str(metadata.get("resourceVersion") or "")
 
     async def list(self, path: str, **query: object) -> tuple[list[Json], str]:
-        """All items of a collection, page by page, and the list's resourceVersion."""
+        """All items of a collection, read page by page, and the resourceVersion of the list."""
         return await self._pages(path, query, JSON)
 
     async def list_keys(self, path: str, **query: object) -> tuple[set[str], str]:
@@ -222,7 +250,7 @@ class Kube:
         return await self.request("POST", path, body=body)
 
     async def apply(self, path: str, body: Json, manager: str, *, force: bool = True) -> Json:
-        """Server-side apply of ``body`` to the object (or subresource) at ``path`` as field manager ``manager``."""
+        """Applies ``body`` server-side to the object or subresource at ``path``, as the field manager ``manager``."""
         query = {"fieldManager": manager, "force": force}
         return await self.request("PATCH", path, query=query, body=body, content=APPLY)
 
@@ -233,7 +261,7 @@ class Kube:
     async def delete(
         self, path: str, *, grace_seconds: int | None = None, uid: str | None = None, propagation: str | None = None
     ) -> Json | None:
-        """Deletes; None when it was gone already (or, with ``uid``, when another object has the name now)."""
+        """Deletes the object. None if it does not exist, or, with ``uid``, if another object has the name now."""
         options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
@@ -249,7 +277,7 @@ class Kube:
             raise
 
     async def watch(self, path: str, resource_version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
-        """One watch connection: (type, object) pairs until the server ends it. Raises ApiError (410: list again)."""
+        """One watch connection: (type, object) pairs until the server closes it. Raises ApiError (410: list again)."""
         full = {
             **query,
             "watch": True,
@@ -257,7 +285,7 @@ class Kube:
             "resourceVersion": resource_version,
             "timeoutSeconds": WATCH_SECONDS,
         }
-        # The server sends a bookmark a minute; a connection silent for much longer than that is dead.
+        # The server sends a bookmark every minute; a connection that is silent for much longer is dead.
         timeout = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10, sock_read=150)
         response = await self._send("GET", path, full, None, JSON, timeout)
         try:
@@ -272,9 +300,9 @@ class Kube:
                     raise ApiError(int(item.get("code") or 500), str(item.get("reason")), str(item.get("message")), item)
                 yield kind, item
         except TimeoutError as error:
-            raise ApiError(0, "Timeout", f"watch of {path}: {self.host} went silent") from error
+            raise ApiError(0, "Timeout", f"watch of {path}: {self.host} stopped responding") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ApiError(0, "Unreachable", f"watch of {path}: {self.host} broke off: {error}") from error
+            raise ApiError(0, "Unreachable", f"watch of {path}: {self.host} closed the connection: {error}") from error
         finally:
             response.response.close()
 

@@ -32,14 +32,13 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.fleet.spec import Fleet
+from thunderfleet_localcluster.image import UNPRIVILEGED
 from thunderfleet_localcluster.paths import DEFAULT_NAME, cluster_folder
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.supervisor.spec import Spec
 
 UP_SECONDS = 300
 COMMAND_SECONDS = 60
-UNPRIVILEGED = 65534
-"""User and group of containers when root runs the cluster: nobody."""
 
 
 @dataclass(frozen=True)

@@ -4,5 +4,6 @@ assets      the programs: found, or built once from pinned Go modules
 setup       certificates, kubeconfigs and command lines of one control plane
 components  command lines of etcd, API server, controller manager and scheduler; objects that joining needs
 pki         certificate authorities, certificates, kubeconfigs
+pki_files   where certificates and keys are
 approver    approves serving certificates of kubelets
 """

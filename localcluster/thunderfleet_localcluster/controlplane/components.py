@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.controlplane.pki import ClusterPki
+from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
 
 SERVICES = "10.96.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"

@@ -9,24 +9,17 @@ import datetime
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from thunderfleet_lib import tls
 
+from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
+
 YEARS = 1
 KEY_USAGES = ("digital_signature",)
 SERVICE_ADDRESS = "10.96.0.1"
 """The first address of the Service network: the ``kubernetes`` Service."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Files of a certificate and its key (PEM)."""
-
-    certificate: Path
-    key: Path
 
 
 class Authority:
@@ -76,24 +69,6 @@ def write_secret(path: Path, data: bytes) -> Path:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     return path
-
-
-@dataclass(frozen=True)
-class ClusterPki:
-    """Files of the control plane's certificates, and what joining machines must know."""
-
-    folder: Path
-    ca_hash: str
-    ca_pem: bytes
-    admin_certificate: bytes
-    admin_key: bytes
-
-    def pair(self, name: str) -> Pair:
-        return Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
-
-    @property
-    def ca(self) -> Path:
-        return self.folder / "ca.crt"
 
 
 def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[str]) -> ClusterPki:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from thunderfleet_localcluster.controlplane import components
 from thunderfleet_localcluster.controlplane.components import Endpoints, Program
-from thunderfleet_localcluster.controlplane.pki import ClusterPki, kubeconfig, make_pki, write_secret
+from thunderfleet_localcluster.controlplane.pki import kubeconfig, make_pki, write_secret
+from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
 
 
 @dataclass(frozen=True)

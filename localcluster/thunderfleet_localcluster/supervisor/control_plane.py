@@ -15,7 +15,8 @@ from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.controlplane.approver import Approver
 from thunderfleet_localcluster.controlplane.components import Endpoints, joining_objects
-from thunderfleet_localcluster.controlplane.pki import ClusterPki, write_secret
+from thunderfleet_localcluster.controlplane.pki import write_secret
+from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
 from thunderfleet_localcluster.controlplane.setup import prepare
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.machines.children import Child, Children, tail

@@ -1,8 +1,7 @@
-"""The keys of a group, derived rather than stored: who holds the operator's key can make them again at any time.
+"""The TLS keys of a group, derived from the operator's key instead of stored.
 
-So a restarted operator applies the same bytes, and needs no right to read Secrets outside its own namespace. A group has
-one Ed25519 key and one self-signed certificate; every supervisor presents it and trusts nothing else. Ed25519 signatures
-and the certificate's fields are fixed by the inputs, so equal inputs give equal bytes.
+An operator that restarts derives the same bytes, so it needs no permission to read Secrets outside its own namespace. A group
+has one Ed25519 key and one self-signed certificate, which every supervisor presents and which is all that it trusts.
 """
 
 import ssl
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thunderfleet_crds.plan import GROUP_TLS_NAME
 from thunderfleet_lib import tls
 
-# Fixed, or the certificate would differ with the day. Its life is the group's epoch; leaving the epoch ends its use.
+# Fixed, so that the certificate is the same every time it is derived. It is used as long as its placement exists.
 NOT_BEFORE = datetime(2020, 1, 1, tzinfo=UTC)
 NOT_AFTER = datetime(2120, 1, 1, tzinfo=UTC)
 MASTER_BYTES = 32

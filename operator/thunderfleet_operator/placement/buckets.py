@@ -12,25 +12,33 @@ _SPEED_STEPS = (
     *(3150, 3550, 4000, 4500, 5000, 5600, 6300, 7100, 8000, 9000),
 )
 """An eighth apart, and among them the speeds that cables and switches negotiate."""
-_BANDWIDTH_STEPS = _SPEED_STEPS[::2]
-"""A quarter apart."""
+_BANDWIDTH_EDGES = _SPEED_STEPS[1::2]
+"""A quarter apart; data sheets state bandwidths between them."""
+_BANDWIDTHS = (*_SPEED_STEPS[::2], 10_000)
+"""The middle of each bucket between the edges."""
 
 
-def _floor(value: int, steps: tuple[int, ...]) -> int:
-    """The greatest step times a power of ten that does not exceed ``value``; 0 for values that are not positive."""
-    if value <= 0:
-        return 0
-    scale = int(10 ** (len(str(value)) - 1))
-    return steps[bisect_right(steps, value * 1000 // scale) - 1] * scale // 1000
+def _scale(value: int) -> int:
+    """The power of ten with ``value`` in [scale, 10 * scale)."""
+    return int(10 ** (len(str(value)) - 1))
 
 
 @lru_cache(maxsize=4096)
 def speed_bucket(mbps: int) -> int:
-    """The bucket of a link's rate: its lower edge in Mbit/s."""
-    return _floor(mbps, _SPEED_STEPS)
+    """The bucket of a link's rate: its lower edge in Mbit/s. 0 for unknown rates."""
+    if mbps <= 0:
+        return 0
+    scale = _scale(mbps)
+    return _SPEED_STEPS[bisect_right(_SPEED_STEPS, mbps * 1000 // scale) - 1] * scale // 1000
 
 
 @lru_cache(maxsize=4096)
 def bandwidth_bucket(megabytes: int) -> int:
-    """The bucket of a memory bandwidth: its lower edge in MB/s. Macs with the same chip share a bucket, cold or warm."""
-    return _floor(megabytes, _BANDWIDTH_STEPS)
+    """The bucket of a memory bandwidth: its middle in MB/s. 0 for unknown bandwidths.
+
+    A data sheet's figure is near the middle, so Macs with the same chip share a bucket whether cold or warm.
+    """
+    if megabytes <= 0:
+        return 0
+    scale = _scale(megabytes)
+    return _BANDWIDTHS[bisect_right(_BANDWIDTH_EDGES, megabytes * 1000 // scale)] * scale // 1000

@@ -12,6 +12,16 @@ def gib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
+def distinct_gib(*sizes: int) -> tuple[str, ...]:
+    """Bytes as by ``gib``, with more decimals where different sizes would read the same."""
+    texts = tuple(map(gib, sizes))
+    decimals = 0
+    while len(set(texts)) < len(set(sizes)) and decimals < 3:
+        decimals += 1
+        texts = tuple(f"{size / GIB:.{decimals}f} GiB" for size in sizes)
+    return texts if len(set(texts)) == len(set(sizes)) else tuple(f"{size} bytes" for size in sizes)
+
+
 def gbits(mbps: int) -> str:
     """Mbit/s in Gbit/s, as printed on cables."""
     return f"{mbps / 1000:g} Gb/s"

@@ -1,7 +1,7 @@
-"""kopf as the frame: it watches, we take its events as hints.
+"""kopf as the watcher: it lists and watches, and hands every event on.
 
-Only ``on.event`` handlers: they write nothing to the objects, no annotation, no finalizer. Peering is off (a Lease decides
-who acts), posting of Events is off (they are ours), and scanning is off (the kinds are known, and no right on CRDs is needed).
+It has ``on.event`` handlers only, so it writes no annotation and no finalizer. Peering is off because a Lease decides which
+replica acts, posting because the operator creates its own Events, and scanning because the kinds are known.
 """
 
 import asyncio
@@ -19,48 +19,34 @@ from thunderfleet_operator.watch.cache import CACHED, Collection
 log = logging.getLogger(__name__)
 
 LOGIN_SECONDS = 300
-"""For so long kopf uses one reading of the credentials; tokens rotate in the sandbox folder."""
+"""How long kopf uses credentials before it asks for them again; tokens rotate."""
 
 
-class OncePerMinute(logging.Filter):
-    """Lets one record a minute through: seven watches that try again each say the same while the API server is away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = float("-inf")
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.created - self._last < 60:
-            return False
-        self._last = record.created
-        return True
-
-
-class Patience:
-    """Seconds between tries while the API server is away: kopf is never to give up."""
+class Backoffs:
+    """Seconds between retries while the API server is away, without an end."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((1.0, 1.0, 2.0, 3.0), repeat(5.0))
 
 
 async def connection(kube: Kube) -> kopf.ConnectionInfo:
-    """The credentials that our own client uses, read now."""
-    configuration = kube._configuration
-    token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-    scheme, _, bare = (token or "").partition(" ")
+    """The operator's own credentials, for kopf."""
+    found = await kube.credentials()
+    scheme, _, token = (found.authorization or "").partition(" ")
     return kopf.ConnectionInfo(
-        server=kube.host,
-        ca_path=configuration.ssl_ca_cert or None,
-        insecure=not configuration.verify_ssl,
-        scheme=scheme if bare else None,
-        token=bare or token or None,
-        certificate_path=configuration.cert_file or None,
-        private_key_path=configuration.key_file or None,
-        expiration=datetime.now(UTC) + timedelta(seconds=LOGIN_SECONDS) if token else None,
+        server=found.server,
+        ca_path=found.ca,
+        insecure=found.insecure,
+        scheme=scheme if token else None,
+        token=token or found.authorization,
+        certificate_path=found.certificate,
+        private_key_path=found.key,
+        expiration=datetime.now(UTC) + timedelta(seconds=LOGIN_SECONDS) if found.authorization else None,
     )
 
 
 def settings() -> kopf.OperatorSettings:
+    """Kopf's settings, see above."""
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.scanning.disabled = True
@@ -70,15 +56,19 @@ def settings() -> kopf.OperatorSettings:
     found.watching.connect_timeout = 10
     found.networking.request_timeout = 30
     found.networking.connect_timeout = 10
-    found.networking.error_backoffs = Patience()
+    found.networking.error_backoffs = Backoffs()
     for collection in CACHED:
         if collection.selector:
             found.watching.label_selectors[collection.name] = collection.selector
     return found
 
 
-def registry(kube: Kube, told: Callable[[Collection, str | None, Json], None]) -> kopf.OperatorRegistry:
-    """``told(collection, type, object)`` for every event; type None: the object was listed."""
+Event = Callable[[Collection, str | None, Json], None]
+"""Called with the collection, the type and the object of each event; type None: the object was listed."""
+
+
+def registry(kube: Kube, event: Event) -> kopf.OperatorRegistry:
+    """The handlers: a login, and one for each collection."""
     found = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -87,33 +77,51 @@ def registry(kube: Kube, told: Callable[[Collection, str | None, Json], None]) -
     kopf.on.login(registry=found, id="credentials", errors=kopf.ErrorsMode.TEMPORARY, backoff=2)(login)
 
     def watch(collection: Collection) -> None:
-        async def changed(event: Any, **_: Any) -> None:
-            told(collection, event.get("type"), dict(event["object"]))
+        async def handler(**arguments: Any) -> None:
+            raw = arguments["event"]
+            event(collection, raw.get("type"), dict(raw["object"]))
 
         named, _, version = collection.prefix.removeprefix("/apis/").partition("/")
         group = named if collection.prefix.startswith("/apis/") else ""
-        kopf.on.event(group, version if group else "v1", collection.name, registry=found, id=f"watch-{collection.name}")(
-            changed
-        )
+        on = kopf.on.event(group, version if group else "v1", collection.name, registry=found, id=f"watch-{collection.name}")
+        on(handler)
 
     for collection in CACHED:
         watch(collection)
     return found
 
 
-async def run(
-    kube: Kube,
-    told: Callable[[Collection, str | None, Json], None],
-    stop: asyncio.Event,
-    ready: asyncio.Event,
-) -> None:
-    """Watches until ``stop`` is set. ``ready`` is set once kopf has started."""
-    # What it says of each event is of no use to anybody here.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    for name in ("watching", "api"):
-        logging.getLogger(f"kopf._cogs.clients.{name}").addFilter(OncePerMinute())
+class _OncePerMinute(logging.Handler):
+    """Passes one record a minute of each logger on to the root logger's handlers.
+
+    While the API server is away, each of kopf's watches logs every retry.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Passes a record on, or drops it."""
+        if record.created - self._last.get(record.name, float("-inf")) >= 60:
+            self._last[record.name] = record.created
+            logging.getLogger().handle(record)
+
+
+def _quiet_logs() -> None:
+    """Kopf logs every event that it handles, and every retry of every watch."""
+    logger = logging.getLogger("kopf")
+    logger.setLevel(logging.WARNING)
+    # A handler sees the records of all loggers below its own; a filter of a logger would not.
+    logger.propagate = False
+    logger.handlers = [_OncePerMinute()]
+
+
+async def run(kube: Kube, event: Event, stop: asyncio.Event, ready: asyncio.Event) -> None:
+    """Watches until ``stop`` is set. Sets ``ready`` once kopf has started."""
+    _quiet_logs()
     await kopf.operator(
-        registry=registry(kube, told),
+        registry=registry(kube, event),
         settings=settings(),
         standalone=True,
         clusterwide=True,

@@ -1,4 +1,4 @@
-"""Which replica acts: the one that holds a Lease. The others keep their caches warm and wait.
+"""Leader election with a Lease. The other replicas keep their caches up to date and wait.
 
 A holder that cannot renew stops acting before another may take over; a standby measures the Lease's age by its own clock,
 from when it last saw it change, so clocks need not agree. A holder that ends in good order gives the Lease back.
@@ -19,7 +19,7 @@ DURATION_SECONDS = 12
 RENEW_SECONDS = 3.0
 STANDBY_SECONDS = 2.0
 STOP_AFTER_SECONDS = 9.0
-"""Without a renewal for so long the holder stops acting: before DURATION_SECONDS, when another may begin."""
+"""The holder stops acting this long after its last renewal, before another replica may take over (DURATION_SECONDS)."""
 REQUEST_SECONDS = 3.0
 
 
@@ -28,7 +28,7 @@ def _now() -> str:
 
 
 class Leader:
-    """``gained`` is called each time this replica begins to lead."""
+    """One replica. ``gained`` is called each time it becomes the leader."""
 
     def __init__(self, kube: Kube, namespace: str, identity: str, gained: Callable[[], None]) -> None:
         self._kube = kube
@@ -58,7 +58,7 @@ class Leader:
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
     async def _try(self) -> bool:
-        """One attempt to take or renew; whether we hold it."""
+        """Takes or renews the Lease; whether this replica holds it."""
         path = f"{self._folder}/{LEASE_NAME}"
         try:
             lease: Json | None = await self._kube.request("GET", path, seconds=REQUEST_SECONDS)
@@ -80,40 +80,40 @@ class Leader:
             await self._kube.request("POST", self._folder, body=self._body(None), seconds=REQUEST_SECONDS)
         else:
             await self._kube.request("PUT", path, body=self._body(lease), seconds=REQUEST_SECONDS)
-        # From before the request: whoever reads the Lease cannot have seen it earlier.
+        # The time before the request: no other replica can have seen this renewal earlier.
         self._renewed = begun
         return True
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Takes and renews the Lease until cancelled."""
         silenced = ""
         while True:
             wait = RENEW_SECONDS if self._led else STANDBY_SECONDS
             try:
                 if await self._try():
                     if not self._led:
-                        log.info("%s leads", self.identity)
+                        log.info("%s is the leader", self.identity)
                         self._led = True
                         self._gained()
                 elif self._led:
-                    log.warning("%s does not lead any more", self.identity)
+                    log.warning("%s is no longer the leader", self.identity)
                     self._led = False
                     self._renewed = float("-inf")
             except ApiError as error:
                 if error.status != 409 and error.reason != silenced:
-                    # Once, not each second for as long as the API server is away.
-                    log.warning("lease %s/%s: %s", self._namespace, LEASE_NAME, error)
+                    # Logged once, not every second while the API server is away.
+                    log.warning("cannot take or renew Lease %s/%s: %s", self._namespace, LEASE_NAME, error)
                     silenced = error.reason
                 wait = 1.0
             else:
                 silenced = ""
             if self._led and not self.leading():
-                log.warning("%s stops acting: its lease was not renewed in %.0f s", self.identity, STOP_AFTER_SECONDS)
+                log.warning("%s stops acting: its Lease has not been renewed for %.0f s", self.identity, STOP_AFTER_SECONDS)
                 self._led = False
             await asyncio.sleep(wait)
 
     async def release(self) -> None:
-        """Gives the Lease back, so that a standby need not wait for it to run out."""
+        """Releases the Lease, so that a standby need not wait for it to expire."""
         if not self.leading():
             return
         self._renewed = float("-inf")
@@ -126,4 +126,4 @@ class Leader:
             body["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             await self._kube.request("PUT", path, body=body, seconds=REQUEST_SECONDS)
         except ApiError as error:
-            log.warning("lease %s/%s was not given back: %s", self._namespace, LEASE_NAME, error)
+            log.warning("cannot release Lease %s/%s: %s", self._namespace, LEASE_NAME, error)

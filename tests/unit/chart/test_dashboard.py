@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from thunderfleet_agent.metrics import Metrics as AgentMetrics
+from thunderfleet_kubelet.pods.queries import PodCounts
 from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
 from thunderfleet_runner.api import gateway
@@ -34,7 +35,7 @@ def registries() -> Iterator[CollectorRegistry]:
     yield OperatorMetrics().registry
     yield AgentMetrics().registry
     kubelet = KubeletMetrics("mac", "0", lambda: (0, 0))
-    kubelet.text({"pods": 1, "containers": 1, "restarts": 0})
+    kubelet.text(PodCounts(pods=1, containers=1, restarts=0))
     yield kubelet.registry
     runner = CollectorRegistry()
     GroupMetrics(runner, lambda: {0: 0.0})

@@ -100,25 +100,28 @@ REFUSED = [
     # By the template's checks: whole sentences.
     (
         ["image.repository=Thunderfleet"],
-        'image.repository "Thunderfleet" is not an image\'s name: write [registry/]path in lower case',
+        'image.repository "Thunderfleet" is not an image name: use [registry/]path in lower case',
     ),
-    (["image.repository="], 'image.repository "" is not an image\'s name'),
-    (["image.repository=registry:5000/fleet:1.0"], "carries a tag: write it to image.tag"),
+    (["image.repository="], 'image.repository "" is not an image name'),
+    (["image.repository=registry:5000/fleet:1.0"], "contains a tag: set image.tag instead"),
     (["image.tag=a b"], 'image.tag "a b" is not a tag: use at most 128 letters, digits'),
-    (["agent.modelFolders={models}"], 'agent.modelFolders: "models" is not an absolute path on the Macs: begin it with /'),
-    (["agent.modelFolders={/models/../etc}"], '"/models/../etc" is not an absolute path on the Macs'),
-    (["agent.modelFolders={/}"], '"/" is not an absolute path on the Macs'),
-    (["operator.ports.first=20999", "operator.ports.last=20000"], "operator.ports: first (20999) comes after last (20000)"),
-    (["operator.ports.last=20000"], "operator.ports: 20000 to 20000 are too few ports for one rank: give at least 2"),
-    (["operator.ringPorts.last=21010"], "operator.ringPorts: 21000 to 21010 are too few ports for one rank: give at least 64"),
-    (["operator.ringPorts.last=50000"], "operator.ringPorts: 21000 to 50000 reach into the Macs' ephemeral ports"),
-    (["operator.ports.last=21500"], "operator.ports and operator.ringPorts share port 21000 of a Mac: keep them apart"),
-    (["agent.port=20500"], "operator.ports and agent.port share port 20500 of a Mac"),
-    (["agent.port=9441"], "agent.metricsPort and agent.port share port 9441 of a Mac"),
-    (["agent.metricsPort=10250"], "agent.metricsPort and the kubelet's port share port 10250 of a Mac"),
+    (["agent.modelFolders={models}"], 'agent.modelFolders: "models" is not an absolute path: start it with /'),
+    (["agent.modelFolders={/models/../etc}"], '"/models/../etc" is not an absolute path: start it with /'),
+    (["agent.modelFolders={/}"], '"/" is not an absolute path: start it with /'),
+    (["operator.ports.first=20999", "operator.ports.last=20000"], "operator.ports: first (20999) is greater than last (20000)"),
+    (["operator.ports.last=20000"], "operator.ports: 20000 to 20000 are too few ports for one rank: use at least 2"),
+    (["operator.ringPorts.last=21010"], "operator.ringPorts: 21000 to 21010 are too few ports for one rank: use at least 64"),
+    (
+        ["operator.ringPorts.last=50000"],
+        "operator.ringPorts: 21000 to 50000 overlap the ephemeral ports of macOS: use ports below 49152",
+    ),
+    (["operator.ports.last=21500"], "operator.ports and operator.ringPorts both use port 21000 of a Mac: use different ports"),
+    (["agent.port=20500"], "operator.ports and agent.port both use port 20500 of a Mac"),
+    (["agent.port=9441"], "agent.metricsPort and agent.port both use port 9441 of a Mac"),
+    (["agent.metricsPort=10250"], "agent.metricsPort and the kubelet's port both use port 10250 of a Mac"),
     (
         ["operator.runtimeClassName=macos", "operator.metricsPort=9440"],
-        "agent.port and operator.metricsPort share port 9440 of a Mac",
+        "agent.port and operator.metricsPort both use port 9440 of a Mac",
     ),
 ]
 
@@ -172,4 +175,4 @@ def test_notes_name_the_label_command(helm: Helm, chart: Path) -> None:
     notes = done.stdout.split("NOTES:\n", 1)[1]
     assert "kubectl label namespace fleet pod-security.kubernetes.io/enforce=privileged" in notes
     assert "helm test mine --namespace fleet" in notes
-    assert "below /m:" in notes
+    assert "<organization>/<name> in /m:" in notes

@@ -92,12 +92,16 @@ def _violations(value: Any, node: Json, path: str) -> Iterator[str]:
         for index, entry in enumerate(value):
             yield from _violations(entry, node["items"], f"{path}[{index}]")
     if isinstance(value, dict) and "properties" in node:
-        yield from (f"{path}.{name}: missing" for name in node.get("required", ()) if name not in value)
-        for name, entry in value.items():
-            if name not in node["properties"]:
-                yield f"{path}.{name}: unknown"
-            else:
-                yield from _violations(entry, node["properties"][name], f"{path}.{name}")
+        yield from _violations_of_an_object(value, node, path)
+
+
+def _violations_of_an_object(value: Json, node: Json, path: str) -> Iterator[str]:
+    yield from (f"{path}.{name}: missing" for name in node.get("required", ()) if name not in value)
+    for name, entry in value.items():
+        if name not in node["properties"]:
+            yield f"{path}.{name}: unknown"
+        else:
+            yield from _violations(entry, node["properties"][name], f"{path}.{name}")
 
 
 def _defaulted(value: Any, node: Json) -> Any:

@@ -30,7 +30,7 @@ def test_the_repository_holds_what_the_models_say(capsys: pytest.CaptureFixture[
 def test_check_names_stale_files_and_writing_mends_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(tmp_path / "crds"), "--chart", str(tmp_path / "chart")]
     assert generate.main([*arguments, "--check"]) == 1
-    assert "thunderfleet.io_nodeprofiles.yaml is stale" in capsys.readouterr().err
+    assert "thunderfleet.io_nodeprofiles.yaml is out of date: run `make crds`" in capsys.readouterr().err
     assert generate.main(arguments) == 0
     assert generate.main([*arguments, "--check"]) == 0
     template = tmp_path / "chart/templates/crds/thunderfleet.io_modeldeployments.yaml"
@@ -160,7 +160,7 @@ class Keyed(ApiModel):
 
 
 class Unsaid(ApiModel):
-    """A constraint that the subset has no word for."""
+    """A constraint that the subset cannot express."""
 
     value: int = Field(description="An even number.", multiple_of=2)
 
@@ -170,11 +170,11 @@ class Unsaid(ApiModel):
     [
         (Choice, "spec.value: a CRD field has one type"),
         (Decimals, "spec.value: a CRD field is a string, integer"),
-        (Keyed, "spec.value: keys of a list are required fields"),
-        (Unsaid, "spec.value: a CRD cannot say multipleOf"),
+        (Keyed, "spec.value: list keys must be required fields of the entries, unlike name"),
+        (Unsaid, "spec.value: a CRD cannot express multipleOf"),
     ],
 )
-def test_what_a_crd_cannot_say_is_refused_by_name(model: type[ApiModel], sentence: str) -> None:
+def test_what_a_crd_cannot_express_is_refused_by_name(model: type[ApiModel], sentence: str) -> None:
     source = model.model_json_schema(by_alias=True)
     with pytest.raises(generate.NotStructural, match=sentence):
         generate.lower(source, source.get("$defs", {}), "spec", defaults=True)

@@ -20,8 +20,8 @@ def test_every_reason_says_what_it_means_and_where_it_appears(reason: Reason) ->
 
 def test_a_reason_is_its_word() -> None:
     assert Reason("NoRoom") is Reason.NO_ROOM
-    assert f"{Reason.NO_ROOM}" == Reason.NO_ROOM == "NoRoom"
-    assert Reason.NO_ROOM.value == "NoRoom"
+    text: str = Reason.NO_ROOM
+    assert (text, f"{text}", Reason.NO_ROOM.value) == ("NoRoom", "NoRoom", "NoRoom")
     with pytest.raises(ValueError, match="'NoSuchReason' is not a valid Reason"):
         Reason("NoSuchReason")
 

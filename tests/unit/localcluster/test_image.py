@@ -26,7 +26,7 @@ def test_everybody_can_run_it_and_it_stands_alone(images: Path) -> None:
     again = make_image(images)
     assert made == again
     code = "import sys, aiohttp, pydantic, thunderfleet_kubelet; print(sys.prefix); print(*sys.path, sep='\\n')"
-    user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    user = image.UNPRIVILEGED if os.geteuid() == 0 else None
     done = subprocess.run(
         [str(made.folder / "bin/python3"), "-c", code],
         env=environment(made.folder),
@@ -35,7 +35,9 @@ def test_everybody_can_run_it_and_it_stands_alone(images: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        **user,  # type: ignore[arg-type]
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
     )
     assert done.returncode == 0, done.stderr
     assert all(line.startswith(str(made.folder)) for line in done.stdout.split() if line)

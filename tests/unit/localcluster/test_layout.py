@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_localcluster.fleet.file import parse_fleet
-from thunderfleet_localcluster.fleet.layout import link_local, mac_address, plan_layout, switch_uid
+from thunderfleet_localcluster.fleet.layout import Mode, link_local, mac_address, plan_layout, switch_uid
 from thunderfleet_localcluster.fleet.spec import MAX_MACHINES, Fleet
 from thunderfleet_localcluster.network.plan import missing_aliases
 
@@ -18,8 +18,9 @@ def _line(count: int) -> Fleet:
 
 def test_addresses_of_the_largest_fleet_are_unique_in_both_modes() -> None:
     fleet = _line(MAX_MACHINES)
-    for mode in ("namespaces", "loopback"):
-        layout = plan_layout(fleet, mode, 90)  # type: ignore[arg-type]
+    modes: tuple[Mode, ...] = ("namespaces", "loopback")
+    for mode in modes:
+        layout = plan_layout(fleet, mode, 90)
         addresses = [machine.lan.ip for machine in layout.machines]
         addresses += [end.address.ip for machine in layout.machines for end in machine.ends if end.address]
         assert len(set(addresses)) == len(addresses) == MAX_MACHINES + 2 * (MAX_MACHINES - 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.vocabulary import RequestedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -100,14 +100,14 @@ def test_two_macs_with_one_cable_seen_from_one_end_go_over_the_ring_when_not(why
     assert (found.transport, found.split) == (Transport.RING, Split.PIPELINE)
     assert [rank.ring_address for rank in found.ranks] == ["169.254.97.98", "169.254.98.97"]
     assert found.cables == ("a--b", "a--b"), "one cable, both ways"
-    told = refused(plan(Fleet(macs, [cable("a", "b", rdma=why)]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
-    assert f"a ↔ b: {why}" in told.message and told.near_misses[0].transport is Transport.JACCL
+    none = refused(plan(Fleet(macs, [cable("a", "b", rdma=why)]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
+    assert f"a ↔ b: {why}" in none.message and none.near_misses[0].transport is Transport.JACCL
 
 
 # --- transports ---
 
 
-def test_no_rank_uses_a_backend_that_its_mlx_lacks() -> None:
+def test_no_rank_uses_a_backend_that_its_mlx_does_not_have() -> None:
     macs = (mac("a", 6, SPLITS, backends=BOTH), mac("b", 6, SPLITS))
     found = placed(plan(Fleet(macs, [cable("a", "b")]), Request(path=PATH, memory=NO_KV)))
     assert found.transport is Transport.RING and "the MLX of b has no jaccl backend" in found.reason
@@ -117,7 +117,7 @@ def test_no_rank_uses_a_backend_that_its_mlx_lacks() -> None:
 
 
 @pytest.mark.parametrize("wanted", [Transport.JACCL, Transport.JACCL_RING])
-def test_no_transport_that_mlx_lacks(wanted: RequestedTransport) -> None:
+def test_no_transport_that_mlx_does_not_support(wanted: RequestedTransport) -> None:
     facts = model((1, 1))
     macs = (mac("a", 10, facts, mlx_version="0.32.4"), mac("b", 10, facts, mlx_version="0.32.4"))
     fleet = Fleet(macs, (cable("a", "b"),))
@@ -128,7 +128,7 @@ def test_no_transport_that_mlx_lacks(wanted: RequestedTransport) -> None:
 
 
 @pytest.mark.parametrize("wanted", [Transport.JACCL, Transport.JACCL_RING])
-def test_a_transport_that_mlx_lacks_does_not_matter_to_a_single_mac(wanted: RequestedTransport) -> None:
+def test_a_transport_that_mlx_does_not_support_does_not_matter_to_a_single_mac(wanted: RequestedTransport) -> None:
     fleet = Fleet([mac("a", 10, model((1, 1)))])
     found = placed(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted)))
     assert (found.nodes, found.transport) == (("a",), Transport.NONE)
@@ -159,8 +159,8 @@ def test_queue_pairs_of_a_device_are_a_budget() -> None:
     spent = replace(cable("a", "b"), b=End("b", "169.254.98.97", "rdma_b_a", queue_pairs=0))
     found = placed(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV)))
     assert found.transport is Transport.RING
-    told = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
-    assert "RDMA device rdma_b_a of b has no free queue pairs" in told.message
+    none = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
+    assert "RDMA device rdma_b_a of b has no free queue pairs" in none.message
     # Behind a hub one device faces two Macs.
     facts = model((4, 4, 4), tensor={1: (12,), 2: None, 3: (4, 4, 4)})
     three = [mac(name, 5, facts, backends=BOTH) for name in "abc"]
@@ -207,9 +207,9 @@ def test_over_a_lan_the_supervisors_carry_a_ring_and_the_plan_names_the_cost() -
     assert [rank.ring_address for rank in found.ranks] == [None, None] and found.cables == ("", "")
     assert "2 of 2 hops over the LAN relayed by the supervisors" in found.reason
     assert "36 → 302 µs, 6.0 → 4.1 Gbit/s" in found.reason
-    nobody = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
-    assert "a ↔ b: no Thunderbolt cable, and neither has reached the other over the LAN" in nobody.message
-    assert nobody.reason == "NotConnected"
+    unreached = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
+    assert "a ↔ b: no Thunderbolt cable, and neither has reached the other over the LAN" in unreached.message
+    assert unreached.reason == "NotConnected"
 
 
 def test_a_hop_that_one_end_alone_can_open_is_opened_from_there() -> None:
@@ -238,7 +238,7 @@ def test_cables_come_before_any_hop_over_the_lan() -> None:
 
 def test_a_ring_runs_the_way_that_dials_work() -> None:
     facts = model((4, 4, 4))
-    # b can dial nobody but c, and so on: one direction alone works.
+    # each Mac has reached only the next: a ring works in one direction only.
     macs = (
         mac("a", 5, facts, **dialled("a", "c")),
         mac("c", 5, facts, **dialled("c", "b")),
@@ -249,19 +249,19 @@ def test_a_ring_runs_the_way_that_dials_work() -> None:
     assert order in ("acb", "cba", "bac")
     assert all(rank.relay is None for rank in found.ranks)
     broken = (macs[0], macs[1], replace(macs[2], dials=Dials()))
-    told = refused(plan(Fleet(broken), Request(path=PATH, memory=NO_KV, ring_without_relay=True)))
-    assert "neither has reached the other over the LAN" in told.message
+    none = refused(plan(Fleet(broken), Request(path=PATH, memory=NO_KV, ring_without_relay=True)))
+    assert "neither has reached the other over the LAN" in none.message
 
 
-def test_a_rank_0_that_nobody_can_dial_is_not_rank_0() -> None:
+def test_a_mac_that_no_other_can_dial_is_not_rank_0() -> None:
     # No addresses on the cable: RDMA works, but only the LAN could carry the side channel.
     bare = cable("a", "b", a=End("a", None, "x"), b=End("b", None, "y"))
     macs = (mac("a", 6, SPLITS, backends=BOTH, **dialled("a", "b")), mac("b", 6, SPLITS, backends=BOTH, dials=Dials()))
     found = placed(plan(Fleet(macs, [bare]), Request(path=PATH, memory=NO_KV)))
     assert found.nodes == ("b", "a") and found.ranks[1].coordinator == "10.0.0.98"
-    nobody = tuple(replace(entry, dials=Dials()) for entry in macs)
-    told = refused(plan(Fleet(nobody, [bare]), Request(path=PATH, memory=NO_KV)))
-    assert told.reason == "NotYetObserved" and "no Mac that all others have reached yet" in told.message
+    unreached = tuple(replace(entry, dials=Dials()) for entry in macs)
+    none = refused(plan(Fleet(unreached, [bare]), Request(path=PATH, memory=NO_KV)))
+    assert none.reason == "NotYetObserved" and "no Mac that all others have reached yet" in none.message
 
 
 def test_rank_0_is_whom_most_others_have_dialled() -> None:
@@ -336,12 +336,13 @@ def test_workspace_grows_with_the_context() -> None:
 
 def test_split_follows_model_transport_and_wish() -> None:
     fleet = Fleet((mac("a", 6, SPLITS), mac("b", 6, SPLITS)), (cable("a", "b"),))
-    for wanted, split in ((Split.AUTO, Split.PIPELINE), (Split.TENSOR, Split.TENSOR)):
+    wishes: tuple[tuple[RequestedSplit, Split], ...] = ((Split.AUTO, Split.PIPELINE), (Split.TENSOR, Split.TENSOR))
+    for wanted, split in wishes:
         assert placed(plan(fleet, Request(path=PATH, memory=NO_KV, split=wanted))).split is split
     whole = model((5, 5), tensor={1: (10,), 2: None})
     fleet = Fleet((mac("a", 6, whole), mac("b", 6, whole)), (cable("a", "b"),))
-    told = refused(plan(fleet, Request(path=PATH, memory=NO_KV, split=Split.TENSOR)))
-    assert "heads do not divide" in told.message or any("heads do not divide" in miss.message for miss in told.near_misses)
+    none = refused(plan(fleet, Request(path=PATH, memory=NO_KV, split=Split.TENSOR)))
+    assert "heads do not divide" in none.message or any("heads do not divide" in miss.message for miss in none.near_misses)
     jaccl = Fleet((mac("a", 6, whole, backends=BOTH), mac("b", 6, whole, backends=BOTH)), (cable("a", "b"),))
     found = placed(plan(jaccl, Request(path=PATH, memory=NO_KV)))
     assert (found.transport, found.split) == (Transport.JACCL, Split.PIPELINE), "the dry run allows nothing else"
@@ -413,7 +414,7 @@ def test_preferences() -> None:
     facts = model((4,))
     big, small, used = mac("a", 30, facts), mac("b", 5, facts), mac("c", 4, facts, in_use=True)
     found = placed(plan(Fleet((big, small, used)), Request(path=PATH, memory=NO_KV), runners_up=2))
-    assert found.nodes == ("b",), "the smallest Mac that nobody uses"
+    assert found.nodes == ("b",), "the smallest Mac that is not in use"
     assert [(entry.nodes, entry.why[:5]) for entry in found.runners_up] == [(("a",), "uses "), (("c",), "share")]
     facts = model((3, 3))
     macs = tuple(mac(name, 5, facts) for name in "abc")
@@ -438,7 +439,7 @@ def test_transport_comes_before_the_number_of_macs_and_one_mac_before_all() -> N
     assert len(found.ranks) == 3
 
 
-def test_a_group_stays_and_is_told_of_a_better_place() -> None:
+def test_a_group_stays_and_a_better_placement_is_reported() -> None:
     macs = tuple(mac(name, 6, SPLITS, backends=BOTH) for name in "abcd")
     fleet = Fleet(macs, [cable("a", "b", rdma="it is Down"), cable("c", "d")])
     request = Request(path=PATH, memory=NO_KV, current=("a", "b"))
@@ -459,7 +460,7 @@ def test_an_empty_fleet() -> None:
     assert refused(plan(Fleet(), Request(path=PATH))).reason == "NoMacs"
 
 
-def test_memory_that_is_missing_is_told_in_bytes() -> None:
+def test_missing_memory_is_reported_in_bytes() -> None:
     facts = model((100 * GIB,) * 4)
     macs = tuple(mac(name, 128 * GIB, facts) for name in "abc")
     found = refused(plan(Fleet(macs, mesh("abc", rdma="off")), Request(path=PATH, memory=NO_KV)))
@@ -471,7 +472,7 @@ def test_memory_that_is_missing_is_told_in_bytes() -> None:
     assert alone.message == "a has 128 GiB free, the whole model needs 400 GiB"
 
 
-def test_the_near_miss_of_each_transport_is_told_first() -> None:
+def test_the_best_near_miss_of_each_transport_comes_first() -> None:
     facts = model((3, 3, 3), tensor={1: (9,), 3: (3, 3, 3)})
     macs = [mac(name, 4, facts, backends=BOTH) for name in "abc"]
     cables = [cable("a", "b"), cable("b", "c", 40_000, "the cable runs at 40 Gb/s; RDMA needs Thunderbolt 5 (above 40 Gb/s)")]
@@ -524,7 +525,7 @@ def test_a_hard_graph_ends_with_the_best_found_and_says_so() -> None:
     assert easy.proven and len(easy.ranks) == 8 and easy.nodes == tuple(f"m{i:02d}" for i in range(8))
 
 
-def test_what_was_found_before_the_limit_stands() -> None:
+def test_the_best_found_before_the_limit_is_returned() -> None:
     macs = list(all_joined(24, model((4,) * 16), 9).macs.values())
     unlike = [replace(entry, free_bytes=9 + (i * 7919) % 13) for i, entry in enumerate(macs)]
     fleet = Fleet(unlike, all_joined(24, model((4,) * 16), 9).cables.values())
@@ -542,7 +543,7 @@ def _misses(found: Placement | Unplaceable) -> dict[Transport, str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "text"),
     [
         ({"schedulable": False}, "c is cordoned (kubectl uncordon c)"),
         ({"models": ()}, "c does not have /models/a on disk; copy it into one of its model folders"),
@@ -551,24 +552,24 @@ def _misses(found: Placement | Unplaceable) -> dict[Transport, str]:
         (None, "needs 3 Macs, 2 available: join 1 more to the cluster (thunderfleet-kubelet join)"),
     ],
 )
-def test_too_few_macs_are_told_with_what_would_make_them_enough(what: dict[str, object] | None, told: str) -> None:
+def test_too_few_macs_are_reported_with_what_would_make_them_enough(what: dict[str, object] | None, text: str) -> None:
     facts = model((2,) * 4, tensor={1: (8,), 3: (3, 3, 3)})
     macs = [mac(name, 6, facts, backends=BOTH) for name in "abc"]
     fleet = Fleet([*macs[:2], *([] if what is None else [replace(macs[2], **what)])], mesh("abc"))  # type: ignore[arg-type]
     found = plan(fleet, Request(path=PATH, memory=NO_KV, min_nodes=3))
     misses = _misses(found)
     assert refused(found).reason == "NotEnoughMacs"
-    assert all(told in misses[transport] for transport in WAYS), misses
-    assert refused(found).message.count(told) == 1, "what all transports lack is said once"
+    assert all(text in misses[transport] for transport in WAYS), misses
+    assert refused(found).message.count(text) == 1, "a problem of all transports is named once"
 
 
-def test_a_mac_that_would_do_is_told_of_with_its_own_lack_and_that_of_its_cables() -> None:
+def test_an_ineligible_mac_is_suggested_with_its_problem_and_that_of_its_cables() -> None:
     macs = [mac("a", 6, SPLITS, backends=BOTH), mac("b", 6, SPLITS, backends=BOTH, schedulable=False)]
     macs.append(replace(mac("c", 6, SPLITS, backends=BOTH), models=()))
     misses = _misses(plan(Fleet(macs, (cable("a", "b", rdma="it is Down"),)), Request(path=PATH, memory=NO_KV)))
     assert misses[Transport.JACCL] == "JACCL mesh of a, b: b is cordoned (kubectl uncordon b); a ↔ b: it is Down"
     assert misses[Transport.RING] == "TCP ring of a, b: b is cordoned (kubectl uncordon b)"
-    # Alone, no Mac is big enough, whoever is uncordoned; a big one would be.
+    # Alone, no Mac is big enough, even if uncordoned; a big one would be.
     assert "the whole model needs" in misses[Transport.NONE]
     big = mac("d", 60, SPLITS, schedulable=False)
     assert _misses(plan(Fleet([*macs, big]), Request(path=PATH, memory=NO_KV)))[Transport.NONE] == (
@@ -578,8 +579,8 @@ def test_a_mac_that_would_do_is_told_of_with_its_own_lack_and_that_of_its_cables
 
 def test_a_mac_that_the_selector_leaves_out_is_no_first_advice() -> None:
     macs = [mac("a", 6, SPLITS, labels={"pool": "one"}), mac("b", 60, SPLITS)]
-    told = _misses(plan(Fleet(macs), Request(path=PATH, memory=NO_KV, selector={"pool": "one"}, max_nodes=1)))
-    assert "the whole model needs" in told[Transport.NONE]
+    found = _misses(plan(Fleet(macs), Request(path=PATH, memory=NO_KV, selector={"pool": "one"}, max_nodes=1)))
+    assert "the whole model needs" in found[Transport.NONE]
 
 
 def test_no_mac_that_may_take_a_rank_is_a_near_miss_of_every_transport() -> None:

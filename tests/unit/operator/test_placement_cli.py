@@ -1,4 +1,4 @@
-"""``thunderfleet-operator plan``: what it reads, what it says, and how it refuses what it cannot read."""
+"""``thunderfleet-operator plan``: what it reads, what it prints, and how it reports invalid input."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ MEASURED = {
 
 @pytest.fixture
 def files(world: World, tmp_path: Path) -> Any:
-    """Writes the world's objects as kubectl prints them, and a deployment; gives back the two paths."""
+    """Writes the world's objects as kubectl prints them, and a deployment; returns the two paths."""
 
     def write(spec: dict[str, Any] | None = None, change: Any = None, text: str | None = None) -> tuple[str, str]:
         items = []
@@ -71,19 +71,19 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
     assert run(files(), "-o", "json") == 0
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     assert run(files(), "-o", "yaml") == 0
-    assert yaml.safe_load(capsys.readouterr().out) == told
+    assert yaml.safe_load(capsys.readouterr().out) == report
     assert main(["plan", "--schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(told) == set(schema["properties"])
-    group = told["groups"][0]
+    assert set(report) == set(schema["properties"])
+    group = report["groups"][0]
     assert set(group) == set(schema["$defs"]["GroupReport"]["properties"])
     assert [(rank["node"], rank["layers"]) for rank in group["ranks"]] == [
         ("studio-1", {"first": 2, "count": 2}),
         ("studio-2", {"first": 0, "count": 2}),
     ]
-    assert group["placed"] and told["placed"] and group["proven"] and not group["kept"]
+    assert group["placed"] and report["placed"] and group["proven"] and not group["kept"]
 
 
 async def test_the_same_place_as_the_operator_chose_and_what_it_holds(files: Any, world: World, capsys: Any) -> None:
@@ -140,24 +140,24 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
 
 
 def conforms(value: Any, schema: dict[str, Any], whole: dict[str, Any], where: str = "") -> None:
-    """Whether a value is what a JSON Schema of the few words that ours has says."""
+    """Checks a value against a JSON Schema with the few keywords that ours uses."""
     if "$ref" in schema:
         schema = whole["$defs"][schema["$ref"].rsplit("/", 1)[1]]
     if "anyOf" in schema:
-        kinds = [option.get("type", "object") for option in schema["anyOf"]]
-        assert value is not None or "null" in kinds, where
+        assert value is not None or any(option.get("type") == "null" for option in schema["anyOf"]), where
         rest = [option for option in schema["anyOf"] if option.get("type") != "null"]
         if value is not None:
             assert len(rest) == 1
             conforms(value, rest[0], whole, where)
         return
-    kind = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[schema["type"]]
+    kinds: dict[str, type] = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    kind = kinds[schema["type"]]
     assert isinstance(value, kind) and (kind is not int or not isinstance(value, bool)), where
-    if kind is dict:
+    if isinstance(value, dict):
         assert set(schema.get("required", ())) <= set(value) <= set(schema["properties"]), where
         for name, part in value.items():
             conforms(part, schema["properties"][name], whole, f"{where}.{name}")
-    if kind is list:
+    if isinstance(value, list):
         for number, part in enumerate(value):
             items = schema["prefixItems"][number] if "prefixItems" in schema else schema["items"]
             conforms(part, items, whole, f"{where}[{number}]")
@@ -174,7 +174,7 @@ def test_what_is_printed_conforms_to_the_schema(files: Any, capsys: Any, spec: d
 async def test_without_configmaps_the_statuses_tell_who_uses_which_cable(files: Any, world: World, capsys: Any) -> None:
     for name in ("studio-1", "studio-2"):
         world.mac(name, f"10.0.0.{name[-1]}", 12 * GIB)
-    second = {"metadata": {"name": "studio-1.tb2--studio-2.tb2"}, "spec": {}, "status": {}}
+    second: dict[str, Any] = {"metadata": {"name": "studio-1.tb2--studio-2.tb2"}, "spec": {}, "status": {}}
     second["spec"] = {side: {"node": f"studio-{number}", "port": 2} for number, side in ((1, "a"), (2, "b"))}
     ends = [
         {"node": f"studio-{n}", "port": 2, "address": f"169.254.5.{n}", "speedMbps": 40000, "seesPeer": True} for n in (1, 2)
@@ -198,12 +198,12 @@ async def test_without_configmaps_the_statuses_tell_who_uses_which_cable(files: 
     assert next(part["value"] for part in group["score"] if part["part"] == "shared") == 2, "both Macs, and no cable"
 
 
-JUNK = (None, [], {}, "x", 7, [None], ["x"], [{}], {"x": 1}, True)
+JUNK: tuple[Any, ...] = (None, [], {}, "x", 7, [None], ["x"], [{}], {"x": 1}, True)
 
 
 @pytest.mark.parametrize("kind", ["Node", "Pod", "NodeProfile", "ThunderboltLink", "ModelDeployment"])
 async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, world: World, capsys: Any, kind: str) -> None:
-    """Every field of an object in turn is something else: what comes of it is a plan, or one line that names the object."""
+    """Every field in turn has another type: the answer is a plan, or one line that names the object."""
     world.deploy()
     await world.round()
     world.run_pods()
@@ -218,11 +218,12 @@ async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, worl
     def first(items: list[dict[str, Any]]) -> dict[str, Any]:
         return next(item for item in items if item["kind"] == kind)
 
-    files(
-        change=lambda items: [
-            walk(first(items)[part], (part,)) for part in ("metadata", "spec", "status") if part in first(items)
-        ]
-    )
+    def walk_parts(items: list[dict[str, Any]]) -> None:
+        for part in ("metadata", "spec", "status"):
+            if part in first(items):
+                walk(first(items)[part], (part,))
+
+    files(change=walk_parts)
     for number, path in enumerate(paths[:: 1 + len(paths) // 40]):
         junk = JUNK[number % len(JUNK)]
 
@@ -233,8 +234,12 @@ async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, worl
             inner[path[-1]] = junk
 
         status = run(files(change=spoil))
-        told = capsys.readouterr()
-        assert status in (0, 3) or (status == 2 and told.err.count("\n") == 1 and kind in told.err), (path, junk, told.err)
+        output = capsys.readouterr()
+        assert status in (0, 3) or (status == 2 and output.err.count("\n") == 1 and kind in output.err), (
+            path,
+            junk,
+            output.err,
+        )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacedTransport, RequestedSplit, RequestedTransport, Split, Transport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -36,7 +36,7 @@ PATH = "/models/a"
 JACCL = (Transport.JACCL, Transport.JACCL_RING)
 
 
-# --- brute force: every set, every order, every cut, by rules written out anew ---
+# --- brute force: every set, every order, every cut, by rules stated independently ---
 
 
 def lan_address(name: str) -> str:
@@ -131,7 +131,7 @@ def fits(macs: Sequence[Mac], facts: ModelFacts, split: Split) -> bool:
 
 
 EIGHTHS = (10, 11.2, 12.5, 14, 16, 18, 20, 22.4, 25, 28, 31.5, 35.5, 40, 45, 50, 56, 63, 71, 80, 90)
-QUARTERS = EIGHTHS[::2]
+QUARTERS = (*EIGHTHS[::2], 100)
 
 
 def on_step(value: int, steps: Sequence[float]) -> int:
@@ -139,8 +139,14 @@ def on_step(value: int, steps: Sequence[float]) -> int:
     return max((int(step * 10**power) for power in range(6) for step in steps if step * 10**power <= value), default=0)
 
 
-RANKS = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
-ALLOWED = {
+def nearest(value: int, steps: Sequence[float]) -> int:
+    """The nearest by ratio of these figures times a power of ten; 0 for 0."""
+    every = [int(step * 10**power) for power in range(6) for step in steps]
+    return min(every, key=lambda step: max(step, value) / min(step, value)) if value else 0
+
+
+RANKS: tuple[PlacedTransport, ...] = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
+ALLOWED: dict[Transport, tuple[PlacedTransport, ...]] = {
     Transport.AUTO: RANKS,
     Transport.JACCL: (Transport.NONE, Transport.JACCL),
     Transport.JACCL_RING: (Transport.NONE, Transport.JACCL_RING),
@@ -180,34 +186,47 @@ def arrangements(
         yield order, shared, min(speed for speed, _ in hops)
 
 
+def scored(
+    fleet: Fleet, facts: ModelFacts, request: Request, stage: tuple[PlacedTransport, int, bool], size: int, preference: int
+) -> Score | None:
+    """The best score of any set of one transport, size and split."""
+    transport, rank, lan = stage
+    split = splits(transport, request.split)[preference]
+    backend = "jaccl" if transport in JACCL else "ring"
+    found: list[Score] = []
+    for names in itertools.combinations(sorted(n for n, m in fleet.macs.items() if m.models), size):
+        macs = [fleet.macs[name] for name in names]
+        if size > 1 and any(backend not in mac.backends for mac in macs):
+            continue
+        costs = [
+            (shared, -on_step(speed, EIGHTHS))
+            for order, shared, speed in arrangements(fleet, names, transport, request, lan)
+            if fits([fleet.macs[n] for n in order], facts, split)
+        ]
+        if costs:
+            free = [mac.free_bytes for mac in macs]
+            slowest = -nearest(min(mac.memory_bandwidth for mac in macs), QUARTERS)
+            found.append(Score(rank, size, preference, *min(costs), slowest, max(free) - min(free), sum(free)))
+    return min(found, default=None)
+
+
 def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
+    """The best score of all."""
     allowed = ALLOWED[request.transport]
-    last = [(Transport.RING, len(RANKS), True)] if Transport.RING in allowed else []
-    for transport, rank, lan in [*((transport, RANKS.index(transport), False) for transport in allowed), *last]:
+    stages: list[tuple[PlacedTransport, int, bool]] = [(transport, RANKS.index(transport), False) for transport in allowed]
+    if Transport.RING in allowed:
+        stages.append((Transport.RING, len(RANKS), True))
+    for stage in stages:
+        transport = stage[0]
         for size in range(request.min_nodes, min(len(fleet.macs), request.max_nodes or 99) + 1):
             if (transport is Transport.NONE) != (size == 1):
                 continue
             if transport is Transport.JACCL_RING and size == 2 and request.transport is Transport.AUTO:
                 continue
-            backend = "jaccl" if transport in JACCL else "ring"
-            for preference, split in enumerate(splits(transport, request.split)):
-                found: list[Score] = []
-                for names in itertools.combinations(sorted(n for n, m in fleet.macs.items() if m.models), size):
-                    macs = [fleet.macs[name] for name in names]
-                    if size > 1 and any(backend not in mac.backends for mac in macs):
-                        continue
-                    free = [mac.free_bytes for mac in macs]
-                    best: tuple[int, int] | None = None
-                    for order, shared, speed in arrangements(fleet, names, transport, request, lan):
-                        cost = (shared, -on_step(speed, EIGHTHS))
-                        if (best is None or cost < best) and fits([fleet.macs[n] for n in order], facts, split):
-                            best = cost
-                    if best is not None:
-                        drag = -on_step(min(mac.memory_bandwidth for mac in macs), QUARTERS)
-                        spread = max(free) - min(free)
-                        found.append(Score(rank, size, preference, *best, drag, spread, sum(free)))
-                if found:
-                    return min(found)
+            for preference in range(len(splits(transport, request.split))):
+                found = scored(fleet, facts, request, stage, size, preference)
+                if found is not None:
+                    return found
     return None
 
 
@@ -220,7 +239,11 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
     From a seed, since hypothesis' own draws rarely give a group of three or more.
     """
     dice = random.Random(seed)
-    yes, pick = (lambda chance: dice.random() < chance), dice.choice
+    pick = dice.choice
+
+    def yes(chance: float) -> bool:
+        return dice.random() < chance
+
     count = dice.randint(1, most) if yes(0.2) else dice.randint(3, most)
     names = "abcdefg"[:count]
     size = min(count, pick((1, 2, 3, 3, 4, 4, 5, 5)))
@@ -299,8 +322,6 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
         memory=NO_KV,
         ring_without_relay=yes(0.5),
     )
-    if request.transport in (Transport.JACCL, Transport.JACCL_RING):
-        macs = [m if "jaccl" in m.backends else Mac(m.name, m.address, m.free_bytes, models=()) for m in macs]
     return _same_queue_pairs(Fleet(macs, cables)), facts, request
 
 
@@ -338,34 +359,45 @@ def check(found: Placement, fleet: Fleet, facts: ModelFacts, request: Request) -
         assert flat == list(range(len(facts.layer_bytes))), "rank 0 holds the last layers, none is lost or held twice"
         assert all(rank.layers and rank.layers[0] < rank.layers[1] for rank in found.ranks)
     if found.transport in JACCL:
-        by_device = {}
-        for name in set(found.cables):
-            cable = fleet.cables[name]
-            assert usable(cable, rdma=True)
-            by_device[cable.a.node, cable.b.node] = by_device[cable.b.node, cable.a.node] = cable
-        for rank in found.ranks:
-            assert "jaccl" in fleet.macs[rank.node].backends and len(rank.devices) == size
-            for other, device in enumerate(rank.devices):
-                near = found.transport is Transport.JACCL or (rank.rank - other) % size in (1, size - 1)
-                if other == rank.rank or not near:
-                    assert device is None
-                    continue
-                cable = by_device[rank.node, found.nodes[other]]
-                assert cable.end(rank.node).device == device, "one cable a pair, the same in both directions"
+        check_jaccl(found, fleet)
     if found.transport is Transport.RING:
-        for i, name in enumerate(found.cables):
-            one, following = found.ranks[i], found.ranks[(i + 1) % size]
-            relay = following.relay
-            if name:
-                cable = fleet.cables[name]
-                assert usable(cable, rdma=False) and {cable.a.node, cable.b.node} == {one.node, following.node}
-                assert following.ring_address == cable.end(following.node).address and relay is None
-            elif relay is None:
-                assert request.ring_without_relay and following.ring_address in dialled(fleet, one.node, following.node)
-            else:
-                ends = (following.node, one.node) if relay.backwards else (one.node, following.node)
-                assert relay.address in dialled(fleet, *ends) and following.ring_address is None
-                assert not relay.backwards or not dialled(fleet, one.node, following.node)
+        check_ring(found, fleet, request)
+
+
+def check_jaccl(found: Placement, fleet: Fleet) -> None:
+    """Every rank faces its peers by the devices of usable cables."""
+    size = len(found.ranks)
+    by_device = {}
+    for name in set(found.cables):
+        cable = fleet.cables[name]
+        assert usable(cable, rdma=True)
+        by_device[cable.a.node, cable.b.node] = by_device[cable.b.node, cable.a.node] = cable
+    for rank in found.ranks:
+        assert "jaccl" in fleet.macs[rank.node].backends and len(rank.devices) == size
+        for other, device in enumerate(rank.devices):
+            near = found.transport is Transport.JACCL or (rank.rank - other) % size in (1, size - 1)
+            if other == rank.rank or not near:
+                assert device is None
+                continue
+            cable = by_device[rank.node, found.nodes[other]]
+            assert cable.end(rank.node).device == device, "one cable a pair, the same in both directions"
+
+
+def check_ring(found: Placement, fleet: Fleet, request: Request) -> None:
+    """Every rank is dialled by the one before it: over a cable, at an address that it reached, or by a relay."""
+    for i, name in enumerate(found.cables):
+        one, following = found.ranks[i], found.ranks[(i + 1) % len(found.ranks)]
+        relay = following.relay
+        if name:
+            cable = fleet.cables[name]
+            assert usable(cable, rdma=False) and {cable.a.node, cable.b.node} == {one.node, following.node}
+            assert following.ring_address == cable.end(following.node).address and relay is None
+        elif relay is None:
+            assert request.ring_without_relay and following.ring_address in dialled(fleet, one.node, following.node)
+        else:
+            ends = (following.node, one.node) if relay.backwards else (one.node, following.node)
+            assert relay.address in dialled(fleet, *ends) and following.ring_address is None
+            assert not relay.backwards or not dialled(fleet, one.node, following.node)
 
 
 def shape(found: Placement | Unplaceable) -> str:
@@ -449,7 +481,7 @@ def large_fleet(seed: int, count: int, model: ModelFacts) -> Fleet:
         for i, name in enumerate(names)
     ]
     degree = dict.fromkeys(names, 0)
-    cables = []
+    cables: list[Cable] = []
     for i, name in enumerate(names):
         for other in dice.sample(names[max(0, i - 8) : i + 9], min(5, count)):
             if other == name or degree[name] >= 6 or degree[other] >= 6:
@@ -471,7 +503,7 @@ def large_fleet(seed: int, count: int, model: ModelFacts) -> Fleet:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("wanted", [Transport.AUTO, Transport.RING])
-def test_invariants_on_large_fleets(seed: int, wanted: Transport) -> None:
+def test_invariants_on_large_fleets(seed: int, wanted: RequestedTransport) -> None:
     layers = (8,) * 60
     tensor = tuple(TensorFacts(size, (-(-480 // size),) * size) for size in (1, 2, 4, 8))
     facts = ModelFacts(PATH, "org/a", bytes=480, tensor=tensor, layer_bytes=layers, shared_bytes=2)
@@ -496,7 +528,7 @@ def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> Non
     macs = [mac for mac in other[0].macs.values() if dice.random() < 0.5]
     cables = [c for c in other[0].cables.values() if dice.random() < 0.5]
     gone = {name for name in before.macs if dice.random() < 0.2} | {name for name in before.cables if dice.random() < 0.2}
-    gone -= {entry.name for entry in (*macs, *cables)}
+    gone -= {mac.name for mac in macs} | {c.name for c in cables}
     after = before.changed(macs, cables, gone)
     fresh = Fleet(after.macs.values(), after.cables.values())
     assert after.macs.keys() == (before.macs.keys() | {mac.name for mac in macs}) - gone

@@ -8,14 +8,13 @@ from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
 from thunderfleet_operator.placement.cohorts import Cohort
 from thunderfleet_operator.placement.explain.miss import NAMED, Miss, by_message, named
 from thunderfleet_operator.placement.explain.recruiting import group_with_recruits, single_recruit
-from thunderfleet_operator.placement.explain.shortage import free_text, single_mac_shortage
+from thunderfleet_operator.placement.explain.shortage import alone_text, single_mac_shortage
 from thunderfleet_operator.placement.explain.transports import transport_misses
 from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.preferences import LABELS, allowed_transports, backend
 from thunderfleet_operator.placement.result import MacReason, NearMiss, Unplaceable
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
-from thunderfleet_operator.placement.units import gib
 
 NEAR_MISSES = 16
 """Most near misses in an answer."""
@@ -33,7 +32,7 @@ def explain(search: CandidateSearch) -> Unplaceable:
         _reason(search, best),
         _message(search, best, macs),
         macs,
-        tuple(miss.near for miss in [*best, *rest][:NEAR_MISSES]),
+        tuple(dict.fromkeys(miss.near for miss in [*best, *rest]))[:NEAR_MISSES],
         proven=not search.budget.exhausted,
     )
 
@@ -94,8 +93,9 @@ def _eligible_reason(search: CandidateSearch, mac: Mac) -> str:
     request = search.request
     parts = [_alone_reason(search, mac)] if request.min_nodes == 1 else []
     if not mac.backends.intersection(backend(transport) for transport in allowed_transports(request)[1:]):
-        has = ", ".join(sorted(mac.backends)) or "no backend"
-        parts.append(f"cannot use {request.transport}: its MLX {mac.mlx_version or '(unknown version)'} supports only {has}")
+        group = "join a group" if request.transport is Transport.AUTO else f"use {request.transport}"
+        has = f"supports only {', '.join(sorted(mac.backends))}" if mac.backends else "has no backend"
+        parts.append(f"cannot {group}: its MLX {mac.mlx_version or '(unknown version)'} {has}")
     if parts:
         return ", and ".join(parts)
     if not any(cable.connected for cable in search.fleet.links(mac.name)):
@@ -108,7 +108,7 @@ def _alone_reason(search: CandidateSearch, mac: Mac) -> str:
     """Why a Mac does not hold the whole model alone."""
     needs = [cohort.needs.bounds(Split.NONE, 1) for cohort in search.cohorts if mac.name in cohort.macs]
     known = [need.together for need in needs if isinstance(need, Bounds)]
-    return f"has {free_text(mac)}, the whole model needs {gib(min(known))}" if known else str(needs[0])
+    return alone_text(mac, min(known)) if known else str(needs[0])
 
 
 def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacReason]) -> str:
@@ -119,8 +119,9 @@ def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacRe
     listed = [entry for entry in macs if len(macs) <= NAMED or entry.node in search.ineligible]
     sentences = by_message((entry.node, entry.message) for entry in listed if not _mentions(near, entry))
     parts += sentences[:NAMED]
-    if len(sentences) > NAMED:
-        parts.append(f"other Macs for {len(sentences) - NAMED} more reasons")
+    more = len(sentences) - NAMED
+    if more > 0:
+        parts.append(f"and {more} more {'reason' if more == 1 else 'reasons'} for other Macs")
     if search.budget.exhausted:
         parts.append("the search reached its step limit")
     wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"

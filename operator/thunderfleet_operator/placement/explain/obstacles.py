@@ -21,7 +21,7 @@ def hop_obstacle(fleet: Fleet, one: str, other: str, transport: PlacedTransport)
     usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, LANHops(fleet, relay=True))
     if other in usable:
         return None
-    pair = f"{one} ↔ {other}"
+    pair = " ↔ ".join(sorted((one, other)))
     cables = sorted((c for c in fleet.links(one) if c.other(one) == other), key=lambda c: (-c.speed_mbps, c.name))
     for cable in cables:
         if cable.connected:

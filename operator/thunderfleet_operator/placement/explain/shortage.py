@@ -9,13 +9,17 @@ from thunderfleet_operator.placement.explain.miss import COST_MEMORY, Miss, name
 from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.result import NearMiss
-from thunderfleet_operator.placement.units import gib
+from thunderfleet_operator.placement.units import distinct_gib, gib
 
 
-def free_text(mac: Mac) -> str:
-    """Free memory, with the allocatable memory if some is in use: then waiting may help instead of buying."""
-    of = f" of {gib(mac.allocatable_bytes)}" if mac.allocatable_bytes > mac.free_bytes else ""
-    return f"{gib(mac.free_bytes)}{of} free"
+def alone_text(mac: Mac, need: int) -> str:
+    """Why a Mac cannot hold a model of ``need`` bytes alone, as the end of a sentence that begins with its name.
+
+    It includes the allocatable memory if some is in use, because then waiting may help instead of buying.
+    """
+    free, needed, allocatable = distinct_gib(mac.free_bytes, need, max(mac.allocatable_bytes, mac.free_bytes))
+    of = f" of {allocatable}" if mac.allocatable_bytes > mac.free_bytes else ""
+    return f"has {free}{of} free, the whole model needs {needed}"
 
 
 def single_mac_shortage(members: Sequence[Mac], need: Bounds | str) -> Miss:
@@ -25,7 +29,7 @@ def single_mac_shortage(members: Sequence[Mac], need: Bounds | str) -> Miss:
         near = NearMiss((best.name,), Transport.NONE, Split.NONE, f"{best.name}: {need}")
         return Miss(COST_MEMORY + 1, 0, near, Reason.NO_ROOM)
     short = max(0, need.together - best.free_bytes)
-    text = f"{best.name} has {free_text(best)}, the whole model needs {gib(need.together)}"
+    text = f"{best.name} {alone_text(best, need.together)}"
     return Miss(COST_MEMORY, short, NearMiss((best.name,), Transport.NONE, Split.NONE, text, short), Reason.NO_ROOM)
 
 
@@ -46,8 +50,9 @@ def group_shortage(
     weakest = min(mac.free_bytes for mac in macs)
     short = max(need.together - total, need.least - weakest, 1)
     nodes = tuple(sorted(mac.name for mac in macs))
-    wants = f"{split} over {size} Macs needs {gib(need.together)}"
+    together, free = distinct_gib(need.together, total)
+    wants = f"{split} over {size} Macs needs {together}"
     if need.together <= total:
         wants += f", at least {gib(need.least)} on each"
-    text = f"{wants}; {subject} {gib(total)} free: {named(nodes)}"
+    text = f"{wants}; {subject} {free} free: {named(nodes)}"
     return Miss(COST_MEMORY, short, NearMiss(nodes, transport, split, text, short), Reason.NO_ROOM)

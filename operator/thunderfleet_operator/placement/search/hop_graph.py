@@ -1,6 +1,7 @@
 """Macs that may form a group, numbered by free memory and name, with the hops between them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 from thunderfleet_operator.placement.buckets import bandwidth_bucket, speed_bucket
@@ -59,8 +60,17 @@ class HopGraph:
         return found
 
     def to(self, i: int) -> Iterable[int]:
-        """Macs with a hop to this one."""
-        return (j for j in range(len(self)) if i in self.hops(j)) if self.directed else self.hops(i)
+        """Macs with a hop to this one, in the order of positions."""
+        return self._hops_to[i] if self.directed else self.hops(i)
+
+    @cached_property
+    def _hops_to(self) -> list[list[int]]:
+        """The hops of a directed graph reversed."""
+        found: list[list[int]] = [[] for _ in self.macs]
+        for j in range(len(self)):
+            for i in self.hops(j):
+                found[i].append(j)
+        return found
 
     def speed(self, i: int, count: int) -> int:
         """Speed bucket of the slowest of a Mac's ``count`` fastest hops; -1 if it has fewer."""

@@ -75,7 +75,7 @@ def _distances(search: SetSearch, root: int) -> dict[int, int]:
     graph, found = search.graph, {root: 0}
     edge = [root]
     for away in range(1, search.size):
-        if len(found) == len(graph) - root:
+        if not edge or len(found) == len(graph) - root:
             break
         edge = [i for j in edge for i in graph.to(j) if i > root and found.setdefault(i, away) == away]
         edge = list(dict.fromkeys(edge))

@@ -1,0 +1,77 @@
+"""Removing secrets from objects and logs. Pure.
+
+Objects of kind Secret are never read. This covers secrets in other places: tokens on command lines and in headers, keys,
+passwords in URLs, and environment variables. In doubt it removes too much.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REDACTED = "[redacted]"
+
+# `token` but not `tokens`: counts of a model's tokens are no secrets.
+_SECRET_WORD = (
+    r"(?:token(?!s)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key|key[_-]data)"
+)
+_SECRET_NAME = re.compile(rf"{_SECRET_WORD}|(?:^|[_-])(?:key|auth|pat)$", re.IGNORECASE)
+_NAME = rf"[\w.-]*{_SECRET_WORD}[\w.-]*"
+_VALUE = r"(?!\[redacted\])[^\s\"',}\\]+"
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # PEM private keys, also with escaped line breaks or cut off at the end.
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REDACTED),
+    # PEM in base64.
+    (re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]+"), REDACTED),
+    # JSON Web Tokens.
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), REDACTED),
+    # Bootstrap tokens.
+    (re.compile(r"(?<![A-Za-z0-9.-])[a-z0-9]{6}\.[a-z0-9]{16}(?![A-Za-z0-9.-])"), REDACTED),
+    # Tokens of Hugging Face, OpenAI and GitHub.
+    (re.compile(r"\b(?:hf_|sk-|gh[pousr]_)[A-Za-z0-9_-]{16,}"), REDACTED),
+    # Authorization headers and bearer tokens.
+    (re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)(?:(?:bearer|basic)\s+)?[^\s\"',}]+", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(r"(\b(?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE), rf"\1{REDACTED}"),
+    # Users and passwords in URLs.
+    (re.compile(r"(://)[^\s/@\"']+@"), rf"\1{REDACTED}@"),
+    # name=value, "name": "value", --name value.
+    (re.compile(rf"({_NAME}\\?[\"']?\s*[=:]\s*\\?[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(rf"(--{_NAME}[\"']?,?\s+[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
+)
+_DROPPED = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
+"""Fields of metadata, and annotations, that only repeat others."""
+_REFERENCES = ("secretName", "key")
+"""Fields that name a secret and hold none."""
+
+
+def redact_text(text: str) -> str:
+    """``text`` without tokens, keys and passwords."""
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or field with this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def redact_object(value: Any) -> Any:
+    """A JSON value without secrets.
+
+    Strings are redacted like texts. A string whose key is a secret's name is removed, and so is the value of an environment
+    variable with such a name.
+    """
+    if isinstance(value, Mapping):
+        secret_variable = "value" in value and is_secret_name(str(value.get("name", "")))
+        return {
+            key: REDACTED if _is_secret(key, item) or (secret_variable and key == "value") else redact_object(item)
+            for key, item in value.items()
+            if key not in _DROPPED
+        }
+    if isinstance(value, list):
+        return [redact_object(item) for item in value]
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    return isinstance(value, str) and is_secret_name(key) and key not in _REFERENCES

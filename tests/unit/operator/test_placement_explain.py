@@ -1,0 +1,224 @@
+"""What an answer without placement says: near misses, and why each Mac takes no rank."""
+
+from dataclasses import replace
+
+import pytest
+from thunderfleet_crds.vocabulary import Split, Transport
+from thunderfleet_operator.placement import (
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Mac,
+    MacReason,
+    MemoryRequest,
+    ModelFacts,
+    NearMiss,
+    Request,
+    TensorFacts,
+    Unplaceable,
+    plan,
+)
+from thunderfleet_operator.placement.explain.miss import Miss, by_message, listed, named
+
+NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
+PATH = "/models/a"
+GIB = 2**30
+BOTH = frozenset({"ring", "jaccl"})
+
+
+def model(*layers: int, path: str = PATH) -> ModelFacts:
+    size = sum(layers)
+    return ModelFacts(path, "org/a", bytes=size, tensor=(TensorFacts(1, (size,)),), layer_bytes=layers)
+
+
+def mac(name: str, free: int, facts: ModelFacts, **more: object) -> Mac:
+    values: dict[str, object] = {"backends": BOTH, "models": (facts,), **more}
+    return Mac(name, f"10.0.0.{ord(name[0])}", free, **values)  # type: ignore[arg-type]
+
+
+def cable(one: str, other: str, **more: object) -> Cable:
+    a, b = End(one, f"1.{one}", f"to{other}"), End(other, f"2.{other}", f"to{one}")
+    values: dict[str, object] = {"a": a, "b": b, "speed_mbps": 80_000, "rdma_problem": None, **more}
+    return Cable(f"{one}--{other}", **values)  # type: ignore[arg-type]
+
+
+def refused(fleet: Fleet, request: Request) -> Unplaceable:
+    found = plan(fleet, request)
+    assert isinstance(found, Unplaceable), found
+    return found
+
+
+def request(**more: object) -> Request:
+    return Request(path=PATH, memory=NO_KV, **more)  # type: ignore[arg-type]
+
+
+# --- lists ---
+
+
+def test_lists_name_a_few_and_count_the_rest() -> None:
+    assert named("abcdef") == "a, b, c, d, e, f" and named("abcdefgh") == "a, b, c, d, e, f and 2 more"
+    assert listed(["a", "b", "c", "d"]) == "a; b; c; d" and listed(["a", "b", "c", "d", "e"]) == "a; b; c; d; and 1 more"
+    assert by_message([("a", "is old"), ("b", "is new"), ("c", "is old")]) == ["each of a, c is old", "b is new"]
+
+
+def test_near_misses_are_ordered_by_the_cost_of_mending_them() -> None:
+    def miss(cost: int, missing: int, *nodes: str) -> Miss:
+        return Miss(cost, missing, NearMiss(nodes, Transport.RING, Split.PIPELINE, ""), "NoRoom")  # type: ignore[arg-type]
+
+    ordered = [miss(1, 9, "z", "y"), miss(2, 1, "z", "y"), miss(2, 2, "z"), miss(2, 2, "a", "b"), miss(2, 2, "a", "c")]
+    assert sorted(reversed(ordered), key=lambda entry: entry.order) == ordered
+
+
+# --- memory ---
+
+
+def test_sizes_that_differ_read_differently() -> None:
+    facts = model(15 * GIB + GIB // 5)
+    found = refused(Fleet([mac("a", 15 * GIB, facts)]), request(max_nodes=1))
+    assert found.message == f"{PATH} cannot be placed on a Mac: a has 15.0 GiB free, the whole model needs 15.2 GiB"
+    pair = model(*[15 * GIB] * 2)
+    fleet = Fleet([mac("a", 15 * GIB, pair), mac("b", 15 * GIB - GIB // 5, pair)], [cable("a", "b")])
+    message = refused(fleet, request(min_nodes=2, transport=Transport.RING)).near_misses[0].message
+    assert message.startswith("Pipeline over 2 Macs needs 30.0 GiB; the 2 Macs with the most free memory have 29.8 GiB free")
+
+
+def test_memory_in_use_is_named_beside_what_is_free() -> None:
+    facts = model(40 * GIB)
+    busy = replace(mac("a", 20 * GIB, facts), allocatable_bytes=60 * GIB)
+    assert refused(Fleet([busy]), request()).macs == (
+        MacReason("a", "has 20 GiB of 60 GiB free, the whole model needs 40 GiB"),
+    )
+
+
+def test_each_rank_needs_its_share_even_if_the_sum_suffices() -> None:
+    facts = model(8 * GIB, 8 * GIB)
+    fleet = Fleet([mac("a", 14 * GIB, facts), mac("b", 4 * GIB, facts)], [cable("a", "b")])
+    near = refused(fleet, request(min_nodes=2, transport=Transport.RING)).near_misses[0]
+    assert near.message == (
+        "Pipeline over 2 Macs needs 16 GiB, at least 8.0 GiB on each;"
+        " the 2 Macs with the most free memory have 18 GiB free: a, b"
+    )
+    assert near.missing_bytes == 4 * GIB
+
+
+def test_layers_that_cannot_be_divided_are_named() -> None:
+    facts = model(6 * GIB, 6 * GIB, 6 * GIB)
+    fleet = Fleet([mac("a", 10 * GIB, facts), mac("b", 10 * GIB, facts)], [cable("a", "b")])
+    near = refused(fleet, request(min_nodes=2, max_nodes=2, transport=Transport.RING)).near_misses[0]
+    assert near.message == (
+        "Pipeline over 2 Macs needs 18 GiB, at least 6.0 GiB on each;"
+        " its layers cannot be divided to fit Macs that together have 20 GiB free: a, b"
+    )
+
+
+def test_the_largest_connected_set_is_named_where_only_cables_join() -> None:
+    facts = model(*[10 * GIB] * 4)
+    macs = [mac(name, 20 * GIB, facts) for name in "ab"] + [mac(name, 15 * GIB, facts) for name in "cd"]
+    fleet = Fleet(macs, [cable("a", "c"), cable("b", "d")])
+    messages = [miss.message for miss in refused(fleet, request(transport=Transport.RING)).near_misses]
+    assert messages[0].startswith("TCP ring of ") and ": no Thunderbolt cable" in messages[0]
+    assert "Pipeline over 2 Macs needs 40 GiB; the largest connected set has 35 GiB free: a, c" in messages
+
+
+# --- hops ---
+
+
+def test_one_cable_is_named_once_and_no_near_miss_twice() -> None:
+    facts = model(5, 5)
+    fleet = Fleet([mac("b", 6, facts), mac("a", 6, facts)], [cable("b", "a", connected=False)])
+    found = refused(fleet, request(transport=Transport.RING))
+    assert found.near_misses[0].message == "TCP ring of a, b: a ↔ b: the cable is unplugged"
+    assert len(set(found.near_misses)) == len(found.near_misses)
+    other = replace(facts, revision="x")
+    apart = Fleet([mac("a", 6, facts, schedulable=False), mac("b", 6, facts), mac("c", 6, other)])
+    near = refused(apart, request(min_nodes=3)).near_misses
+    assert len(set(near)) == len(near)
+
+
+@pytest.mark.parametrize(
+    ("change", "transport", "problem"),
+    [
+        ({"connected": False}, Transport.JACCL, "a ↔ b: the cable is unplugged"),
+        ({"rdma_problem": "RDMA is off on b"}, Transport.JACCL, "a ↔ b: RDMA is off on b"),
+        ({"a": End("a", "1.a")}, Transport.JACCL, "a ↔ b: a has no RDMA device at its end"),
+        ({"b": End("b", "2.b", "x", queue_pairs=0)}, Transport.JACCL, "a ↔ b: RDMA device x of b has no free queue pairs"),
+        ({"a": End("a")}, Transport.RING, "a ↔ b: a has no address at its end of the cable"),
+    ],
+)
+def test_what_keeps_a_cable_from_being_used(change: dict[str, object], transport: Transport, problem: str) -> None:
+    facts = model(5, 5)
+    fleet = Fleet([mac("a", 6, facts), mac("b", 6, facts)], [cable("a", "b", **change)])
+    near = refused(fleet, request(transport=transport)).near_misses[0]
+    assert (near.transport, near.message.partition(" of a, b: ")[2]) == (transport, problem)
+
+
+def test_the_fastest_connected_cable_of_a_pair_is_the_one_explained() -> None:
+    facts = model(5, 5)
+    slow = replace(cable("a", "b", rdma_problem="it is slow"), name="slow", speed_mbps=40_000)
+    fast = cable("a", "b", rdma_problem="RDMA is off on b")
+    gone = replace(cable("a", "b", connected=False), name="gone", speed_mbps=120_000)
+    near = refused(
+        Fleet([mac("a", 6, facts), mac("b", 6, facts)], [slow, gone, fast]), request(transport=Transport.JACCL)
+    ).near_misses[0]
+    assert near.message == "JACCL mesh of a, b: a ↔ b: RDMA is off on b"
+
+
+# --- Macs ---
+
+
+def test_why_each_eligible_mac_takes_no_rank() -> None:
+    facts = model(5, 5)
+    macs = [mac("a", 6, facts), mac("b", 6, facts, backends=frozenset()), mac("c", 6, facts), mac("d", 6, facts)]
+    fleet = Fleet(macs, [cable("a", "b"), cable("c", "d", connected=False)])
+    reasons = {entry.node: entry.message for entry in refused(fleet, request(min_nodes=2)).macs}
+    assert reasons == {
+        "a": "is in no set of 2 Macs with the required links and memory",
+        "b": "cannot join a group: its MLX (unknown version) has no backend",
+        "c": "has no Thunderbolt cable to another eligible Mac, and has reached none over the LAN",
+        "d": "has no Thunderbolt cable to another eligible Mac, and has reached none over the LAN",
+    }
+    jaccl = {entry.node: entry.message for entry in refused(fleet, request(min_nodes=2, transport=Transport.JACCL)).macs}
+    assert jaccl["c"] == "has no Thunderbolt cable to another eligible Mac"
+
+
+def test_ports_that_are_taken_are_named_for_the_ring_and_for_each_mac() -> None:
+    facts = model(5, 5)
+    fleet = Fleet([mac("a", 6, facts), mac("b", 6, facts), mac("c", 6, facts)], [cable("a", "b"), cable("b", "c")])
+    full = {"a": "has no free ring ports", "c": "has no free ring ports"}
+    found = refused(fleet, request(min_nodes=2, transport=Transport.RING, no_ring_ports=full))
+    assert all("and has no free ring ports" in entry.message for entry in found.macs if entry.node in full)
+    two = {"a": "has no free ring ports"}
+    found = refused(Fleet(fleet.macs.values()), request(min_nodes=2, transport=Transport.RING, no_ring_ports=two))
+    assert "TCP ring: a has no free ring ports" in {miss.message for miss in found.near_misses}
+
+
+def test_macs_with_other_software_or_files_are_named() -> None:
+    facts = model(5, 5)
+    macs = [mac("a", 6, facts, mlx_version="1"), mac("b", 6, facts, mlx_version="2", mlx_lm_version="3")]
+    fleet = Fleet(macs, [cable("a", "b")])
+    messages = " ".join(miss.message for miss in refused(fleet, request(min_nodes=2)).near_misses)
+    assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown)" in messages
+    other = Fleet([mac("a", 6, facts), mac("b", 6, model(5, 4))], [cable("a", "b")])
+    messages = " ".join(miss.message for miss in refused(other, request(min_nodes=2)).near_misses)
+    assert "b has other files of /models/a than the others" in messages
+
+
+def test_a_large_fleet_names_only_macs_that_are_not_eligible() -> None:
+    facts = model(5, 5)
+    small = [mac(chr(97 + i), 1, facts) for i in range(7)]
+    assert "is in no set" not in refused(Fleet(small), request(min_nodes=2)).message
+    away = [replace(entry, quarantine=f"fault {entry.name}") for entry in (*small, mac("h", 1, facts))]
+    message = refused(Fleet([*away, mac("z", 1, facts)]), request(max_nodes=1)).message
+    assert message.endswith("; and 2 more reasons for other Macs"), message
+
+
+def test_a_rank_0_that_is_not_reached_yet_is_waited_for() -> None:
+    facts = model(5, 5)
+    ends = {"a": End("a", None, "x"), "b": End("b", None, "y")}
+    macs = [mac("a", 6, facts, dials=Dials()), mac("b", 6, facts, dials=Dials())]
+    found = refused(Fleet(macs, [cable("a", "b", **ends)]), request(transport=Transport.JACCL))
+    assert found.reason == "NotYetObserved"
+    assert found.near_misses[0].message == (
+        "JACCL mesh of a, b: no Mac that all others have reached yet; waiting for their agents"
+    )

@@ -1,0 +1,306 @@
+"""The planner's values: buckets, texts of quantities, scores, the fleet and its indexes."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from thunderfleet_crds.vocabulary import PlacedTransport, RequestedSplit, RequestedTransport, Split, Transport
+from thunderfleet_operator.placement import (
+    AddressKind,
+    AddressKinds,
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Kind,
+    Mac,
+    Request,
+    Score,
+    Taint,
+    Toleration,
+)
+from thunderfleet_operator.placement.buckets import bandwidth_bucket, speed_bucket
+from thunderfleet_operator.placement.eligibility import tolerates, untolerated
+from thunderfleet_operator.placement.preferences import LAN_RING, Stage, allowed_splits, allowed_transports, stages
+from thunderfleet_operator.placement.units import distinct_gib, gbits, gib, gigabytes
+
+GIB = 2**30
+
+
+# --- texts ---
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0.0 MiB"),
+        (GIB // 10 - 1, "102.4 MiB"),
+        (GIB // 10, "0.1 GiB"),
+        (3 * GIB // 2, "1.5 GiB"),
+        (10 * GIB - 1, "10.0 GiB"),
+        (10 * GIB, "10 GiB"),
+        (512 * GIB, "512 GiB"),
+    ],
+)
+def test_bytes_as_text(size: int, text: str) -> None:
+    assert gib(size) == text
+
+
+def test_different_sizes_read_differently() -> None:
+    assert distinct_gib(15 * GIB, 400 * GIB) == ("15 GiB", "400 GiB"), "no decimals without need"
+    assert distinct_gib(15 * GIB, 15 * GIB) == ("15 GiB", "15 GiB")
+    assert distinct_gib(15 * GIB + GIB // 5, 15 * GIB) == ("15.2 GiB", "15.0 GiB")
+    assert distinct_gib(15 * GIB + GIB // 50, 15 * GIB) == ("15.02 GiB", "15.00 GiB")
+    assert distinct_gib(15 * GIB + GIB // 500, 15 * GIB) == ("15.002 GiB", "15.000 GiB")
+    assert distinct_gib(15 * GIB + 1, 15 * GIB) == (f"{15 * GIB + 1} bytes", f"{15 * GIB} bytes")
+
+
+def test_rates_as_text() -> None:
+    assert gbits(80_000) == "80 Gb/s" and gbits(2_500) == "2.5 Gb/s"
+    assert gigabytes(546_000) == "546 GB/s"
+
+
+# --- buckets ---
+
+
+@pytest.mark.parametrize(
+    ("mbps", "bucket"),
+    [
+        (-1, 0),
+        (0, 0),
+        (1, 1),
+        (940, 900),
+        (999, 900),
+        (1_000, 1_000),
+        (1_119, 1_000),
+        (1_120, 1_120),
+        (2_499, 2_240),
+        (2_500, 2_500),
+        (39_999, 35_500),
+        (40_000, 40_000),
+        (44_999, 40_000),
+        (79_999, 71_000),
+        (80_000, 80_000),
+        (89_999, 80_000),
+        (120_000, 112_000),
+    ],
+)
+def test_speed_buckets_begin_at_the_speeds_that_cables_negotiate(mbps: int, bucket: int) -> None:
+    assert speed_bucket(mbps) == bucket
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "bucket"),
+    [
+        (-1, 0),
+        (0, 0),
+        (119_999, 125_000),
+        (111_999, 100_000),
+        (112_000, 125_000),
+        (273_000, 250_000),
+        (400_000, 400_000),
+        (410_000, 400_000),
+        (546_000, 500_000),
+        (709_999, 630_000),
+        (710_000, 800_000),
+        (899_999, 800_000),
+        (900_000, 1_000_000),
+    ],
+)
+def test_bandwidth_buckets_have_data_sheet_figures_in_the_middle(megabytes: int, bucket: int) -> None:
+    assert bandwidth_bucket(megabytes) == bucket
+
+
+def test_measurements_of_one_chip_share_a_bucket() -> None:
+    assert bandwidth_bucket(780_000) == bandwidth_bucket(800_000) == bandwidth_bucket(819_000)
+    assert bandwidth_bucket(546_000) < bandwidth_bucket(780_000)
+
+
+# --- preferences ---
+
+MESH: Literal[Transport.JACCL] = Transport.JACCL
+RDMA: tuple[PlacedTransport, ...] = (Transport.JACCL, Transport.JACCL_RING)
+
+
+def test_transports_in_order_of_preference() -> None:
+    assert allowed_transports(Request()) == (Transport.NONE, *RDMA, Transport.RING)
+    wanted: tuple[RequestedTransport, ...] = (Transport.JACCL, Transport.JACCL_RING, Transport.RING)
+    for transport in wanted:
+        assert allowed_transports(Request(transport=transport)) == (Transport.NONE, transport)
+
+
+def test_hops_over_a_lan_come_last_and_only_for_tcp() -> None:
+    assert stages(Request())[-2:] == (Stage(Transport.RING, False), Stage(Transport.RING, True))
+    assert [stage.rank for stage in stages(Request())] == [0, 1, 2, 3, LAN_RING] == [0, 1, 2, 3, 4]
+    assert stages(Request(transport=MESH)) == (Stage(Transport.NONE, False), Stage(MESH, False))
+
+
+def test_splits_in_order_of_preference() -> None:
+    assert allowed_splits(Transport.NONE, Request(split=Split.TENSOR)) == (Split.NONE,)
+    for transport in RDMA:
+        assert allowed_splits(transport, Request()) == (Split.TENSOR, Split.PIPELINE)
+    assert allowed_splits(Transport.RING, Request()) == (Split.PIPELINE, Split.TENSOR)
+    wanted: tuple[RequestedSplit, ...] = (Split.TENSOR, Split.PIPELINE)
+    for split in wanted:
+        assert allowed_splits(MESH, Request(split=split)) == allowed_splits(Transport.RING, Request(split=split)) == (split,)
+
+
+# --- scores ---
+
+SCORE = Score(3, 2, 0, 0, -80_000, -400_000, GIB, 40 * GIB, speed_mbps=80_000, unmeasured=0, memory_bandwidth=410_000)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"transport": 4}, "TCP ring over a LAN instead of TCP ring"),
+        ({"transport": 3, "macs": 3}, "needs 3 Macs instead of 2"),
+        ({"split": 1}, "must use the split that suits this transport less"),
+        ({"shared": 2}, "shares 2 Macs and cables with other groups instead of 0"),
+        ({"neg_speed": -40_000, "speed_mbps": 40_000}, "slowest hop 40 Gb/s, measured instead of 80 Gb/s, measured"),
+        ({"neg_bandwidth": 0}, "slowest memory not measured instead of 410 GB/s"),
+        ({"spread_bytes": 2 * GIB}, "free memory of its Macs differs by 2.0 GiB instead of 1.0 GiB"),
+        ({"room_bytes": 41 * GIB}, "uses Macs with 41 GiB free instead of 40 GiB"),
+        ({}, "equal in every part; the winner comes first by free memory and name"),
+    ],
+)
+def test_a_score_names_the_first_part_in_which_it_loses(change: dict[str, int], why: str) -> None:
+    worse = replace(SCORE, **change)
+    assert worse.why_worse(SCORE) == why
+    assert (worse > SCORE) == bool(change)
+
+
+def test_parts_of_a_score_as_text() -> None:
+    assert SCORE.texts() == {
+        "transport": "TCP ring",
+        "macs": "2",
+        "split": "preferred",
+        "shared": "0 in use by others",
+        "speed": "80 Gb/s, measured",
+        "bandwidth": "410 GB/s",
+        "spread": "1.0 GiB",
+        "room": "40 GiB",
+    }
+    alone = replace(SCORE, transport=0)
+    assert (alone.speed, alone.texts()["split"], alone.texts()["transport"]) == ("none needed", "whole", "one Mac")
+    assert replace(SCORE, split=1).texts()["split"] == "fallback"
+    assert replace(SCORE, unmeasured=1, speed_mbps=0).speed == "unknown (1 of its hops not measured: negotiated speed)"
+
+
+# --- taints ---
+
+
+@pytest.mark.parametrize(
+    ("toleration", "matches"),
+    [
+        (Toleration("own", value="x"), True),
+        (Toleration("own", value="y"), False),
+        (Toleration("other", value="x"), False),
+        (Toleration("own", exists=True), True),
+        (Toleration("other", exists=True), False),
+        (Toleration("own", exists=True, effect="NoSchedule"), True),
+        (Toleration("own", exists=True, effect="NoExecute"), False),
+        (Toleration(exists=True), True),
+        (Toleration(), False),
+    ],
+)
+def test_tolerations_match_as_in_kubernetes(toleration: Toleration, matches: bool) -> None:
+    assert tolerates(toleration, Taint("own", "x")) == matches
+
+
+def test_the_first_taint_that_keeps_pods_away() -> None:
+    soft, one, other = Taint("a", effect="PreferNoSchedule"), Taint("b", effect="NoSchedule"), Taint("c", effect="NoExecute")
+    assert untolerated((soft,), ()) is None
+    assert untolerated((soft, one, other), ()) == one
+    assert untolerated((soft, one, other), (Toleration("b", exists=True),)) == other
+    assert untolerated((one, other), (Toleration("b", exists=True), Toleration("c", exists=True))) is None
+
+
+# --- the fleet ---
+
+
+NO_KINDS = AddressKinds()
+
+
+def mac(name: str, *dials: tuple[str, str], kinds: AddressKinds = NO_KINDS) -> Mac:
+    return Mac(name, f"10.0.0.{ord(name)}", 1, dials=Dials.of(dials), kinds=kinds)
+
+
+def cable(
+    one: str, other: str, speed: int = 80_000, connected: bool = True, ring: int | None = None, rdma: int | None = None
+) -> Cable:
+    return Cable(f"{one}{other}", End(one), End(other), speed, connected, ring_mbps=ring, rdma_mbps=rdma)
+
+
+def components(fleet: Fleet) -> set[frozenset[str]]:
+    return {frozenset(component) for component in fleet.components}
+
+
+def test_dials_are_sorted_columns() -> None:
+    dials = Dials.of([("c", "3"), ("b", "2"), ("b", "1"), ("b", "2")], {("b", "2"): 900, ("x", "9"): 1})
+    assert (dials.nodes, dials.addresses, dials.speeds) == (("b", "b", "c"), ("1", "2", "3"), (0, 900, 0))
+    assert list(dials.rows) == [("b", "1", 0), ("b", "2", 900), ("c", "3", 0)]
+    assert (dials.at("a"), dials.at("b"), dials.at("c"), dials.at("d")) == ((), ("1", "2"), ("3",), ())
+    assert Dials.of([("b", "1")], {("b", "1"): 0}).speeds == () == Dials.of([("b", "1")]).speeds
+    assert list(Dials.of([("b", "1")]).rows) == [("b", "1", 0)]
+
+
+def test_kinds_of_addresses() -> None:
+    wifi = AddressKind(Kind.WIFI)
+    kinds = AddressKinds.of({"1": AddressKind(Kind.ETHERNET), "2": wifi})
+    other = AddressKind(Kind.OTHER)
+    assert kinds.get("2", other) == wifi and kinds.get("3", other) is other
+    assert AddressKinds.of({"9": wifi}).kinds is AddressKinds.of({"8": wifi}).kinds, "shared by Macs with the same interfaces"
+
+
+def test_the_ends_of_a_cable() -> None:
+    found = cable("a", "b")
+    assert (found.end("a").node, found.end("b").node, found.other("a"), found.other("b")) == ("a", "b", "b", "a")
+
+
+def test_components_are_joined_by_connected_cables_to_known_macs() -> None:
+    macs = [mac(name) for name in "abcdef"]
+    cables = [cable("a", "b"), cable("c", "b"), cable("d", "e", connected=False), cable("f", "x"), cable("e", "e")]
+    fleet = Fleet(macs, cables)
+    assert components(fleet) == {frozenset("abc"), frozenset("d"), frozenset("e"), frozenset("f")}
+    assert [entry.name for entry in fleet.links("e")] == ["de", "ee"] and fleet.links("z") == ()
+
+
+def test_who_has_reached_a_mac_and_where() -> None:
+    fleet = Fleet([mac("a", ("b", "1"), ("b", "2")), mac("c", ("b", "3"), ("a", "4")), replace(mac("d"), dials=None)])
+    assert fleet.reached_by("b") == ("a", "c") and fleet.reached_by("d") == ()
+    assert fleet.reached_addresses("b") == {"1", "2", "3"} and fleet.reached_addresses("c") == frozenset()
+
+
+def test_upper_bounds_of_speeds() -> None:
+    fleet = Fleet([], [cable("a", "b", 40_000), cable("a", "c", 10, ring=50_000), cable("b", "c", 1, rdma=60_000)])
+    assert fleet.top_mbps == 60_000 and Fleet([], fleet.changed(gone=["bc"]).cables.values()).top_mbps == 50_000
+    assert Fleet().top_mbps == Fleet().top_lan_mbps == 0
+    kinds = AddressKinds.of({"1": AddressKind(Kind.ETHERNET, speed_mbps=1_000)})
+    assert Fleet([mac("a", kinds=kinds)]).top_lan_mbps == 1_000
+    measured = replace(mac("b"), dials=Dials.of([("a", "1")], {("a", "1"): 9_400}))
+    assert Fleet([mac("a", kinds=kinds), measured]).top_lan_mbps == 9_400
+
+
+def test_a_changed_fleet_replaces_adds_and_removes() -> None:
+    fleet = Fleet([mac("a"), mac("b"), mac("c")], [cable("a", "b"), cable("b", "c")])
+    assert len(fleet.components) == 1
+    apart = fleet.changed(cables=[cable("b", "c", connected=False)])
+    assert components(apart) == {frozenset("ab"), frozenset("c")} and len(apart.links("b")) == 2
+    more = fleet.changed(macs=[mac("d")], cables=[cable("c", "d")])
+    assert components(more) == {frozenset("abcd")} and [entry.name for entry in more.links("d")] == ["cd"]
+    less = fleet.changed(gone=["c", "bc"])
+    assert set(less.macs) == {"a", "b"} and set(less.cables) == {"ab"} and components(less) == {frozenset("ab")}
+    assert less.links("c") == () and set(fleet.macs) == set("abc"), "the old fleet is what it was"
+
+
+def test_a_changed_fleet_carries_indexes_over_only_if_they_still_hold() -> None:
+    fleet = Fleet([mac("a"), mac("b", ("a", "1"))], [cable("a", "b")])
+    assert fleet.components and fleet.reached_by("a") == ("b",) and fleet.top_mbps == 80_000
+    busy = fleet.changed(macs=[replace(fleet.macs["a"], in_use=True)])
+    assert busy.components is fleet.components and busy.reached_by("a") == ("b",) and busy.macs["a"].in_use
+    assert busy.__dict__["top_mbps"] == 80_000, "not computed again"
+    slower = fleet.changed(cables=[cable("a", "b", 40_000)])
+    assert slower.components is fleet.components and slower.top_mbps == 40_000
+    assert fleet.changed(macs=[mac("b")]).reached_by("a") == ()
+    assert fleet.changed(gone=["b"]).reached_by("a") == ()
