@@ -97,7 +97,8 @@ def test_profiles_and_links_tell_the_fleet(line: Line) -> None:
     }
     category = line.kubectl("get", "thunderfleet", "-A", "-o", "name")
     assert "nodeprofile.thunderfleet.io/mini-1" in category and "thunderboltlink.thunderfleet.io/" in category
-    assert "Longest sequence (prompt and answer)" in line.kubectl("explain", "md.spec.memory.contextTokens")
+    explained = line.kubectl("explain", "md.spec.memory.contextTokens")
+    assert "Maximum length of one request, prompt and completion, in tokens." in explained
 
 
 def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:
