@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import listener
 
 from thunderfleet_runner import faults
@@ -308,7 +309,7 @@ async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _nobody(_: peers.Hello, __: control.Connection) -> peers.Refusal | None:
-    return peers.Refusal(reason="NotLeader", message="this supervisor does not lead")
+    return peers.Refusal(reason=Reason.NOT_LEADER, message="this supervisor does not lead")
 
 
 def api_keys(folder: Path) -> frozenset[str]:

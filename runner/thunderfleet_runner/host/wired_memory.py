@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_lib.hostcmd import Output
 
@@ -79,7 +80,7 @@ def stranded(node: str, before: int, wired: int) -> Fault:
         f"{(wired - before) / _GIB:.1f} GiB on {node} are still wired {BACK_SECONDS:g} s after a rank was killed there "
         f"({before / _GIB:.1f} GiB were before it started): only a reboot of {node} gives them back"
     )
-    return Fault(FaultClass.REBOOT, "MemoryStranded", text)
+    return Fault(FaultClass.REBOOT, Reason.MEMORY_STRANDED, text)
 
 
 def held(node: str, seconds: float) -> Fault:
@@ -87,7 +88,7 @@ def held(node: str, seconds: float) -> Fault:
         f"a loaded rank was killed {KILLS} times within an hour on {node}, which can strand its memory: nothing is started "
         f"there for {max(1, round(seconds / 60))} min; look at the failures before it, or delete the pod to go on now"
     )
-    return Fault(FaultClass.CONFIGURE, "KilledTooOften", text)
+    return Fault(FaultClass.CONFIGURE, Reason.KILLED_TOO_OFTEN, text)
 
 
 def reader() -> Reader | None:
