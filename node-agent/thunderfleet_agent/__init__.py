@@ -1,4 +1,16 @@
-"""The agent of one Mac: reads what macOS says of it, and publishes NodeProfile and its own end of each ThunderboltLink.
+"""The agent of one Mac: publishes its NodeProfile and its end of each ThunderboltLink, and measures GPU and links.
 
-Read (``host``, ``collect``, ``models``), plan (``derive``, pure), act (``publish``).
+Rooms, each using only those below it (cli and agent put everything together):
+
+cli         command line
+agent       `run`: puts the parts together
+rounds      the agent's loop: observe, dial, publish
+server      HTTP servers for other agents and for Prometheus
+metrics     Prometheus metrics
+inspection  `inspect`: what would be published, and the problems
+measure     probes of GPU, memory and links; `measure`
+peers       identity, dials to other agents, reachability
+publish     writes to the API server
+derive      facts to profile, conditions and links; pure
+observe     commands of macOS, their parsers, and models on disk
 """

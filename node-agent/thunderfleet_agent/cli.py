@@ -1,4 +1,4 @@
-"""``thunderfleet-agent``: ``run`` beside a cluster, ``inspect`` and ``measure`` without one."""
+"""The command line: ``thunderfleet-agent run``, ``inspect`` and ``measure``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS_PORT = 9441
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: done; 1: failed; 2: used wrongly (argparse)."""
+    """Returns 0 if it succeeded, 1 if it failed, 2 for wrong usage."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["measure-child"]:
         from thunderfleet_agent.measure.worker.child import main as measure
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="thunderfleet-agent",
-        description="Publishes what this Mac is and can do, and its end of each Thunderbolt cable.",
+        description="Publishes the NodeProfile of this Mac and its end of each ThunderboltLink.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -50,93 +50,110 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATH",
-        help="where models are looked for (may be repeated): <PATH>/<org>/<name>, or a Hugging Face cache",
+        help="folder with models as PATH/ORG/NAME, or a Hugging Face cache; absolute; may be repeated",
     )
+    common.add_argument("--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node", metavar="NAME")
     common.add_argument(
-        "--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node (or $NODE_NAME)", metavar="NAME"
+        "--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="minimum log level"
     )
-    common.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="what is logged")
 
     inspect = commands.add_parser(
         "inspect",
         parents=[common],
-        help="print what would be published, without a cluster",
-        description="Asks this Mac's commands once and prints what the agent would publish. Needs no cluster.",
+        help="print what the agent would publish",
+        description="Runs the commands of discovery once and prints what the agent would publish. Needs no cluster.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="form of the output")
-    inspect.add_argument("--why", action="store_true", help="say what each fact came from, and for each no what mends it")
-    inspect.add_argument("--no-size", action="store_true", help="do not size models (faster: MLX is not started)")
+    inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="output format")
+    inspect.add_argument("--why", action="store_true", help="also print the source of each fact and the fix for each problem")
+    inspect.add_argument("--no-size", action="store_true", help="do not compute the memory sizes of models, which starts MLX")
 
     run = commands.add_parser(
         "run",
         parents=[common],
-        help="publish, until told to stop",
-        description="Publishes this Mac's NodeProfile and its ends of ThunderboltLinks, and keeps them true, until SIGTERM.",
+        help="run the agent",
+        description="Publishes this Mac's NodeProfile and its ends of ThunderboltLinks, and updates them until SIGTERM.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    run.add_argument("--host-ip", default=os.environ.get("HOST_IP"), help="address to listen on", metavar="IP")
     run.add_argument(
-        "--host-ip", default=os.environ.get("HOST_IP"), help="address that the agent listens on (or $HOST_IP)", metavar="IP"
+        "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="TLS port for other agents; 0 picks a free one"
     )
     run.add_argument(
-        "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="TLS port for other agents; 0 picks one"
+        "--metrics-port",
+        type=_port,
+        default=METRICS_PORT,
+        metavar="PORT",
+        help="port of /metrics and /healthz; 0 picks a free one",
     )
     run.add_argument(
-        "--metrics-port", type=_port, default=METRICS_PORT, metavar="PORT", help="port of /metrics and /healthz; 0: picked"
-    )
-    run.add_argument(
-        "--interval", type=_seconds, default=10.0, metavar="SECONDS", help="time between looks at interfaces and RDMA"
+        "--interval", type=_seconds, default=10.0, metavar="SECONDS", help="interval for network interfaces and RDMA"
     )
     run.add_argument(
         "--thunderbolt-interval",
         type=_seconds,
         default=30.0,
         metavar="SECONDS",
-        help="time between looks at the Thunderbolt tree",
-    )
-    run.add_argument("--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="time between looks at the disk")
-    run.add_argument(
-        "--reach-interval", type=_seconds, default=20.0, metavar="SECONDS", help="time between dials of other agents"
+        help="interval for the Thunderbolt report",
     )
     run.add_argument(
-        "--state-folder", metavar="PATH", help="where the certificate is kept; without, every start makes a new one"
+        "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval for the models on disk"
     )
-    run.add_argument("--kubeconfig", type=Path, metavar="FILE", help="instead of the pod's service account")
     run.add_argument(
-        "--measure", default="{}", metavar="JSON", help="what is measured, how often, and with which limits: agent.measure"
+        "--reach-interval", type=_seconds, default=20.0, metavar="SECONDS", help="interval for dials to other agents"
+    )
+    run.add_argument(
+        "--state-folder",
+        metavar="PATH",
+        help="folder for the certificate and measurements; without it, both are new after every start",
+    )
+    run.add_argument("--kubeconfig", type=Path, metavar="FILE", help="kubeconfig to use instead of the pod's service account")
+    run.add_argument(
+        "--measure",
+        default="{}",
+        metavar="JSON",
+        help="probes, intervals and limits, in the form of the chart value agent.measure",
     )
     run.set_defaults(log_level="info")
 
     measure = commands.add_parser(
         "measure",
         parents=[common],
-        help="measure GPU, memory or a link now",
-        description="Runs a probe once and prints what it found. Without a word: gpu and memory. `link PEER` measures every "
-        "cable and address to that Mac; it needs what the running agent has, so it is run in the agent's pod.",
+        help="measure the GPU, its memory or a link now",
+        description="Runs probes once and prints the results. `link PEER` measures every cable and address to that Mac; it "
+        "needs the certificate of the running agent, so run it in the agent's pod.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    measure.add_argument("what", nargs="?", default="all", choices=("all", "gpu", "memory", "link"), help="what is measured")
-    measure.add_argument("peer", nargs="?", metavar="PEER", help="link: the other Mac's Node")
-    measure.add_argument("-o", "--output", default="text", choices=("text", "json"), help="form of the output")
     measure.add_argument(
-        "--transport", type=str.lower, default="rdma", choices=("rdma", "ring"), help="link: what a group of two uses"
+        "what", nargs="?", default="all", choices=("all", "gpu", "memory", "link"), help="what to measure; all: gpu and memory"
     )
-    measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac (or $HOST_IP)")
-    measure.add_argument("--state-folder", default="/state", metavar="PATH", help="where the agent keeps its certificate")
-    measure.add_argument("--kubeconfig", type=Path, metavar="FILE", help="instead of the pod's service account")
+    measure.add_argument("peer", nargs="?", metavar="PEER", help="name of the other Mac's Node (only with link)")
+    measure.add_argument("-o", "--output", default="text", choices=("text", "json"), help="output format")
+    measure.add_argument(
+        "--transport",
+        type=str.lower,
+        default="rdma",
+        choices=("rdma", "ring"),
+        help="transport of the group of two (only with link)",
+    )
+    measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac")
+    measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")
+    measure.add_argument(
+        "--kubeconfig", type=Path, metavar="FILE", help="kubeconfig to use instead of the pod's service account"
+    )
     return parser
 
 
 def _folder(text: str) -> Path:
     path = Path(text)
     if not path.is_absolute():
-        raise argparse.ArgumentTypeError(f"a model folder is an absolute path, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an absolute path, not {text!r}")
     return path
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, not {text!r}")
     return int(text)
 
 
@@ -146,7 +163,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"an interval is 1 to 86400 seconds, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be 1 to 86400 seconds, not {text!r}")
     return value
 
 
@@ -173,9 +190,9 @@ async def _inspect(arguments: argparse.Namespace) -> int:
         return 0
     whole = NodeProfile(metadata=ObjectMeta(name=node, labels=found.labels), status=found.status).dump()
     if arguments.why:
-        from thunderfleet_agent.inspection.page import why
+        from thunderfleet_agent.inspection.problems import as_values
 
-        whole["why"] = why(found.status, collector.facts)
+        whole["why"] = as_values(found.status, collector.facts)
     if arguments.output == "json":
         print(json.dumps(whole, indent=2))
     else:
@@ -188,20 +205,21 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     from thunderfleet_lib.sandbox import mounted
 
-    from thunderfleet_agent.agent import Settings, run
-    from thunderfleet_agent.measure.schedule import settings as measuring
+    from thunderfleet_agent.agent import run
+    from thunderfleet_agent.measure.schedule import settings
     from thunderfleet_agent.observe.models import hub_caches
+    from thunderfleet_agent.rounds import AgentSettings
 
     if not arguments.node_name or not arguments.host_ip:
-        print("thunderfleet-agent run needs --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
+        print("thunderfleet-agent run: set --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
         return 2
     try:
-        measure = measuring.parse(arguments.measure)
+        measure = settings.parse(arguments.measure)
     except ValueError as error:
         print(f"thunderfleet-agent run: --measure: {error}", file=sys.stderr)
         return 2
     return await run(
-        Settings(
+        AgentSettings(
             measure=measure,
             node=arguments.node_name,
             host_ip=arguments.host_ip,
@@ -223,14 +241,16 @@ async def _measure(arguments: argparse.Namespace) -> int:
     from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.measure import measure_cli
-    from thunderfleet_agent.measure.schedule.settings import Rdma, Settings
+    from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Rdma
 
     if (arguments.what == "link") != (arguments.peer is not None):
-        print("thunderfleet-agent measure link PEER names the other Mac; gpu and memory name none", file=sys.stderr)
+        print("thunderfleet-agent measure: PEER is required with link, and not allowed with gpu and memory", file=sys.stderr)
         return 2
     transport = {"rdma": MeasurementTransport.RDMA, "ring": MeasurementTransport.RING}[arguments.transport]
     state = mounted(arguments.state_folder)
-    own = measure_cli.Own(arguments.node_name, arguments.host_ip, state if state.is_dir() else None, arguments.kubeconfig)
+    own = measure_cli.LocalAgent(
+        arguments.node_name, arguments.host_ip, state if state.is_dir() else None, arguments.kubeconfig
+    )
     return await measure_cli.run(
-        arguments.what, arguments.peer, own, Settings(rdma=Rdma(transport=transport)), arguments.output
+        arguments.what, arguments.peer, own, MeasureSettings(rdma=Rdma(transport=transport)), arguments.output
     )

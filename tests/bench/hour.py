@@ -14,10 +14,10 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_agent.agent import Settings
-from thunderfleet_agent.derive.flap_damper import Damper
+from thunderfleet_agent.derive.flap_damper import FlapDamper
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_agent.rounds import AgentSettings
 from thunderfleet_lib.hostcmd import Host
 
 HOUR_SECONDS = 3600
@@ -29,9 +29,9 @@ def _resident() -> int:
 
 
 async def _rounds() -> dict[str, float]:
-    settings = Settings("mac", "127.0.0.1", 0, 0)
+    settings = AgentSettings("mac", "127.0.0.1", 0, 0)
     fast, slow = round(HOUR_SECONDS / settings.fast_seconds), round(HOUR_SECONDS / settings.slow_seconds)
-    collector, damper, resident = Collector(Host()), Damper(), 0
+    collector, damper, resident = Collector(Host()), FlapDamper(), 0
     for number in range(fast):
         if number % (fast // slow) == 0:
             await collector.slow()

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from thunderfleet_agent.measure.schedule.settings import Settings
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 from thunderfleet_agent.measure.session import streams
-from thunderfleet_agent.measure.worker import process
+from thunderfleet_agent.measure.worker import parent
 
 from tests.bench import models, processes
 from tests.bench.figures import Bound, Figure
@@ -57,9 +57,10 @@ print(2 * size**3 / best)
 """
 ANSWERER = """
 import asyncio, sys
-from thunderfleet_agent.measure.session.streams import DOWN, UP, Gate
+from thunderfleet_agent.measure.session.stream_listener import StreamListener
+from thunderfleet_agent.measure.session.streams import DOWN, UP
 async def main():
-    gate = Gate("127.0.0.1", "127.0.0.1")
+    gate = StreamListener("127.0.0.1", "127.0.0.1")
     print(gate.port, gate.token.hex(), flush=True)
     opened = await gate.admit(int(sys.argv[1]), 10)
     await opened.answer_echoes(5)
@@ -72,16 +73,16 @@ asyncio.run(main())
 
 def gpu(repeats: int, say: Say) -> list[Figure]:
     """The GPU probe against a plain loop over matrices of the same order, and the spread of its runs."""
-    settings, ours, hand, orders = Settings(), list[float](), list[float](), set[int]()
+    settings, ours, hand, orders = MeasureSettings(), list[float](), list[float](), set[int]()
     for number in range(repeats + 1):
         # In turns of changing order, so that a machine that gets busier or calmer favours neither.
         if number % 2:
-            hand.append(_by_hand(min(orders), settings.gpu.seconds / 2))
-        found = asyncio.run(process.run({"what": "gpu", "seconds": settings.gpu.seconds}))
+            hand.append(_plain_loop(min(orders), settings.gpu.seconds / 2))
+        found = asyncio.run(parent.run({"what": "gpu", "seconds": settings.gpu.seconds}))
         orders.add(found["order"])
         ours.append(found["flops"] / 1e9)
         if not number % 2:
-            hand.append(_by_hand(found["order"], settings.gpu.seconds / 2))
+            hand.append(_plain_loop(found["order"], settings.gpu.seconds / 2))
         say(f"gpu {number + 1}/{repeats + 1}: {ours[-1]:.3f} GFLOPS, by hand {hand[-1]:.3f}")
     apart = max(ours) / min(ours) - 1
     note = f"order {', '.join(map(str, sorted(orders)))}; runs differ by {apart:.1%}"
@@ -91,7 +92,7 @@ def gpu(repeats: int, say: Say) -> list[Figure]:
     ]
 
 
-def _by_hand(order: int, seconds: float) -> float:
+def _plain_loop(order: int, seconds: float) -> float:
     """GFLOPS of the loop by hand."""
     command = [sys.executable, "-c", BY_HAND, str(order), str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout) / 1e9
@@ -142,7 +143,7 @@ def sockets(repeats: int, say: Say) -> list[Figure]:
     """
     if shutil.which("iperf3") is None:
         raise BenchFailed("there is no iperf3 on this machine")
-    chosen = Settings().sockets
+    chosen = MeasureSettings().sockets
     ours, theirs = list[float](), list[float]()
     rounds = SOCKET_ROUNDS * repeats
     for number in range(rounds):
@@ -186,7 +187,7 @@ def day(line: Line, repeats: int, say: Say) -> list[Figure]:
         return all({("probes", kind) for kind in ("gpu", "memory", "socket")} <= set(_totals(line, mac)) for mac in macs)
 
     line.wait(done, "every agent has measured")
-    settings = Settings()
+    settings = MeasureSettings()
     a_day = {
         "gpu": DAY_SECONDS / settings.gpu.every_seconds,
         "memory": DAY_SECONDS / settings.memory.every_seconds,

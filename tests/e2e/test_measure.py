@@ -279,7 +279,9 @@ def cable_ages(line: Line) -> list[float]:
 def silent_peer_reported(line: Line, mac: str) -> bool:
     """Whether that Mac reports a probe that failed because the other end fell silent, and when it tries again."""
     said = fresh(line, mac)
-    return said["reason"] == "ProbeFailed" and "said nothing for" in said["message"] and "next try at" in said["message"]
+    return (
+        said["reason"] == "ProbeFailed" and "sent no message within" in said["message"] and "next attempt at" in said["message"]
+    )
 
 
 def lose_the_lan(line: Line, rank: int, reported: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutation import equivalent
-from tests.mutation.modules import PURE, pure, tests_of
+from tests.mutation.modules import PURE, pure, unit_tests
 from tests.mutation.mutants import Mutant, sample
 from tests.mutation.trial import Trial, TrialError
 
@@ -61,7 +61,7 @@ class Results:
 
     @staticmethod
     def _id(mutant: Mutant) -> str:
-        _, tests = tests_of(ROOT, mutant.module)
+        _, tests = unit_tests(ROOT, mutant.module)
         text = mutant.code + "".join((ROOT / test).read_text() for test in tests)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -1,6 +1,7 @@
 """Which modules are pure, by program, and which unit tests run for a mutant of each."""
 
 import ast
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def pure(root: Path, programs: Sequence[str]) -> list[Module]:
     return found
 
 
-def tests_of(root: Path, module: Module) -> tuple[list[str], list[str]]:
+def unit_tests(root: Path, module: Module) -> tuple[list[str], list[str]]:
     """Files of unit tests that import the module or its package, and all of the program's, relative to the root."""
     files = sorted((root / UNIT[module.program]).glob("test_*.py"))
     package = module.dotted.rpartition(".")[0]
@@ -57,6 +58,7 @@ def tests_of(root: Path, module: Module) -> tuple[list[str], list[str]]:
     return [str(file.relative_to(root)) for file in close], [str(file.relative_to(root)) for file in files]
 
 
+@functools.cache
 def _imports(file: Path) -> set[str]:
     found = set[str]()
     for node in ast.walk(ast.parse(file.read_text())):

@@ -73,15 +73,15 @@ def sample(root: Path, modules: Sequence[Module], number: int, seed: int, exclud
 
 
 def _places(root: Path, module: Module) -> Iterator[_Place]:
-    """Every place outside of annotations, which do nothing at run time."""
+    """Every place outside of annotations, which do nothing at run time, and decorators."""
     source = (root / module.path).read_text()
-    annotations = _annotations(source)
+    apart = _apart(source)
     nodes = list(cosmic_ray.ast.ast_nodes(cosmic_ray.ast.get_ast(source)))
     for name in OPERATORS:
         operator = cosmic_ray.plugins.get_operator(name)()
         starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, start in enumerate(starts):
-            if not any(first <= start < last for first, last in annotations):
+            if not any(first <= start < last for first, last in apart):
                 yield _Place(module.path, name, occurrence, start[0])
 
 
@@ -96,12 +96,12 @@ def _mutant(root: Path, module: Module, place: _Place) -> Mutant | None:
     return Mutant(module, place.operator, line + 1, old[line].strip(), new[line].strip(), code)
 
 
-def _annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where annotations start and end, as (line, column)."""
+def _apart(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where annotations and decorators start and end, as (line, column)."""
     found = []
     for node in ast.walk(ast.parse(source)):
-        for field in ("annotation", "returns"):
-            part = getattr(node, field, None)
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None), *getattr(node, "decorator_list", ())]
+        for part in parts:
             if isinstance(part, ast.expr):
                 end = (part.end_lineno or part.lineno, part.end_col_offset or part.col_offset)
                 found.append(((part.lineno, part.col_offset), end))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutation.modules import Module, tests_of
+from tests.mutation.modules import Module, unit_tests
 from tests.mutation.mutants import Mutant
 
 PACKAGES = ("crds", "lib", "operator", "node-agent", "runner", "kubelet", "localcluster")
@@ -51,7 +51,7 @@ class Trial:
         return ""
 
     def _tests(self, module: Module) -> tuple[list[str], list[str]]:
-        close, every = tests_of(self._folder, module)
+        close, every = unit_tests(self._folder, module)
         return close, [file for file in every if file not in close]
 
     def _baseline(self, files: Sequence[str]) -> float:

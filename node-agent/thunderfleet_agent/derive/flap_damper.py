@@ -1,7 +1,7 @@
-"""Cables that come and go: what is published of them is held still, and said to be held.
+"""Holds the last connected state of a port whose cable flaps, so that it does not change what is published.
 
-A loose plug would otherwise write two profiles and a link every few seconds, and move every placement that leans on them. Pure:
-the time is given.
+A loose plug would otherwise write two profiles and a link every few seconds, and change every placement that uses them. Pure;
+the time is an argument.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 
 from thunderfleet_lib.rdma.parse import DeviceInfo
 
-from thunderfleet_agent.derive.profile import port_interfaces
+from thunderfleet_agent.derive.network import port_interfaces
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers.network import Interface
 from thunderfleet_agent.observe.parsers.thunderbolt import Port
 
-# So many changes within the window are flapping; so long without one is calm again. In seconds.
+# A port flaps after this many changes within the window, until it has had no change for CALM_SECONDS.
 CHANGES = 5
 WINDOW_SECONDS = 180.0
 CALM_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What was known of one receptacle when a computer was last seen through it."""
+class ConnectedState:
+    """One receptacle when a computer was last seen through it."""
 
     port: Port
     interface: Interface | None
@@ -35,30 +35,30 @@ class Snapshot:
 class _Port:
     alive: bool
     changes: deque[float] = field(default_factory=lambda: deque(maxlen=CHANGES))
-    seen: Snapshot | None = None
+    seen: ConnectedState | None = None
     flapping: bool = False
 
 
-class Damper:
-    """Sees every observation, and says what may be published. One value a Mac; times are monotonic seconds."""
+class FlapDamper:
+    """Receives every observation, and gives the facts to publish. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._ports: dict[int, _Port] = {}
 
     @property
     def flapping(self) -> frozenset[int]:
-        """The receptacles whose cable comes and goes."""
+        """The receptacles whose cable flaps."""
         return frozenset(number for number, port in self._ports.items() if port.flapping)
 
     def calm_at(self) -> float:
-        """When the next of them is calm if nothing more happens; infinite when there is none."""
+        """When the next flapping port is calm if nothing changes; infinite without one."""
         return min(
             (port.changes[-1] + CALM_SECONDS for port in self._ports.values() if port.flapping and port.changes),
             default=float("inf"),
         )
 
     def see(self, facts: Facts, now: float) -> None:
-        """Takes in one observation."""
+        """Receives one observation."""
         if facts.thunderbolt is None:
             return
         interfaces = {interface.name: interface for interface in facts.interfaces or ()}
@@ -73,7 +73,7 @@ class Damper:
                 known.alive = alive
                 known.changes.append(now)
             if alive and not known.flapping:
-                known.seen = Snapshot(port, interface, devices.get(f"rdma_{name}"))
+                known.seen = ConnectedState(port, interface, devices.get(f"rdma_{name}"))
             recent = [at for at in known.changes if now - at <= WINDOW_SECONDS]
             if known.flapping:
                 known.flapping = bool(known.changes) and now - known.changes[-1] < CALM_SECONDS
@@ -83,11 +83,11 @@ class Damper:
                 known.flapping = len(recent) >= CHANGES and known.seen is not None
 
     def held(self, facts: Facts) -> Facts:
-        """The facts, with flapping ports as they were when a computer was last seen through them."""
+        """The facts, with flapping ports in their last connected state."""
         held = {number: self._ports[number].seen for number in self.flapping}
         if not held or facts.thunderbolt is None:
             return facts
-        ports = tuple((held.get(port.receptacle) or Snapshot(port, None, None)).port for port in facts.thunderbolt.ports)
+        ports = tuple((held.get(port.receptacle) or ConnectedState(port, None, None)).port for port in facts.thunderbolt.ports)
         still = {seen.interface.name: seen.interface for seen in held.values() if seen and seen.interface}
         devices = {seen.device.name: seen.device for seen in held.values() if seen and seen.device}
         return replace(

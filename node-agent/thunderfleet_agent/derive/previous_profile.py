@@ -1,7 +1,7 @@
-"""What an earlier agent of this Mac has published of what takes long to find out, until this one has found out itself.
+"""Models and runtime from the profile that an earlier agent of this Mac published, until this agent has found out itself.
 
-Sizing a disk full of models takes minutes. An agent that was restarted would first take all that away and then say the same
-again, and whoever places groups would see a Mac without models meanwhile. Pure.
+Sizing all models on a disk takes minutes. Without this, a restarted agent would remove them from the profile and publish them
+again later, and placement would see a Mac without models in between.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ from thunderfleet_crds.nodeprofile import Model, NodeProfile, Runtime
 from thunderfleet_agent.observe.facts import Facts, Source
 
 
-class Recall:
-    """One value an agent. What this agent knows by itself is never asked of the past again."""
+class PreviousProfile:
+    """What the earlier profile says that this agent does not know yet. One value per agent."""
 
     def __init__(self) -> None:
+        self._loaded = False
         self._runtime: Runtime | None = None
         self._models: dict[str, Model] = {}
 
-    def begin(self, earlier: NodeProfile | None) -> None:
-        """Starts from the profile as the first look shows it."""
+    def load(self, earlier: NodeProfile | None) -> None:
+        """Takes the profile as it is at the start. Only the first call has an effect."""
+        if self._loaded:
+            return
+        self._loaded = True
         if earlier is not None:
             self._runtime = earlier.status.runtime
             self._models = {model.path: model for model in earlier.status.models}
 
-    def beside(self, facts: Facts) -> Facts:
-        """The facts, with what has not been looked at yet as it was known before."""
+    def fill(self, facts: Facts) -> Facts:
+        """The facts, with the earlier values of those that are still unknown."""
         if facts.runtime is not None or Source.RUNTIME in facts.failures:
             self._runtime = None
         if facts.models is None:

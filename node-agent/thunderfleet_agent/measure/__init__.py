@@ -1,6 +1,10 @@
-"""What this Mac and its cables really do, measured without fighting with the inference that runs on them.
+"""Measures GPU, memory and links without disturbing the groups that use them.
 
-Read from the inside out: ``probes`` (what there is to measure, bounded by what), ``due`` (which of them runs now), ``gates``
-(what must not run beside a group), ``desk`` (one Mac, one probe between Macs at a time), ``results`` (what was found, kept over
-a restart), and ``prober``, the thin loop that puts them together. Pure modules take the time as an argument.
+prober       runs this Mac's probes, and takes part in those of peers
+admission    whether this Mac takes part in a probe that a peer requests; pure
+ledger       the results: kept across restarts, and published when they change
+measure_cli  `thunderfleet-agent measure`
+schedule     which probe runs when; pure
+session      a probe between two Macs
+worker       one measurement with MLX in a process of its own
 """

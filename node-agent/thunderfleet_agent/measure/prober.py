@@ -1,7 +1,7 @@
-"""The prober: asks ``due`` what runs now, runs it, keeps what it found; and answers peers that want to measure with this Mac.
+"""Runs this Mac's probes one at a time, and takes part in those that peers request.
 
-Thin on purpose. What it decides is decided by pure functions of a view, the groups and the ledger; what it does is start one
-probe at a time, and end it at once when a group arrives.
+``due`` decides which probe runs, ``gates`` which must wait, ``admission`` which requests are accepted; the prober carries out
+what they decide, and ends a probe at once when a group needs what it uses.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from typing import Any, Protocol
 
 from thunderfleet_crds.nodeprofile import GroupUse
 
-from thunderfleet_agent.derive.profile import Verdict
+from thunderfleet_agent.derive.condition import ConditionValue
+from thunderfleet_agent.measure.admission import BUSY_SECONDS, Reservation, Situation, admit, check_budget
+from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.schedule import gates
-from thunderfleet_agent.measure.schedule.due import WINDOW_SECONDS, due, room
-from thunderfleet_agent.measure.schedule.probes import Key, Kind, Need, Probe, Target, rdma, socket
-from thunderfleet_agent.measure.schedule.results import Figures, Ledger
-from thunderfleet_agent.measure.schedule.settings import Settings
-from thunderfleet_agent.measure.schedule.verdict import verdict
+from thunderfleet_agent.measure.schedule.due import WINDOW_SECONDS, due
+from thunderfleet_agent.measure.schedule.figures import Figures
+from thunderfleet_agent.measure.schedule.freshness import benchmarks_fresh
+from thunderfleet_agent.measure.schedule.probes import Key, Need, Probe, ProbeKind
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 from thunderfleet_agent.measure.schedule.view import View, notes, wanted
-from thunderfleet_agent.measure.session import sessions, talk
-from thunderfleet_agent.measure.session.probe_lock import Busy, Desk
-from thunderfleet_agent.measure.session.sessions import Found
-from thunderfleet_agent.measure.session.talk import Answer, Ask, Broken, Line, Refused, Step
-from thunderfleet_agent.measure.worker import process
+from thunderfleet_agent.measure.session import channel, lease, pair_session, socket_session
+from thunderfleet_agent.measure.session.channel import Channel
+from thunderfleet_agent.measure.session.messages import MAX_ERROR, ProbeReply, ProbeRequest, SessionMessage
+from thunderfleet_agent.measure.session.probe_lock import MacBusy, ProbeLock
+from thunderfleet_agent.measure.session.result import ProbeRefused, SessionFailed, SessionResult
+from thunderfleet_agent.measure.session.steps import SLACK_SECONDS
+from thunderfleet_agent.measure.worker import parent
 
 log = logging.getLogger(__name__)
 
-# A busy peer is asked again so soon (jittered), one that a group has not so soon.
-BUSY_SECONDS = 1.0
-IN_USE_SECONDS = 30.0
-# After a refusal nobody is asked for a while, ever longer while everybody is busy: so few connections come to nothing.
+# After a refusal no peer is asked for a while, longer and longer while every peer is busy.
 REST_SECONDS = 0.1
 REST_LIMIT_SECONDS = 4.0
-# For somebody at a terminal who was told that a Mac is busy, it is kept free for so long: else on a fleet that measures all the
-# time he would never have his turn.
-KEPT_SECONDS = 5.0
-NOT_READ = "it is not known yet what was measured before"
-# The condition is looked at anew at least so often.
-LOOK_SECONDS = 60.0
+NOT_LOADED = "the agent has not read earlier measurements yet"
+# The condition is computed again at least this often.
+CHECK_SECONDS = 60.0
+
+
+class Preempted(Exception):
+    """A group needs what the probe uses."""
 
 
 class Counter(Protocol):
-    """What is counted of probes."""
+    """Counts probes."""
 
     def probed(self, kind: str, outcome: str, seconds: float, count: int) -> None: ...
 
@@ -62,35 +64,35 @@ class _NoCounter:
 
 @dataclass(eq=False)
 class Running:
-    """A probe that runs; ``gate`` says why it was ended, when a group ended it."""
+    """A probe that runs. ``preempted_by`` is set when a group ends it."""
 
     probe: Probe
-    task: asyncio.Task[Found]
-    gate: str | None = None
+    task: asyncio.Task[SessionResult]
+    preempted_by: str | None = None
 
 
 class Prober:
-    """One Mac's. ``changed`` is called when status should be written."""
+    """The prober of one Mac. ``changed`` is called when status should be written."""
 
     def __init__(
         self,
         node: str,
-        settings: Settings,
+        settings: MeasureSettings,
         context: ssl.SSLContext,
         ledger: Ledger,
         changed: Callable[[], None] = lambda: None,
         counter: Counter | None = None,
         *,
-        by_hand: bool = False,
+        interactive: bool = False,
     ) -> None:
-        """``by_hand``: for somebody at a terminal, who has his turn before what agents do by themselves."""
+        """``interactive``: for a user at a terminal; its probes preempt background probes."""
         self.settings = settings
         self.ledger = ledger
-        self.desk = Desk(node)
+        self.lock = ProbeLock(node)
         self.groups: tuple[GroupUse, ...] | None = None
         self.view = View(node)
         self._wanted: tuple[Probe, ...] = wanted(self.view, settings)
-        self._shown = False
+        self._loaded = False
         self.running: set[Running] = set()
         self._node = node
         self._context = context
@@ -101,56 +103,50 @@ class Prober:
         self._started = time.monotonic()
         self._refusals = 0
         self._rest_until = self._started
-        self._by_hand = by_hand
-        self._kept_for, self._kept_until = "", self._started
-        self._verdict: Verdict | None = None
+        self._interactive = interactive
+        self._reservation = Reservation()
+        self._published: ConditionValue | None = None
 
-    # --- what it is told ---
-
-    def look(self, view: View) -> None:
-        """This Mac and its neighbours as they are now."""
+    def set_view(self, view: View) -> None:
+        """Takes the current cables and peers. Earlier measurements have been loaded by now."""
         self.view = view
         self._wanted = wanted(view, self.settings)
-        self._shown = True
+        self._loaded = True
         self._wake.set()
 
-    def use(self, groups: Sequence[GroupUse]) -> None:
-        """The groups that have this Mac now: whatever runs beside them ends."""
+    def set_groups(self, groups: Sequence[GroupUse]) -> None:
+        """Takes the groups that use this Mac, and ends the probes that they block."""
         self.groups = tuple(groups)
         for running in list(self.running):
-            why = gates.closed(running.probe, self.groups)
-            if why is not None and running.gate is None:
-                log.info("%s ends: %s", running.probe.key, why)
-                running.gate = why
+            why = gates.blocked_by(running.probe, self.groups)
+            if why is not None and running.preempted_by is None:
+                log.info("%s: ended, because %s", running.probe.key, why)
+                running.preempted_by = why
                 running.task.cancel()
         self._wake.set()
 
-    # --- what it says ---
-
     @property
-    def verdict(self) -> Verdict:
+    def benchmarks_fresh(self) -> ConditionValue:
         """The condition BenchmarksFresh."""
-        return verdict(
+        return benchmarks_fresh(
             self.settings,
             self._wanted,
             self.ledger.history,
-            self.ledger.troubles,
-            self._closed(),
+            self.ledger.failures,
+            self._blocked(),
             notes(self.view, self.settings),
             time.monotonic(),
         )
 
-    def _closed(self) -> dict[Key, str]:
-        if not self._shown:
-            # Whoever shows the view has read what was measured before; until then everything would seem to be missing.
-            return dict.fromkeys((probe.key for probe in self._wanted), NOT_READ)
-        said = {probe.key: gates.closed(probe, self.groups) for probe in self._wanted}
-        return {key: why for key, why in said.items() if why is not None}
-
-    # --- the loop ---
+    def _blocked(self) -> dict[Key, str]:
+        if not self._loaded:
+            # Until the ledger is loaded, every result would seem to be missing.
+            return dict.fromkeys((probe.key for probe in self._wanted), NOT_LOADED)
+        reasons = {probe.key: gates.blocked_by(probe, self.groups) for probe in self._wanted}
+        return {key: why for key, why in reasons.items() if why is not None}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             self._wake.clear()
             now = time.monotonic()
@@ -158,7 +154,7 @@ class Prober:
             plan = due(
                 self._wanted,
                 self.ledger.history,
-                self._closed(),
+                self._blocked(),
                 self._spent,
                 self.settings.bytes_per_minute,
                 node=self._node,
@@ -167,70 +163,73 @@ class Prober:
                 now=now,
             )
             wake = plan.wake
-            if plan.probe is not None and self.desk.peer is None:
-                wake = max(self._kept_until, self._rest_until if Need.PEER in plan.probe.needs else now)
+            if plan.probe is not None and self.lock.peer is None:
+                wake = max(self._reservation.until, self._rest_until if Need.PEER in plan.probe.needs else now)
                 if wake <= now:
                     await self._carry_out(plan.probe)
                     continue
-            self._tell()
-            # While a peer measures with this Mac, its end wakes us.
-            seconds = LOOK_SECONDS if self.desk.peer is not None else min(LOOK_SECONDS, max(0.0, wake - now))
+            self._publish_if_changed()
+            # While a peer measures with this Mac, the end of that probe sets the event.
+            seconds = CHECK_SECONDS if self.lock.peer is not None else min(CHECK_SECONDS, max(0.0, wake - now))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), seconds)
 
-    def _tell(self) -> None:
-        said = self.verdict
-        if said != self._verdict:
-            self._verdict = said
+    def _publish_if_changed(self) -> None:
+        value = self.benchmarks_fresh
+        if value != self._published:
+            self._published = value
             self._changed()
 
     async def _carry_out(self, probe: Probe) -> None:
-        """One probe, and what becomes of it."""
-        begun = time.monotonic()
+        """Runs one probe and records how it ended."""
+        started = time.monotonic()
         try:
             found = await self._bounded(probe, self._probe(probe))
-        except (Busy, Refused) as error:
-            again = BUSY_SECONDS if isinstance(error, Busy) else error.again
+        except (MacBusy, ProbeRefused) as error:
+            again = BUSY_SECONDS if isinstance(error, MacBusy) else error.retry_seconds
             now = time.monotonic()
             if again is None:
-                self._failed(probe, f"{error}", begun)
+                self._failed(probe, f"{error}", started)
             else:
-                self.ledger.later(probe.key, now + again * random.uniform(0.7, 1.7))
+                self.ledger.postpone(probe.key, now + again * random.uniform(0.7, 1.7))
                 self._refusals += 1
                 rest = min(REST_LIMIT_SECONDS, REST_SECONDS * 2.0 ** min(self._refusals, 16))
                 self._rest_until = now + rest * random.uniform(0.5, 1.5)
-                self._counter.probed(probe.kind, "refused", now - begun, 0)
-        except (Broken, process.ChildFailed, OSError) as error:
-            self._failed(probe, str(error), begun)
-        except Ended:
-            self._counter.probed(probe.kind, "ended", time.monotonic() - begun, 0)
+                self._counter.probed(probe.kind, "refused", now - started, 0)
+        except (SessionFailed, parent.WorkerFailed, OSError) as error:
+            self._failed(probe, str(error), started)
+        except Preempted:
+            self._counter.probed(probe.kind, "ended", time.monotonic() - started, 0)
         except Exception:
-            log.exception("%s failed by a fault of ours", probe.key)
-            self._failed(probe, "a fault of the agent; see its log", begun)
+            log.exception("%s: internal error", probe.key)
+            self._failed(probe, "internal error of the agent; see its log", started)
         else:
-            self._record(probe.key, found, begun)
+            self._record(probe.key, found, started)
 
-    async def once(self, probe: Probe) -> Figures:
-        """One probe now, whatever is due. Raises what it fails with: Busy, Refused, Broken, ChildFailed, OSError, Ended."""
-        why = gates.closed(probe, self.groups)
+    async def run_once(self, probe: Probe) -> Figures:
+        """Runs one probe now.
+
+        Raises MacBusy, ProbeRefused, SessionFailed, WorkerFailed, OSError or Preempted.
+        """
+        why = gates.blocked_by(probe, self.groups)
         if why is not None:
-            raise Refused(why)
+            raise ProbeRefused(why)
         return (await self._bounded(probe, self._probe(probe))).figures
 
-    def _failed(self, probe: Probe, why: str, begun: float) -> None:
+    def _failed(self, probe: Probe, why: str, started: float) -> None:
         now = time.monotonic()
-        # What it moved before it failed is not known; the most that it may have is what counts.
+        # How many bytes a failed probe moved is unknown, so its limit counts.
         self._spend(now, probe.shared_bytes)
         wait = self.ledger.fail(probe.key, why, datetime.now(UTC), now)
-        self._counter.probed(probe.kind, "failed", now - begun, probe.bytes)
-        log.warning("%s: %s; again in %.0f s", probe.key, why, wait)
-        self._tell()
+        self._counter.probed(probe.kind, "failed", now - started, probe.bytes)
+        log.warning("%s: %s; next attempt in %.0f s", probe.key, why, wait)
+        self._publish_if_changed()
 
-    def _record(self, key: Key, found: Found, begun: float) -> None:
+    def _record(self, key: Key, found: SessionResult, started: float) -> None:
         now = time.monotonic()
         self._refusals, self._rest_until = 0, now
         self._spend(now, 0 if key.target.link else found.bytes)
-        self._counter.probed(key.kind, "ok", now - begun, found.bytes)
+        self._counter.probed(key.kind, "ok", now - started, found.bytes)
         log.info("%s: %s", key, found.figures.words())
         if self.ledger.record(key, found.figures, datetime.now(UTC), now):
             self._changed()
@@ -240,118 +239,97 @@ class Prober:
         if count:
             self._spent.append((now, count))
 
-    async def _bounded(self, probe: Probe, session: Coroutine[Any, Any, Found]) -> Found:
-        """Runs a session within the probe's limit, to be ended by a group. Raises Ended then."""
+    async def _bounded(self, probe: Probe, session: Coroutine[Any, Any, SessionResult]) -> SessionResult:
+        """Runs a session within the probe's limit. Raises Preempted if a group ends it."""
         running = Running(probe, asyncio.create_task(session))
         self.running.add(running)
         try:
-            slack = 0.0 if probe.kind is Kind.SOCKET else process.GRACE_SECONDS
-            async with asyncio.timeout(probe.seconds + slack + 3 * sessions.SLACK_SECONDS):
+            slack = 0.0 if probe.kind is ProbeKind.SOCKET else parent.GRACE_SECONDS
+            async with asyncio.timeout(probe.seconds + slack + 3 * SLACK_SECONDS):
                 return await running.task
         except TimeoutError:
-            raise Broken(f"was not done within {probe.seconds:g} s") from None
+            raise SessionFailed(f"did not finish within {probe.seconds:g} s") from None
         except asyncio.CancelledError:
-            if running.gate is None:
+            if running.preempted_by is None:
                 raise
-            raise Ended(running.gate) from None
+            raise Preempted(running.preempted_by) from None
         finally:
             self.running.discard(running)
             if not running.task.done():
                 running.task.cancel()
                 await asyncio.gather(running.task, return_exceptions=True)
 
-    async def _probe(self, probe: Probe) -> Found:
-        if probe.kind in (Kind.GPU, Kind.MEMORY):
-            with self.desk.alone():
-                said = await process.run({"what": probe.kind.value, "seconds": probe.seconds})
-                return Found(Figures.model_validate(said))
+    async def _probe(self, probe: Probe) -> SessionResult:
+        if probe.kind in (ProbeKind.GPU, ProbeKind.MEMORY):
+            with self.lock.alone():
+                found = await parent.run({"what": probe.kind.value, "seconds": probe.seconds})
+                return SessionResult(Figures.model_validate(found))
         target = probe.target
         to = self.view.dial(target)
         if to is None:
-            raise Refused(f"no address of {target.node} answers", BUSY_SECONDS)
-        with self.desk.asking(target.node) as hold:
+            raise ProbeRefused(f"no address of {target.node} is reachable", BUSY_SECONDS)
+        with self.lock.asking(target.node) as hold:
             source = self.view.source(target, to.address)
-            async with talk.call(to, self._node, self._context, source) as (line, ours, _):
+            async with channel.connect(to, self._node, self._context, source) as (peer, ours, _):
 
-                def sure() -> None:
-                    self.desk.sure(hold)
+                def confirm() -> None:
+                    self.lock.confirm(hold)
 
-                if probe.kind is Kind.RDMA:
+                if probe.kind is ProbeKind.RDMA:
                     end = self.view.cables[target.link].mine
-                    return await sessions.dial_pair(line, target, self.settings, end, sure, self._by_hand)
-                return await sessions.dial_socket(line, target, self.settings, ours, to.interface, sure, self._by_hand)
+                    return await pair_session.dial(peer, target, self.settings, end, confirm, self._interactive)
+                return await socket_session.dial(peer, target, self.settings, ours, to.interface, confirm, self._interactive)
 
-    # --- the other side ---
+    async def answer(self, connection: Channel, peer: str, here: str, there: str) -> None:
+        """Takes part in a probe that ``peer`` (authenticated) requests from address ``there`` at this Mac's ``here``.
 
-    async def answer(self, line: Line, peer: str, here: str, there: str) -> None:
-        """A peer that is known has come from ``there`` to this Mac's address ``here`` and wants to measure. Somebody at this
-        Mac's own terminal comes as this Mac, and keeps it out of other probes while he measures.
+        A ``peer`` of this Mac's own name is an interactive measurement, which keeps other probes away while it runs.
         """
         try:
-            ask = await line.hear(Ask)
-            probe = self._asked(ask, peer, here, there)
-            begun = time.monotonic()
-            with self.desk.granted(peer):
+            request = await connection.receive(ProbeRequest)
+            probe = self._admit(request, peer, here, there)
+            started = time.monotonic()
+            with self.lock.granted(peer):
                 try:
-                    found = await self._bounded(probe, self._session(line, peer, ask, probe, here, there))
+                    found = await self._bounded(probe, self._session(connection, peer, request, probe, here, there))
                 finally:
                     self._wake.set()
             if peer != self._node:
-                self._record(probe.key, found, begun)
-        except (Busy, Refused) as error:
-            again = BUSY_SECONDS if isinstance(error, Busy) else error.again
-            with contextlib.suppress(Broken):
-                await line.say(Answer(refused=str(error)[:400], again=again))
-        except Ended as error:
-            log.info("the probe of %s ended: %s", peer, error)
-            with contextlib.suppress(Broken):
-                await line.say(Step(error=str(error)[:400]))
-        except (Broken, process.ChildFailed) as error:
-            # The peer, which wanted it, counts it as a failure.
-            log.info("the probe of %s came to nothing: %s", peer, error)
+                self._record(probe.key, found, started)
+        except (MacBusy, ProbeRefused) as error:
+            again = BUSY_SECONDS if isinstance(error, MacBusy) else error.retry_seconds
+            with contextlib.suppress(SessionFailed):
+                await connection.send(ProbeReply(refused=str(error)[:MAX_ERROR], again=again))
+        except Preempted as error:
+            log.info("the probe of %s was preempted: %s", peer, error)
+            with contextlib.suppress(SessionFailed):
+                await connection.send(SessionMessage(error=str(error)[:MAX_ERROR]))
+        except (SessionFailed, parent.WorkerFailed) as error:
+            # The peer, which requested the probe, records the failure.
+            log.info("the probe of %s failed: %s", peer, error)
 
-    def _asked(self, ask: Ask, peer: str, here: str, there: str) -> Probe:
-        """The probe as this Mac sees it. Raises Refused."""
-        if not self.settings.enabled:
-            raise Refused(f"measuring is switched off on {self._node}", IN_USE_SECONDS)
-        now = time.monotonic()
-        if self.desk.peer is None and now < self._kept_until and self._kept_for != peer:
-            raise Refused(f"{self._node} is about to be measured by hand", BUSY_SECONDS)
-        if peer == self._node:
-            if ask.kind not in (Kind.SOCKET, Kind.RDMA):
-                raise Refused(f"a {ask.kind} needs no other Mac")
-            probe = (socket if ask.kind is Kind.SOCKET else rdma)(self.settings, Target(ask.node, "", ask.link))
-        elif ask.kind is Kind.SOCKET:
-            probe = socket(self.settings, Target(peer, there, self.view.link_at(here, peer)))
-        elif ask.kind is Kind.RDMA:
-            cable = self.view.cables.get(ask.link)
-            if cable is None or cable.peer != peer:
-                raise Refused(f"{self._node} knows no cable {ask.link[:120] or 'without a name'} to {peer}", IN_USE_SECONDS)
-            if ask.transport is not self.settings.rdma.transport:
-                raise Refused(f"{self._node} measures cables over {self.settings.rdma.transport}, not {ask.transport}")
-            if cable.problem is not None:
-                raise Refused(f"{self._node}: {cable.problem}")
-            probe = rdma(self.settings, Target(peer, "", ask.link))
-        else:
-            raise Refused(f"a {ask.kind} is nobody else's to measure")
-        why = gates.closed(probe, self.groups)
-        if why is not None:
-            raise Refused(f"{self._node}: {why}", IN_USE_SECONDS)
-        if ask.by_hand or peer == self._node:
-            self._kept_for, self._kept_until = peer, now + KEPT_SECONDS
-        fits = room(self._spent, self.settings.bytes_per_minute, probe.shared_bytes, now)
-        if probe.shared_bytes and fits > now:
-            raise Refused(f"{self._node} has moved its bytes of this minute", fits - now)
+    def _admit(self, request: ProbeRequest, peer: str, here: str, there: str) -> Probe:
+        """The probe as this Mac sees it. Raises ProbeRefused."""
+        situation = Situation(
+            node=self._node,
+            settings=self.settings,
+            view=self.view,
+            groups=self.groups,
+            spent=self._spent,
+            reservation=self._reservation,
+            busy=self.lock.peer is not None,
+            now=time.monotonic(),
+        )
+        probe, self._reservation = admit(request, peer, here, there, situation)
+        check_budget(probe, situation)
         return probe
 
-    async def _session(self, line: Line, peer: str, ask: Ask, probe: Probe, here: str, there: str) -> Found:
+    async def _session(
+        self, connection: Channel, peer: str, request: ProbeRequest, probe: Probe, here: str, there: str
+    ) -> SessionResult:
         if peer == self._node:
-            return await sessions.lend(line, probe)
-        if probe.kind is Kind.RDMA:
-            return await sessions.answer_pair(line, ask, self.settings, self.view.cables[probe.target.link].mine)
-        asked = ask.model_copy(update={"link": probe.target.link})
-        return await sessions.answer_socket(line, asked, self.settings, here, there)
-
-
-class Ended(Exception):
-    """A group has come, and which."""
+            return await lease.lend(connection, probe)
+        if probe.kind is ProbeKind.RDMA:
+            return await pair_session.answer(connection, request, self.settings, self.view.cables[probe.target.link].mine)
+        asked = request.model_copy(update={"link": probe.target.link})
+        return await socket_session.answer(connection, asked, self.settings, here, there)

@@ -1,1 +1,7 @@
-"""observe: TODO one line a module."""
+"""Observes this Mac.
+
+collector  runs the commands and keeps the latest facts
+facts      all observations at one moment, as one value
+models     models on disk
+parsers    parsers of command output; pure
+"""

@@ -1,8 +1,7 @@
-"""Asks this Mac's commands and keeps the latest facts.
+"""Runs the commands of discovery and keeps the latest facts.
 
-Effects only: which command, how long it may take, and which parser reads it. A command that fails once has not changed the
-Mac: its last answer stands until it has failed ``PATIENCE`` times in a row (for what cannot change, for ever), while its
-failure is published at once.
+One failure of a command does not mean that the Mac has changed: the failure is published at once, but the last value stays
+until the command has failed ``PATIENCE`` times in a row (a static value stays for ever).
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
 log = logging.getLogger(__name__)
 
 PATIENCE = 3
-# What hardly ever changes is asked again after this time.
+# Static values are read again after this time.
 STATIC_SECONDS = 3600.0
 CAPABILITIES_COMMAND = (RUNNER, "capabilities", "-o", "json")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One command: where its answer goes in ``Facts``, how it is read, and how long it may take.
+    """One command: its field in ``Facts``, its parser, and its time limit in seconds.
 
-    ``salvage`` gives the text to read although the command failed, or None.
+    ``salvage`` gives the text to parse although the command failed, or None.
     """
 
     source: Source
@@ -52,31 +51,31 @@ class Question:
 
 
 def parse_capabilities(text: str) -> Runtime:
-    """What ``thunderfleet-runner capabilities -o json`` says. Raises ParseError."""
+    """Reads the output of ``thunderfleet-runner capabilities -o json``. Raises ParseError."""
     try:
-        said = json.loads(text)
+        values = json.loads(text)
         return Runtime.load(
             {
-                "mlxVersion": said.get("mlxVersion"),
-                "mlxLmVersion": said.get("mlxLmVersion"),
-                "backends": said.get("backends") or [],
+                "mlxVersion": values.get("mlxVersion"),
+                "mlxLmVersion": values.get("mlxLmVersion"),
+                "backends": values.get("backends") or [],
             }
         )
     except (ValueError, AttributeError, RecursionError, ValidationError) as error:
-        raise ParseError(" ".join(CAPABILITIES_COMMAND), f"printed what cannot be read: {quote(str(error))}") from None
+        raise ParseError(" ".join(CAPABILITIES_COMMAND), f"printed invalid output: {quote(str(error))}") from None
 
 
 def _no_devices(failure: Failure) -> str | None:
-    """`ibv_devinfo` may call it an error that there is no device."""
+    """`ibv_devinfo` may exit with an error if there is no device."""
     return rdma.NO_DEVICES if rdma.NO_DEVICES in failure.text + failure.error else None
 
 
 def _partial(failure: Failure) -> str | None:
-    """`sysctl` exits with an error for one unknown variable though it printed the others."""
+    """`sysctl` exits with an error for an unknown variable, but prints the others."""
     return failure.text if failure.kind is FailureKind.FAILED and failure.text.strip() else None
 
 
-# Limits are far above what these commands take, because "it hangs" has consequences and a busy machine is no reason for them.
+# The limits are far above the usual times, because a command that hangs has consequences, and a busy Mac must not cause them.
 INTERFACES = Question(Source.INTERFACES, "interfaces", network.IFCONFIG_COMMAND, 10, network.parse_ifconfig)
 RDMA_SWITCH = Question(Source.RDMA_SWITCH, "rdma_switch", rdma.STATUS_COMMAND, 10, rdma.parse_status)
 RDMA_DEVICES = Question(Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 10, rdma.parse_devices, salvage=_no_devices)
@@ -98,7 +97,7 @@ QUESTIONS = (
 
 
 class Collector:
-    """The facts so far, and the rounds that renew them. Rounds of different kinds may run at the same time."""
+    """The facts, and the rounds that update them. Different rounds may run concurrently."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class Collector:
         self._answered: dict[Source, float] = {}
 
     async def fast(self) -> None:
-        """Addresses, carriers, RDMA: what changes while people pull cables."""
+        """Reads what changes with cables: addresses, carriers, RDMA."""
         await asyncio.gather(self._ask(INTERFACES), self._rdma())
 
     async def _rdma(self) -> None:
@@ -122,26 +121,26 @@ class Collector:
         if self.facts.rdma_devices:
             await self._ask(RDMA_INFO)
         else:
-            # Nothing to describe; and on a Mac whose stack is dead, one command less to hang.
+            # Nothing to describe, and on a Mac whose RDMA stack hangs one command less.
             self._answer(RDMA_INFO, ())
 
     async def slow(self) -> None:
-        """Thunderbolt's tree, the ports' names, limits; and what never changes, when it is not known yet."""
+        """Reads Thunderbolt, hardware ports, services and limits, and static values that are unknown or old."""
         await asyncio.gather(*(self._ask(question) for question in (THUNDERBOLT, HARDWARE_PORTS, SERVICES, SYSCTL)))
         for question in (HARDWARE, DISPLAYS, SYSTEM):
             await self._ask_once(question)
 
     async def runtime(self) -> None:
-        """What runners on this Mac will use."""
+        """Reads the versions and backends of MLX."""
         await self._ask_once(RUNTIME)
 
     async def scan_models(self) -> None:
-        """Looks at the disk."""
+        """Reads the models on disk."""
         await asyncio.to_thread(self.library.scan)
         self._models()
 
     async def size_model(self) -> bool:
-        """Sizes one model; False when there was none to size."""
+        """Sizes one model. Returns False if none was due."""
         done = await self.library.size_next()
         self._models()
         return done
@@ -151,7 +150,7 @@ class Collector:
         failures.pop(Source.MODELS, None)
         if self.library.problems:
             folders = " ".join(f"--model-folder {root}" for root in self.library.roots)
-            text = "cannot be read wholly: " + "; ".join(self.library.problems)
+            text = "cannot be read completely: " + "; ".join(self.library.problems)
             failures[Source.MODELS] = Failure(folders, FailureKind.UNREADABLE, text)
         self.facts = replace(self.facts, models=self.library.models, failures=MappingProxyType(failures))
 
@@ -190,7 +189,7 @@ class Collector:
         self.facts = replace(self.facts, **{question.part: value, "failures": MappingProxyType(failures)})
 
     def _fail(self, question: Question, failure: Failure, partial: Partial | None) -> None:
-        """Publishes the failure; a whole answer of before stands for a while, and half of one is better than none."""
+        """Records the failure. A complete earlier value stays for a while; a partial one is better than none."""
         if self.facts.failures.get(question.source) != failure:
             log.warning("%s", failure)
         misses = self._misses[question.source] = self._misses.get(question.source, 0) + 1

@@ -1,6 +1,6 @@
-"""Everything that was observed of this Mac at one moment, as one immutable value: what ``derive`` decides from.
+"""All observations of this Mac at one moment, as one immutable value.
 
-A part is None when its command has not answered (yet); why stands in ``failures``, by source.
+A field is None if its command has not succeeded (yet); ``failures`` has the reason, by source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thunderfleet_agent.observe.parsers.thunderbolt import Thunderbolt
 
 
 class Source(StrEnum):
-    """What is asked; each is one command with its own time limit and interval."""
+    """The sources of facts; each is one command with its own time limit and interval."""
 
     THUNDERBOLT = "thunderbolt"
     HARDWARE = "hardware"
@@ -37,13 +37,16 @@ class Source(StrEnum):
     MODELS = "models"
 
 
+RDMA_SOURCES = (Source.RDMA_SWITCH, Source.RDMA_DEVICES, Source.RDMA_INFO)
+
+
 def _nothing() -> Mapping[Source, Failure]:
     return MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Facts:
-    """See the module. ``hardware_ports`` maps an interface to its port's name, ``sysctl`` a variable to its text."""
+    """``hardware_ports`` maps an interface to the name of its port, ``sysctl`` a variable to its text."""
 
     thunderbolt: Thunderbolt | None = None
     hardware: Hardware | None = None

@@ -1,8 +1,8 @@
-"""The models on this Mac's disk: where they are, whether they are whole, and what placement needs to know of them.
+"""Finds the models on this Mac's disk, checks that they are complete, and gets their sizes for placement.
 
-Whether a model is whole is read from the index and the headers of its safetensors files, without MLX. Sizes come from
-``thunderfleet-runner size``, mlx-lm's own dry run, as a child with a time limit: the agent stays small, and a model that
-makes mlx-lm fall over costs its own entry only. A folder that has not changed is not sized again.
+Completeness is read from the index and the headers of the safetensors files, without MLX. Sizes come from
+``thunderfleet-runner size``, a dry run of mlx-lm in a child process with a time limit, so that a model that crashes mlx-lm
+affects its own entry only. A folder that has not changed is not sized again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 RUNNER = "thunderfleet-runner"
 SIZE_SECONDS = 300.0
-# A model that could not be sized is tried again after this time, or as soon as its folder changes.
+# A model that could not be sized is tried again after this time, or when its folder changes.
 RETRY_SECONDS = 300.0
 MAX_DEPTH = 4
 MAX_MODELS = 64
@@ -41,7 +41,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model*.safetensors"
 
-# What `thunderfleet-runner size` says of a model; path, repository and bytes are the agent's.
+# The fields that `thunderfleet-runner size` fills; the agent fills path, repository and bytes.
 SIZE_FIELDS = frozenset(
     (
         "architecture",
@@ -63,7 +63,7 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 
 
 def hub_caches(environment: Mapping[str, str], home: Path) -> list[Path]:
-    """The Hugging Face cache, where its own variables say or where it is by default, if it is there."""
+    """The folder of the Hugging Face cache, from its variables or by default; empty if it does not exist."""
     if named := environment.get("HF_HUB_CACHE"):
         found = Path(named)
     elif named := environment.get("HF_HOME"):
@@ -75,7 +75,7 @@ def hub_caches(environment: Mapping[str, str], home: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that holds a model, and what its place says: the hub's repository and revision."""
+    """A folder with a model; repository and revision follow from its path."""
 
     path: Path
     repository: str | None = None
@@ -84,7 +84,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a model's folder. ``fingerprint`` changes when a file comes, goes, or is written."""
+    """The contents of a model's folder. ``fingerprint`` changes when a file is added, removed or written."""
 
     fingerprint: str
     bytes: int
@@ -93,7 +93,7 @@ class Contents:
 
 
 def find(roots: Sequence[Path]) -> tuple[list[Folder], list[str]]:
-    """The model folders below the roots, by path, and what could not be looked at. A root that is not there holds none."""
+    """The model folders below the roots, by path, and what could not be read. A root that does not exist is empty."""
     folders: dict[Path, Folder] = {}
     problems: list[str] = []
     for root in roots:
@@ -105,7 +105,7 @@ def find(roots: Sequence[Path]) -> tuple[list[Folder], list[str]]:
                 folders.setdefault(folder.path, folder)
     found = [folders[path] for path in sorted(folders)]
     if len(found) > MAX_MODELS:
-        problems.append(f"{len(found)} models, of which the first {MAX_MODELS} by path are published")
+        problems.append(f"found {len(found)} models, the first {MAX_MODELS} by path are published")
     return found[:MAX_MODELS], problems
 
 
@@ -141,12 +141,16 @@ def _hub_repository(folder: Path, problems: list[str]) -> Iterator[Folder]:
         problems.append(f"{folder}: {error.strerror or error}")
         return
     for snapshot in snapshots:
-        # One that was begun and has no configuration yet is a model all the same: an incomplete one.
-        if not snapshot.name.startswith(".") and _is_folder(snapshot) and ((snapshot / CONFIG).is_file() or _begun(snapshot)):
+        # A download that has no configuration yet is an incomplete model.
+        if (
+            not snapshot.name.startswith(".")
+            and _is_folder(snapshot)
+            and ((snapshot / CONFIG).is_file() or _download_started(snapshot))
+        ):
             yield Folder(snapshot, repository, clean(snapshot.name, 128))
 
 
-def _begun(snapshot: Path) -> bool:
+def _download_started(snapshot: Path) -> bool:
     try:
         return any(entry.match(WEIGHTS) or entry.name in (CONFIG, INDEX) for entry in snapshot.iterdir())
     except OSError:
@@ -185,15 +189,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def look(path: Path) -> Contents:
-    """Reads the folder's list of files, its configuration, and the headers of its weights. Never raises: damage is a problem
-    of this model.
-    """
+    """Reads the list of files, the configuration, and the headers of the weights. Damage is reported as ``problem``."""
     try:
         fingerprint, total = listing(path)
         files = _files(path)
     except OSError as error:
         return Contents("", 0, problem=f"{path}: {error.strerror or error}")
-    return Contents(fingerprint, total, _architecture(path), _what_lacks(path, files))
+    return Contents(fingerprint, total, _architecture(path), _problem(path, files))
 
 
 def _architecture(path: Path) -> str | None:
@@ -203,34 +205,46 @@ def _architecture(path: Path) -> str | None:
         return None
 
 
-def _what_lacks(path: Path, files: Sequence[Path]) -> str | None:
-    """Why the model is not complete, None when it is."""
+def _problem(path: Path, files: Sequence[Path]) -> str | None:
+    """Why the model is incomplete; None if it is complete."""
     try:
         _json_object(path / CONFIG)
         weights = {file.name: file for file in files if file.match(WEIGHTS)}
-        index = path / INDEX
-        wanted: dict[str, set[str]] = {}
-        if index.exists():
-            for tensor, name in _weight_map(index).items():
-                wanted.setdefault(name, set()).add(tensor)
-        elif not weights:
-            return f"no {WEIGHTS} in it: the weights are not there"
-        for name in weights:
-            # Without an index, the names themselves say how many there are.
-            if (part := _PART.search(name)) and not wanted:
-                count = min(int(part.group(1)), MAX_FILES)
-                wanted = {f"{name[: part.start()]}-{n:05}-of-{count:05}.safetensors": set() for n in range(1, count + 1)}
-        missing = sorted(name for name in wanted if name not in weights)
-        if missing:
-            return f"{len(missing)} of {len(wanted)} weight files are missing: {quote(', '.join(missing))}"
-        for name in sorted(wanted or weights):
-            lacking = sorted(wanted.get(name, set()) - tensors(weights[name]))
-            if lacking:
-                return f"{name} lacks {len(lacking)} tensors of the index, {quote(lacking[0])} first"
+        expected = (_indexed(path / INDEX) if (path / INDEX).exists() else {}) or _numbered(weights)
+        if not weights and not expected:
+            return f"no weights: the folder has no {WEIGHTS}"
+        return _missing(expected, weights)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror or error}"
     except ValueError as error:
         return str(error)
+
+
+def _indexed(index: Path) -> dict[str, set[str]]:
+    """The weight files of the index, with their tensors."""
+    expected: dict[str, set[str]] = {}
+    for tensor, name in _weight_map(index).items():
+        expected.setdefault(name, set()).add(tensor)
+    return expected
+
+
+def _numbered(weights: Iterable[str]) -> dict[str, set[str]]:
+    """Without an index, the names of the files say how many there are: ``…-00001-of-00004.safetensors``."""
+    for name in weights:
+        if part := _PART.search(name):
+            count = min(int(part.group(1)), MAX_FILES)
+            return {f"{name[: part.start()]}-{n:05}-of-{count:05}.safetensors": set() for n in range(1, count + 1)}
+    return {name: set() for name in weights}
+
+
+def _missing(expected: Mapping[str, set[str]], weights: Mapping[str, Path]) -> str | None:
+    missing = sorted(name for name in expected if name not in weights)
+    if missing:
+        return f"{len(missing)} of {len(expected)} weight files are missing: {quote(', '.join(missing))}"
+    for name in sorted(expected):
+        absent = sorted(expected[name] - tensors(weights[name]))
+        if absent:
+            return f"{name} lacks {len(absent)} tensors of the index, for example {quote(absent[0])}"
     return None
 
 
@@ -242,20 +256,21 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def tensors(file: Path) -> set[str]:
-    """The names of a safetensors file's tensors. Raises ValueError when the file is shorter than its header says, or no such
-    file at all; OSError when it cannot be read.
+    """The names of the tensors in a safetensors file.
+
+    Raises ValueError if the file is shorter than its header says or is not a safetensors file, OSError if it cannot be read.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
-            raise ValueError(f"{file.name} is cut off or no safetensors file ({size} bytes)")
+            raise ValueError(f"{file.name} is truncated or not a safetensors file ({size} bytes)")
         try:
             header = json.loads(stream.read(length))
         except (ValueError, RecursionError):
-            raise ValueError(f"{file.name} has a header that cannot be read") from None
+            raise ValueError(f"{file.name} has a header that is not valid JSON") from None
     if not isinstance(header, dict):
-        raise ValueError(f"{file.name} has a header that is no object")
+        raise ValueError(f"{file.name} has a header that is not a JSON object")
     names, end = set(), 0
     for name, tensor in header.items():
         if name == "__metadata__":
@@ -266,7 +281,7 @@ def tensors(file: Path) -> set[str]:
         end = max(end, offsets[1])
         names.add(name)
     if size < 8 + length + end:
-        raise ValueError(f"{file.name} has {size} of {8 + length + end} bytes: not downloaded to its end")
+        raise ValueError(f"{file.name} has {size} of {8 + length + end} bytes: the download is incomplete")
     return names
 
 
@@ -276,29 +291,29 @@ def _json_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        raise ValueError(f"{file.name} is no JSON") from None
+        raise ValueError(f"{file.name} is not valid JSON") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file.name} is no JSON object")
+        raise ValueError(f"{file.name} is not a JSON object")
     return value
 
 
 @dataclass(frozen=True)
 class Known:
-    """A model as it was found last. ``tried`` is when sizing was tried last (monotonic seconds), None when it never was."""
+    """A model as found last. ``tried`` is the last attempt to size it in monotonic seconds, None without one."""
 
     fingerprint: str
     model: Model
     tried: float | None = None
 
     def due(self, now: float) -> bool:
-        """Whether it is to be sized: whole, and neither sized nor tried a moment ago."""
+        """Whether to size it now: it is complete, not sized, and was not tried recently."""
         if not self.model.complete or self.model.sized_by is not None:
             return False
         return self.tried is None or now - self.tried >= RETRY_SECONDS
 
 
 class Library:
-    """The models of this Mac, looked at again with every ``scan`` and sized one at a time."""
+    """The models of this Mac: ``scan`` reads the disk, ``size_next`` sizes one model."""
 
     def __init__(self, host: Host, roots: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
         self.roots = tuple(roots)
@@ -312,7 +327,7 @@ class Library:
         return tuple(self._known[path].model for path in sorted(self._known))
 
     def scan(self) -> None:
-        """Looks at the disk (blocks on it; run it in a thread). What has not changed keeps its sizes."""
+        """Reads the disk (blocking: run it in a thread). A model that has not changed keeps its sizes."""
         folders, problems = find(self.roots)
         known: dict[str, Known] = {}
         for folder in folders:
@@ -337,7 +352,7 @@ class Library:
         self._known, self.problems = known, tuple(problems)
 
     async def size_next(self) -> bool:
-        """Sizes one model that is due; False when none is."""
+        """Sizes one model that is due. Returns False if none is."""
         now = self._clock()
         path = next((path for path in sorted(self._known) if self._known[path].due(now)), None)
         if path is None:
@@ -355,16 +370,16 @@ class Library:
 
 
 def sized(model: Model, text: str) -> Model:
-    """The model with what ``thunderfleet-runner size -o json`` said of it; with a problem when that cannot be read."""
+    """The model with the output of ``thunderfleet-runner size -o json``, or with a problem if that is invalid."""
     try:
-        said = json.loads(text)
-        if not isinstance(said, dict):
-            raise ValueError("no JSON object")
-        facts = {key: value for key, value in said.items() if key in SIZE_FIELDS and value is not None}
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("not a JSON object")
+        facts = {key: value for key, value in values.items() if key in SIZE_FIELDS and value is not None}
         found = Model.load({**model.dump(), **facts})
     except (ValueError, RecursionError, ValidationError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed what cannot be read: {quote(why)}"})
+        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed invalid output: {quote(why)}"})
     if found.sized_by is None:
-        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` does not say how it sized the model"})
+        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed no sizedBy"})
     return found.model_copy(update={"problem": None})

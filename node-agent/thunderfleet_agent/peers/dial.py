@@ -1,7 +1,7 @@
-"""One dial of another agent: TLS with both certificates pinned, a few echoes, and by which address it left.
+"""One dial of another agent: TLS with both certificates pinned, and a few echoes.
 
-The TLS handshake proves who answers before a byte of ours is sent; the other side asks for our certificate and knows it by our
-NodeProfile, so no token travels.
+The certificate proves who answers before a request is sent; the peer knows this Mac's certificate by its NodeProfile, so no
+token is transmitted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
-from thunderfleet_agent.peers.reach import Target
+from thunderfleet_agent.peers.dial_plan import PeerAddress
 
 SECONDS = 5.0
 ECHOES = 4
@@ -24,7 +24,7 @@ NODE_HEADER = "Thunderfleet-Node"
 
 
 class DialError(Exception):
-    """Why there is no round trip; names the address."""
+    """The dial failed; the message names the address."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Answer:
     local: str
 
 
-async def dial(target: Target, node: str, context: ssl.SSLContext, source: str | None = None) -> Answer:
+async def dial(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None = None) -> Answer:
     """Dials ``target`` as ``node`` with ``context``'s certificate, for at most SECONDS. Raises DialError."""
     where = f"{target.node} at {target.address} port {target.port}"
     try:
@@ -47,7 +47,7 @@ async def dial(target: Target, node: str, context: ssl.SSLContext, source: str |
         raise DialError(f"{where}: {error}") from None
 
 
-async def _talk(target: Target, node: str, context: ssl.SSLContext, source: str | None) -> Answer:
+async def _talk(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None) -> Answer:
     reader, writer = await asyncio.open_connection(
         target.address,
         target.port,
@@ -59,7 +59,7 @@ async def _talk(target: Target, node: str, context: ssl.SSLContext, source: str 
     try:
         certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
         if hashlib.sha256(certificate).hexdigest() != target.sha256:
-            raise ValueError("another certificate answers than the NodeProfile shows (another machine on a recycled address?)")
+            raise ValueError("the certificate is not the one in the NodeProfile (another machine may use this address now)")
         local = str(writer.get_extra_info("sockname")[0])
         best = min([await _echo(reader, writer, target, node) for _ in range(ECHOES)])
         return Answer(max(1, round(best * 1e6)), local)
@@ -69,19 +69,19 @@ async def _talk(target: Target, node: str, context: ssl.SSLContext, source: str 
             writer.transport.abort()
 
 
-async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target, node: str) -> float:
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: PeerAddress, node: str) -> float:
     """One request, in seconds."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     writer.write(f"GET {PATH} HTTP/1.1\r\nHost: thunderfleet-agent\r\n{NODE_HEADER}: {node}\r\n\r\n".encode())
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     length = next((line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")), "0")
     if not length.strip().isdigit() or int(length) > MAX_ANSWER_BYTES:
-        raise ValueError("answered with no length that can be read")
+        raise ValueError("answered without a valid Content-Length")
     body = await reader.readexactly(int(length))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     status = head.split(" ")[1:2]
     if status != ["200"]:
         raise ValueError(f"refused: {body.decode('utf-8', 'replace')[:200]}")
     if json.loads(body).get("node") != target.node:
-        raise ValueError(f"says that it is {str(json.loads(body).get('node'))[:100]}")
+        raise ValueError(f"answers as {str(json.loads(body).get('node'))[:100]}")
     return seconds

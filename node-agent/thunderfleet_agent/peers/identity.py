@@ -1,12 +1,11 @@
-"""The agent's certificate, known to others by the SHA-256 that its NodeProfile shows.
+"""The agent's certificate, which peers verify by the SHA-256 digest in the NodeProfile.
 
-Only this Mac can write its NodeProfile, so the digest there is the proof. The certificate bears the signature of an authority
-whose key is public (it is derived from a sentence below), which vouches for nothing: OpenSSL hands over a peer's certificate
-only when it can build a chain, and both sides of a connection want to see the other's. Who it belongs to is then decided by
-its digest alone.
+Only this Mac can write its NodeProfile, so the digest there is the proof of identity. The certificate is signed by an authority
+whose key is public (it is derived from AUTHORITY_SENTENCE) and which proves nothing: it exists because OpenSSL gives a program
+the peer's certificate only if it can build a chain.
 
-It is made in a child process that ends at once, because the cryptography library would stay in the agent's memory for one use.
-With a state folder it is kept there, mode 0600, so that a restart changes nothing; else it is new with every start.
+A child process creates the certificate, so that the cryptography library does not stay in the agent's memory. With a state
+folder the certificate is kept there, mode 0600; without one it is new after every start.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ log = logging.getLogger(__name__)
 SECONDS = 30.0
 YEARS = 10
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "authority.crt"
-# Whoever knows this (everybody) can sign such certificates: see the module.
+# Public: anybody can sign such certificates.
 AUTHORITY_SENTENCE = b"thunderfleet agents know each other by digest, not by this authority"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What TLS servers and clients use, and the certificate's SHA-256 in hexadecimal."""
+    """TLS contexts for servers and clients, and the SHA-256 of the certificate in hexadecimal."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -42,25 +41,26 @@ class Identity:
 
 
 async def make(host: Host, state: Path | None = None) -> Identity:
-    """Raises RuntimeError, naming why, when no certificate can be made. One that is in the folder ``state`` is used again; a
-    folder that cannot be written to is done without.
+    """Loads the certificate from the folder ``state``, or creates one and saves it there if possible.
+
+    Raises RuntimeError if no certificate can be created.
     """
     if state is not None:
-        kept = _kept(state)
+        kept = _load_saved(state)
         if kept is not None:
             return kept
     with tempfile.TemporaryDirectory(prefix="thunderfleet-agent-") as folder:
         outcome = await host.run((sys.executable, "-m", __name__, folder), SECONDS)
         if isinstance(outcome, Failure):
-            raise RuntimeError(f"no certificate could be made: {outcome}")
+            raise RuntimeError(f"cannot create a certificate: {outcome}")
         made = load(Path(folder))
         if state is not None:
-            _keep(Path(folder), state)
+            _save(Path(folder), state)
         return made
 
 
 def load(folder: Path) -> Identity:
-    """The identity in a folder. Raises OSError (ssl.SSLError is one) and ValueError."""
+    """Loads the identity in a folder. Raises OSError (which ssl.SSLError is) and ValueError."""
     contexts = []
     for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(purpose)
@@ -74,17 +74,17 @@ def load(folder: Path) -> Identity:
     return Identity(contexts[0], contexts[1], hashlib.sha256(certificate).hexdigest())
 
 
-def _kept(state: Path) -> Identity | None:
+def _load_saved(state: Path) -> Identity | None:
     try:
         return load(state)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("the certificate in %s cannot be used (%s); a new one is made", state, error)
+        log.warning("cannot use the certificate in %s (%s); creating a new one", state, error)
         return None
 
 
-def _keep(made: Path, state: Path) -> None:
+def _save(made: Path, state: Path) -> None:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (KEY, AUTHORITY, CERTIFICATE):
@@ -94,19 +94,18 @@ def _keep(made: Path, state: Path) -> None:
                 file.write((made / name).read_bytes())
             fresh.replace(state / name)
     except OSError as error:
-        log.warning("the certificate cannot be kept in %s (%s): the next start makes another", state, error)
+        log.warning("cannot save the certificate in %s (%s); the next start creates another one", state, error)
 
 
 def write(folder: Path) -> str:
-    """Writes the certificate, its key (mode 0600) and the authority's certificate, and gives the certificate's SHA-256."""
-
+    """Writes certificate, key (mode 0600) and the authority's certificate. Returns the certificate's SHA-256."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from thunderfleet_lib import tls
 
     key = Ed25519PrivateKey.generate()
     signer = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(AUTHORITY_SENTENCE).digest())
     issuer = tls.Issuer(tls.subject("thunderfleet-agents (vouches for nothing)"), signer)
-    # A Mac whose clock is far off is still the Mac that its digest says.
+    # Valid on a Mac with a wrong clock too: the digest identifies the Mac.
     since = datetime(2020, 1, 1, tzinfo=UTC)
     always = tls.Validity(since, datetime(2120, 1, 1, tzinfo=UTC))
     authority = tls.build_certificate(issuer.name, signer.public_key(), issuer, always, serial=1, ca=True)

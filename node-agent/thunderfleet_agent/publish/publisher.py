@@ -1,8 +1,8 @@
-"""Writes what was derived to the API server: server-side apply with a field manager of this Mac's own, and only what changed.
+"""Writes the NodeProfile and ThunderboltLinks: server-side apply with a field manager per Mac, and only what changed.
 
-The API server taught the order: metadata and spec go to the main resource, status to ``/status``, and a 404 there (somebody has
-deleted the object in between) starts again. What was applied last is remembered, so nothing changed is no request; what was
-read back at the last look shows whether somebody has taken something away, so a deleted object comes back.
+Metadata and spec go to the main resource, status to ``/status``; a 404 there means that the object was deleted in between, and
+the write starts again. The last applied value is remembered, so that an unchanged object causes no request, and compared with
+what the API server has, so that a deleted object or field is written again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_agent.derive.profile import Cable, Profile
-from thunderfleet_agent.peers.reach import LABEL_BUCKET, MAX_OTHERS, bucket, bucket_label, window
+from thunderfleet_agent.derive.links import LinkReport
+from thunderfleet_agent.derive.profile import Profile
+from thunderfleet_agent.publish.fleet_sample import LABEL_BUCKET, SAMPLE_SIZE, bucket, bucket_label, window
 
 log = logging.getLogger(__name__)
 
@@ -38,23 +39,23 @@ Kind = TypeVar("Kind", bound=ApiModel)
 
 PROFILES = f"/apis/{API_VERSION}/{NODEPROFILE_PLURAL}"
 LINKS = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
-# On a ThunderboltLink, one an end: a Mac finds its own links with one selective list. Hashed, since a Node's name may be longer
-# than a label's key.
+# One label per end of a ThunderboltLink, so that a Mac lists only its own links. Hashed, because the name of a Node may be
+# longer than the key of a label.
 LABEL_END_PREFIX = f"end.{GROUP}/"
 
 
 def short_hash(node: str) -> str:
-    """Ten characters that stand for a node's name where it would not fit."""
+    """Ten characters in place of a node's name where that is too long."""
     return hashlib.sha256(node.encode()).hexdigest()[:10]
 
 
 def field_manager(node: str) -> str:
-    """The name under which this Mac's agent owns fields."""
+    """The field manager of this Mac's agent."""
     return f"thunderfleet-agent-{short_hash(node)}"
 
 
 def covers(actual: object, desired: object) -> bool:
-    """Whether everything desired stands in the actual value; what others have added does not matter."""
+    """Whether the actual value contains everything desired; additions of others are ignored."""
     if isinstance(desired, Mapping):
         return isinstance(actual, Mapping) and all(key in actual and covers(actual[key], desired[key]) for key in desired)
     if isinstance(desired, list):
@@ -64,7 +65,7 @@ def covers(actual: object, desired: object) -> bool:
 
 @dataclass
 class Applied:
-    """What was applied last to one object (None: nothing, or it is gone), and which object that was."""
+    """The last applied value of one object, and its UID; None if nothing was applied or the object is gone."""
 
     uid: str | None = None
     main: Json | None = None
@@ -74,7 +75,7 @@ class Applied:
         self.uid = self.main = self.status = None
 
     def compare(self, actual: Json | None) -> None:
-        """Forgets what is no longer there."""
+        """Forgets what the API server no longer has."""
         if actual is None or (self.uid is not None and actual["metadata"].get("uid") != self.uid):
             self.forget()
         elif self.main is not None and not covers(actual, self.main):
@@ -85,21 +86,21 @@ class Applied:
 
 @dataclass
 class Publisher:
-    """One Mac's writer. ``wrote(kind, result)`` is told of every write."""
+    """The writer of one Mac. ``wrote(kind, result)`` is called for every write."""
 
     kube: Kube
     node: str
     wrote: Callable[[str, str], None] = lambda kind, result: None
     conditions: tuple[Condition, ...] = ()
-    """The conditions of the profile as published last: their times stay while they do."""
+    """The conditions as published last."""
     reachability: tuple[Reachability, ...] = ()
-    """What an earlier agent of this Mac found, as the first look shows it."""
+    """The reachability that an earlier agent of this Mac published, from the first ``look``."""
     earlier: NodeProfile | None = None
-    """This Mac's profile as the first look shows it."""
+    """This Mac's profile from the first ``look``."""
     groups: tuple[GroupUse, ...] = ()
-    """The groups that have this Mac, as the operator wrote them by the last look."""
+    """The groups that use this Mac, from the last ``look``."""
     links: tuple[ThunderboltLink, ...] = ()
-    """The links of which this Mac is an end, as they were at the last look."""
+    """The links of which this Mac is an end, from the last ``look``."""
     _owner: OwnerReference | None = None
     _profile: Applied = field(default_factory=Applied)
     _links: dict[str, Applied] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class Publisher:
         return field_manager(self.node)
 
     async def look(self) -> None:
-        """Reads this Mac's Node, profile and links. Raises ApiError; 404 when the Node is not registered."""
+        """Reads this Mac's Node, profile and links. Raises ApiError; with status 404 if the Node does not exist."""
         node = await self.kube.get(f"/api/v1/nodes/{self.node}")
         self._owner = OwnerReference(api_version="v1", kind="Node", name=self.node, uid=str(node["metadata"]["uid"]))
         actual = await self.kube.get_or_none(f"{PROFILES}/{self.node}")
@@ -128,17 +129,17 @@ class Publisher:
         self.links = tuple(link for link in links if link is not None)
 
     async def profiles_with(self, uuid: str) -> list[NodeProfile]:
-        """The profiles that show this domain UUID (lower case) as a port of theirs. Raises ApiError."""
+        """The profiles with a port of this domain UUID (lower case). Raises ApiError."""
         items, _ = await self.kube.list(PROFILES, labelSelector=LABEL_DOMAIN_PREFIX + uuid)
         profiles = (_read(NodeProfile, item) for item in items)
         return [profile for profile in profiles if profile is not None]
 
     async def profile_of(self, node: str) -> NodeProfile | None:
-        """Another Mac's profile. Raises ApiError."""
+        """The profile of another Mac; None if it has none. Raises ApiError."""
         return _read(NodeProfile, await self.kube.get_or_none(f"{PROFILES}/{node}"))
 
     async def is_ready(self, node: str) -> bool | None:
-        """Whether that Mac's kubelet renews its Node; None when there is no such Node. Raises ApiError."""
+        """Whether that Node is Ready; None if it does not exist. Raises ApiError."""
         found = await self.kube.get_or_none(f"/api/v1/nodes/{node}")
         if found is None:
             return None
@@ -146,8 +147,8 @@ class Publisher:
         return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
     async def some_profiles(self) -> list[NodeProfile]:
-        """All profiles of a small fleet; of a large one about as many, the same ones every time. Raises ApiError."""
-        page = await self.kube.get(PROFILES, limit=MAX_OTHERS + 1)
+        """All profiles of a small fleet; of a large one this Mac's sample. Raises ApiError."""
+        page = await self.kube.get(PROFILES, limit=SAMPLE_SIZE + 1)
         metadata = page.get("metadata") or {}
         items = page.get("items") or []
         if metadata.get("continue"):
@@ -156,10 +157,10 @@ class Publisher:
         profiles = (_read(NodeProfile, item) for item in items)
         return [profile for profile in profiles if profile is not None]
 
-    async def profile(self, profile: Profile) -> bool:
-        """Applies the profile where it differs from what was applied last; whether anything was written. Raises ApiError."""
+    async def apply_profile(self, profile: Profile) -> bool:
+        """Applies the profile if it changed. Returns whether anything was written. Raises ApiError."""
         if self._owner is None:
-            raise RuntimeError("look() comes before profile(): the profile is owned by its Node")
+            raise RuntimeError("look() comes before apply_profile(): the profile is owned by its Node")
         labels = {**profile.labels, LABEL_BUCKET: bucket_label(bucket(self.node))}
         metadata = ObjectMeta(name=self.node, labels=labels, owner_references=(self._owner,))
         main = NodeProfile(metadata=metadata).dump()
@@ -169,18 +170,19 @@ class Publisher:
         self.conditions = profile.status.conditions
         return wrote
 
-    async def cables(
-        self, cables: Iterable[Cable], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
+    async def apply_links(
+        self, links: Iterable[LinkReport], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
     ) -> int:
-        """Applies this Mac's end of each cable and what it has measured there, and takes its end away from every other link;
-        how many links were written. Raises ApiError.
+        """Applies this Mac's end of each link with its measurements, and removes its end from every other link.
+
+        Returns how many links were written. Raises ApiError.
         """
         written = 0
-        wanted = {cable.name: cable for cable in cables}
-        for name, cable in wanted.items():
-            labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (cable.spec.a, cable.spec.b)}
-            main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=cable.spec).dump()
-            status: Json = {"endpoints": [cable.endpoint.dump()]}
+        wanted = {report.name: report for report in links}
+        for name, report in wanted.items():
+            labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (report.spec.a, report.spec.b)}
+            main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=report.spec).dump()
+            status: Json = {"endpoints": [report.endpoint.dump()]}
             if measurements := measured(name):
                 status["measurements"] = [measurement.dump() for measurement in measurements]
             applied = self._links.setdefault(name, Applied())
@@ -193,9 +195,7 @@ class Publisher:
         return written
 
     async def _withdraw(self, name: str) -> bool:
-        """Applies a status without endpoints, which takes away the entry that this Mac owns and no other. The link itself is
-        the operator's to delete.
-        """
+        """Applies a status without endpoints, which removes the entry of this Mac only. The operator deletes the link."""
         try:
             await self._send(f"{LINKS}/{name}/status", THUNDERBOLTLINK_KIND, name, {"status": {}})
         except ApiError as error:
@@ -241,13 +241,13 @@ class Publisher:
 
 
 def _read(kind: type[Kind], item: Json | None) -> Kind | None:
-    """The object as a value; None when there is none, or when it breaks the schema that this program knows."""
+    """The object as a value; None without one, or if it does not match the schema."""
     if item is None:
         return None
     try:
         return kind.load(item)
     except ValidationError as error:
-        log.warning("%s %s cannot be read: %s", kind.__name__, _name(item), error.errors()[0]["msg"])
+        log.warning("%s %s is invalid: %s", kind.__name__, _name(item), error.errors()[0]["msg"])
         return None
 
 

@@ -294,8 +294,10 @@ def until() -> Callable[..., Awaitable[None]]:
 
 
 class FakeKube(Kube):
-    """An API server in memory with what the agent leans on: apply by field manager on main resources and /status, 404 on the
-    status of what is not there, an apply that changes nothing leaves the resourceVersion alone, lists by label.
+    """An API server in memory, with what the agent uses.
+
+    Apply by field manager on main resources and /status, 404 on the status of an object that does not exist, an unchanged
+    resourceVersion after an apply without changes, lists by label.
     """
 
     def __init__(self) -> None:

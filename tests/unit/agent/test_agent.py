@@ -18,9 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from thunderfleet_agent import agent as agent_module
 from thunderfleet_agent import cli
-from thunderfleet_agent.agent import Loop, Settings
+from thunderfleet_agent import rounds as rounds_module
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import PATIENCE, QUESTIONS, Collector
@@ -28,6 +27,7 @@ from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
+from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile
@@ -150,15 +150,15 @@ async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: An
 
 
 @contextlib.asynccontextmanager
-async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Loop]:
+async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Rounds]:
     """An agent in a hurry."""
     for name in ("SETTLE_SECONDS", "RETRY_SECONDS", "RETRY_LIMIT_SECONDS", "FIRST_LOOK_SECONDS"):
-        monkeypatch.setattr(agent_module, name, 0.01)
-    monkeypatch.setattr(agent_module, "LOOK_SECONDS", 0.2)
-    chosen = Settings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
+        monkeypatch.setattr(rounds_module, name, 0.01)
+    monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 0.2)
+    chosen = AgentSettings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
     metrics = Metrics()
     collector = Collector(Host(), chosen.model_folders, metrics.observed)
-    loop = Loop(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
+    loop = Rounds(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
     task = asyncio.create_task(loop.run())
     try:
         yield loop
@@ -392,9 +392,9 @@ def test_inspect_prints_the_page_with_reasons(machine: Any, capsys: pytest.Captu
     page = capsys.readouterr().out
     assert page.startswith("studio-1\n  machine  Apple M3 Ultra (Mac15,14), 28 CPU and 60 GPU cores\n")
     assert "1      en2         80 Gb/s   TB5   rdma_en2      Active   Mac Studio" in page
-    assert "port 1: RDMA is switched off: `rdma_ctl enable` in Recovery" in page
-    assert "rdma_ctl status" in page and "RDMA's switch" in page
-    assert max(len(line) for line in page[: page.index("Where from")].splitlines()) < 140
+    assert "port 1: RDMA is disabled on this Mac: start this Mac in Recovery, run `rdma_ctl enable`" in page
+    assert "rdma_ctl status" in page and "whether RDMA is enabled" in page
+    assert max(len(line) for line in page[: page.index("Sources")].splitlines()) < 140
 
 
 def test_inspect_tells_programs_why_too_and_every_no_has_its_remedy(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,17 +403,17 @@ def test_inspect_tells_programs_why_too_and_every_no_has_its_remedy(machine: Any
     machine.says("ibv_devices", machine.folder.joinpath("ibv_devices.txt").read_text().replace("rdma_en2", "rdma_en9"))
     assert cli.main(["inspect", "--why", "-o", "json", "--node-name", "studio-1"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"apiVersion", "kind", "metadata", "status", "why"} and set(found["why"]) == {"sources", "reasons"}
+    assert set(found) == {"apiVersion", "kind", "metadata", "status", "why"} and set(found["why"]) == {"sources", "problems"}
     sources = {source["command"]: source for source in found["why"]["sources"]}
-    assert len(sources) == len(QUESTIONS) and all({"feeds", "answered"} <= set(source) for source in sources.values())
-    silent = {command: source["mend"] for command, source in sources.items() if not source["answered"]}
+    assert len(sources) == len(QUESTIONS) and all({"provides", "answered"} <= set(source) for source in sources.values())
+    silent = {command: source["fix"] for command, source in sources.items() if not source["answered"]}
     assert set(silent) == {"sw_vers", "thunderfleet-runner capabilities -o json"}
     assert "run it on this Mac" in silent["sw_vers"]
-    reasons = "\n".join(found["why"]["reasons"])
+    reasons = "\n".join(found["why"]["problems"])
     for said in (
         "`sw_vers` exited with code 3: broken: run it",
         "put the image's bin folder on PATH",
-        "port 1: it has no RDMA device",
+        "port 1: this Mac does not list an RDMA device for the port",
     ):
         assert said in reasons
 
@@ -472,14 +472,14 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
     assert program.stderr is not None
     async with asyncio.timeout(60):
         seen = ""
-        while "again in" not in seen:
+        while "next attempt in" not in seen:
             line = await program.stderr.readline()
             assert line, f"ended too soon: {seen}"
             seen += line.decode()
         program.send_signal(signal.SIGTERM)
         rest = (await program.stderr.read()).decode()
         assert await program.wait() == 0
-    assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent ended\n")
+    assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent stopped\n")
 
 
 def test_failure_kinds_are_told_apart_in_metrics() -> None:

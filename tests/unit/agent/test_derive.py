@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_agent.derive.profile import (
-    PeerPort,
-    address_class,
-    cables,
-    find_peer,
-    gpu_memory_limit,
-    link_address,
-    profile,
-    wanted_uuids,
-)
+from thunderfleet_agent.derive.hardware import gpu_memory_limit
+from thunderfleet_agent.derive.links import PeerPort, find_peer, link_address, link_reports, wanted_uuids
+from thunderfleet_agent.derive.network import address_class
+from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
 from thunderfleet_crds.apimodel import ObjectMeta
@@ -159,7 +153,7 @@ def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
         ({"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),)}, "`ibv_devinfo -v` does not describe rdma_en3"),
         (
             {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"), rdma.DeviceInfo("rdma_en3", "PORT_DOWN"))},
-            "`ibv_devinfo -v` lists no GID of 10.0.1.1 for rdma_en2, though `ifconfig -a` shows it on en2",
+            "`ibv_devinfo -v` lists no GID for 10.0.1.1 on rdma_en2, but `ifconfig -a` shows it on en2",
         ),
         ({"rdma_devices": ("rdma_en2",)}, "`ibv_devices` does not list rdma_en3, which `ibv_devinfo -v` describes"),
     ):
@@ -255,7 +249,7 @@ def test_a_service_list_without_the_bridge_is_said_and_does_not_hide_its_members
     few = network.parse_service_order(shapes.services.partition("(2)")[0])
     status = profile(observed(shapes, services=few, interfaces=bridged(shapes, "en2")), NOW).status
     message = condition(status, "BridgeFree").message
-    assert "deletem en2" in message and "`networksetup -listnetworkserviceorder` lists no service of bridge0" in message
+    assert "deletem en2" in message and "`networksetup -listnetworkserviceorder` lists no service for bridge0" in message
     assert condition(status, "InventoryComplete").status is ConditionStatus.TRUE
 
 
@@ -298,8 +292,8 @@ def test_both_ends_name_the_cable_alike(shapes: Any) -> None:
     at_ours = find_peer(shapes.theirs.lower(), [theirs], "studio-1", ours)
     at_theirs = find_peer(shapes.mine.lower(), [us], "studio-2", theirs.status)
     assert at_ours == PeerPort("studio-2", 3) and at_theirs == PeerPort("studio-1", 1)
-    (here,) = cables("studio-1", ours, {shapes.theirs.lower(): at_ours})
-    (there,) = cables("studio-2", theirs.status, {shapes.mine.lower(): at_theirs})
+    (here,) = link_reports("studio-1", ours, {shapes.theirs.lower(): at_ours})
+    (there,) = link_reports("studio-2", theirs.status, {shapes.mine.lower(): at_theirs})
     assert here.name == there.name == "studio-1.tb1--studio-2.tb3"
     assert here.spec == there.spec
     assert here.endpoint == Endpoint(
@@ -318,7 +312,7 @@ def test_a_peer_that_is_no_node_makes_no_link(shapes: Any) -> None:
     status = profile(observed(shapes), NOW).status
     assert wanted_uuids(status) == {shapes.theirs.lower()}
     assert find_peer(shapes.theirs.lower(), [], "studio-1", status) is None
-    assert cables("studio-1", status, {}) == ()
+    assert link_reports("studio-1", status, {}) == ()
 
 
 def test_a_uuid_that_two_nodes_claim_belongs_to_the_one_that_sees_us(shapes: Any) -> None:
@@ -344,26 +338,28 @@ def test_two_cables_between_one_pair_are_two_links(shapes: Any) -> None:
     )
     status = profile(observed(shapes, thunderbolt=thunderbolt.parse(tree)), NOW).status
     peers = {shapes.theirs.lower(): PeerPort("a-mini", 1), second.lower(): PeerPort("a-mini", 2)}
-    first, other = cables("studio-1", status, peers)
+    first, other = link_reports("studio-1", status, peers)
     assert (first.name, other.name) == ("a-mini.tb1--studio-1.tb1", "a-mini.tb2--studio-1.tb2")
     assert other.endpoint.through == ("dock",) and other.endpoint.speed_mbps == 40_000
 
 
 def hidden_link(shapes: Any, *, other_sees: bool) -> ThunderboltLink:
-    (cable,) = cables("studio-1", profile(observed(shapes), NOW).status, {shapes.theirs.lower(): PeerPort("studio-2", 3)})
-    endpoint = cable.endpoint.model_copy(update={"sees_peer": other_sees})
+    (report,) = link_reports(
+        "studio-1", profile(observed(shapes), NOW).status, {shapes.theirs.lower(): PeerPort("studio-2", 3)}
+    )
+    endpoint = report.endpoint.model_copy(update={"sees_peer": other_sees})
     status = ThunderboltLinkStatus(endpoints=(endpoint,))
-    return ThunderboltLink(metadata=ObjectMeta(name=cable.name), spec=cable.spec, status=status)
+    return ThunderboltLink(metadata=ObjectMeta(name=report.name), spec=report.spec, status=status)
 
 
 def test_an_end_that_sees_nothing_still_tells_of_a_cable_that_the_other_end_sees(shapes: Any) -> None:
     blind = other_end(shapes).status
-    (cable,) = cables("studio-2", blind, {}, [hidden_link(shapes, other_sees=True)])
-    assert (cable.name, cable.endpoint.port, cable.endpoint.sees_peer) == ("studio-1.tb1--studio-2.tb3", 3, False)
+    (report,) = link_reports("studio-2", blind, {}, [hidden_link(shapes, other_sees=True)])
+    assert (report.name, report.endpoint.port, report.endpoint.sees_peer) == ("studio-1.tb1--studio-2.tb3", 3, False)
 
 
 def test_a_cable_that_no_end_sees_is_withdrawn(shapes: Any) -> None:
-    assert cables("studio-2", other_end(shapes).status, {}, [hidden_link(shapes, other_sees=False)]) == ()
+    assert link_reports("studio-2", other_end(shapes).status, {}, [hidden_link(shapes, other_sees=False)]) == ()
 
 
 def test_link_address_prefers_private_ipv4() -> None:
@@ -406,5 +402,5 @@ def test_whatever_was_parsed_makes_a_profile_that_the_api_takes(data: st.DataObj
     status = profile(facts, NOW).status
     assert NodeProfileStatus.load(status.dump()) == status
     peers = {uuid: PeerPort("other", 1) for uuid in wanted_uuids(status)}
-    for cable in cables("node", status, peers):
-        assert Endpoint.load(cable.endpoint.dump()) == cable.endpoint
+    for report in link_reports("node", status, peers):
+        assert Endpoint.load(report.endpoint.dump()) == report.endpoint

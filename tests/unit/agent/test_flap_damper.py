@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_agent.derive.flap_damper import CALM_SECONDS, CHANGES, WINDOW_SECONDS, Damper
+from thunderfleet_agent.derive.flap_damper import CALM_SECONDS, CHANGES, WINDOW_SECONDS, FlapDamper
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers.network import Interface
 from thunderfleet_agent.observe.parsers.thunderbolt import Peer, Port, Thunderbolt
@@ -29,14 +29,14 @@ def facts(plugged: bool) -> Facts:
 
 
 def test_pulled_once_is_pulled() -> None:
-    damper = Damper()
+    damper = FlapDamper()
     for second, plugged in enumerate((True, True, False, False)):
         damper.see(facts(plugged), second)
         assert damper.held(facts(plugged)) == facts(plugged) and not damper.flapping
 
 
 def test_coming_and_going_is_held_as_last_seen_until_it_is_calm() -> None:
-    damper, now = Damper(), 0.0
+    damper, now = FlapDamper(), 0.0
     damper.see(facts(True), now)
     for change in range(CHANGES):
         now += 3
@@ -58,14 +58,14 @@ def test_coming_and_going_is_held_as_last_seen_until_it_is_calm() -> None:
 
 
 def test_seldom_is_not_flapping() -> None:
-    damper = Damper()
+    damper = FlapDamper()
     for change in range(4 * CHANGES):
         damper.see(facts(change % 2 == 1), change * WINDOW_SECONDS / (CHANGES - 2))
         assert not damper.flapping
 
 
 def test_nothing_known_is_no_change() -> None:
-    damper = Damper()
+    damper = FlapDamper()
     damper.see(facts(True), 0)
     for second in range(20):
         damper.see(replace(facts(True), thunderbolt=None), second)
@@ -74,7 +74,7 @@ def test_nothing_known_is_no_change() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.5, 30)), max_size=200))
 def test_few_changes_are_published_however_often_it_flaps(steps: list[tuple[bool, float]]) -> None:
-    damper, now, published, last = Damper(), 0.0, [], None
+    damper, now, published, last = FlapDamper(), 0.0, [], None
     for plugged, wait in steps:
         now += wait
         damper.see(facts(plugged), now)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from thunderfleet_agent import cli
 from thunderfleet_agent.measure import measure_cli
-from thunderfleet_agent.measure.schedule.results import Figures
-from thunderfleet_agent.measure.schedule.settings import Settings
+from thunderfleet_agent.measure.schedule.figures import Figures
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 from thunderfleet_agent.peers import identity
 
 
@@ -32,16 +32,16 @@ def test_wrong_words_are_bad_usage(words: list[str], capsys: pytest.CaptureFixtu
 
 
 async def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
-    own = measure_cli.Own("studio-1", "127.0.0.1", tmp_path, None)
+    own = measure_cli.LocalAgent("studio-1", "127.0.0.1", tmp_path, None)
     with pytest.raises(measure_cli.CannotMeasure, match=r"certificate in .* cannot be used"):
-        await measure_cli.link("studio-2", own, Settings(), measure_cli.Progress(io.StringIO()))
+        await measure_cli.link("studio-2", own, MeasureSettings(), measure_cli.Progress(io.StringIO()))
 
 
 async def test_a_link_to_itself_is_none(tmp_path: Path) -> None:
     identity.write(tmp_path)
-    own = measure_cli.Own("studio-1", "127.0.0.1", tmp_path, None)
-    with pytest.raises(measure_cli.CannotMeasure, match="studio-1 is this Mac; a link leads to another one: `kubectl get np`"):
-        await measure_cli.link("studio-1", own, Settings(), measure_cli.Progress(io.StringIO()))
+    own = measure_cli.LocalAgent("studio-1", "127.0.0.1", tmp_path, None)
+    with pytest.raises(measure_cli.CannotMeasure, match="studio-1 is this Mac: name another one from `kubectl get np`"):
+        await measure_cli.link("studio-1", own, MeasureSettings(), measure_cli.Progress(io.StringIO()))
 
 
 def test_figures_for_people_and_for_programs() -> None:
@@ -66,7 +66,7 @@ def test_the_progress_line_is_written_over_on_a_terminal_only() -> None:
     for out in (live, plain):
         progress = measure_cli.Progress(out)
         for number in range(5):
-            progress.say(f"run {number}")
+            progress.show(f"run {number}")
         progress.end()
     assert live.getvalue().count("\r") == 6 and "\n" not in live.getvalue()
     assert plain.getvalue().count("\n") == 1 and "\r" not in plain.getvalue()

@@ -1,4 +1,4 @@
-"""Which probe runs now: the pure function, the gates, the desk, and what is kept."""
+"""Which probe runs now: the pure function, the gates, the lock, and what is kept."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thunderfleet_agent.measure.ledger import FILE, Ledger
 from thunderfleet_agent.measure.schedule import gates, view
 from thunderfleet_agent.measure.schedule.due import (
     BACKOFF_LIMIT_SECONDS,
@@ -25,22 +26,22 @@ from thunderfleet_agent.measure.schedule.due import (
     stale,
     when,
 )
-from thunderfleet_agent.measure.schedule.probes import Key, Kind, Need, Probe, Target
-from thunderfleet_agent.measure.schedule.results import FILE, Figures, Ledger, moved, result
-from thunderfleet_agent.measure.schedule.settings import Settings, parse
-from thunderfleet_agent.measure.schedule.verdict import verdict
-from thunderfleet_agent.measure.session.probe_lock import Busy, Desk
-from thunderfleet_agent.measure.session.streams import rate_mbps, trips
-from thunderfleet_agent.measure.worker.steady import best, is_steady
+from thunderfleet_agent.measure.schedule.figures import Figures, moved, result
+from thunderfleet_agent.measure.schedule.freshness import benchmarks_fresh
+from thunderfleet_agent.measure.schedule.probes import Key, Need, Probe, ProbeKind, Target
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
+from thunderfleet_agent.measure.session.probe_lock import MacBusy, ProbeLock
+from thunderfleet_agent.measure.session.rates import rate_mbps, trips
+from thunderfleet_agent.measure.worker.warm_up import best, is_steady
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
 from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
 
 WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)
-GPU = Probe(Key(Kind.GPU), 3600, 20)
-CABLE = Probe(Key(Kind.SOCKET, Target("b", "10.0.0.2", "a.tb1--b.tb1")), 300, 13, 100)
-LAN = Probe(Key(Kind.SOCKET, Target("b", "192.168.0.2")), 300, 13, 10)
-RDMA = Probe(Key(Kind.RDMA, Target("b", "", "a.tb1--b.tb1")), 21600, 80, 100)
+GPU = Probe(Key(ProbeKind.GPU), 3600, 20)
+CABLE = Probe(Key(ProbeKind.SOCKET, Target("b", "10.0.0.2", "a.tb1--b.tb1")), 300, 13, 100)
+LAN = Probe(Key(ProbeKind.SOCKET, Target("b", "192.168.0.2")), 300, 13, 10)
+RDMA = Probe(Key(ProbeKind.RDMA, Target("b", "", "a.tb1--b.tb1")), 21600, 80, 100)
 ALL = (GPU, CABLE, LAN, RDMA)
 
 
@@ -143,51 +144,51 @@ def group(links: tuple[str, ...] = (), nodes: tuple[str, ...] = ("a", "b")) -> G
 
 
 def test_until_the_groups_are_known_nothing_runs() -> None:
-    assert all(gates.closed(probe, None) for probe in ALL)
-    assert not any(gates.closed(probe, ()) for probe in ALL)
+    assert all(gates.blocked_by(probe, None) for probe in ALL)
+    assert not any(gates.blocked_by(probe, ()) for probe in ALL)
 
 
 def test_a_group_closes_the_gpu_its_cables_and_the_way_to_its_members() -> None:
-    other = Probe(Key(Kind.SOCKET, Target("c", "10.0.1.2", "a.tb2--c.tb1")), 300, 13, 100)
+    other = Probe(Key(ProbeKind.SOCKET, Target("c", "10.0.1.2", "a.tb2--c.tb1")), 300, 13, 100)
     by_cable = (group(links=("a.tb1--b.tb1",)),)
-    assert "default/qwen-0" in (gates.closed(GPU, by_cable) or "")
-    assert all(gates.closed(probe, by_cable) for probe in (CABLE, LAN, RDMA))
-    assert gates.closed(other, by_cable) is None
-    far = Probe(Key(Kind.SOCKET, Target("z", "192.168.0.9")), 300, 13, 10)
-    assert gates.closed(far, by_cable) is None
-    assert "network" in (gates.closed(far, (group(),)) or "")
+    assert "default/qwen-0" in (gates.blocked_by(GPU, by_cable) or "")
+    assert all(gates.blocked_by(probe, by_cable) for probe in (CABLE, LAN, RDMA))
+    assert gates.blocked_by(other, by_cable) is None
+    far = Probe(Key(ProbeKind.SOCKET, Target("z", "192.168.0.9")), 300, 13, 10)
+    assert gates.blocked_by(far, by_cable) is None
+    assert "network" in (gates.blocked_by(far, (group(),)) or "")
     assert RDMA.needs == {Need.PEER, Need.LINK, Need.GPU}
 
 
-# --- the desk ---
+# --- the lock ---
 
 
 def test_a_mac_is_in_one_probe() -> None:
-    desk = Desk("b")
-    with desk.granted("c"):
-        with pytest.raises(Busy, match="with c"), desk.granted("a"):
+    lock = ProbeLock("b")
+    with lock.granted("c"):
+        with pytest.raises(MacBusy, match="with c"), lock.granted("a"):
             pass
-        with pytest.raises(Busy), desk.asking("a"):
+        with pytest.raises(MacBusy), lock.asking("a"):
             pass
-        with pytest.raises(Busy), desk.alone():
+        with pytest.raises(MacBusy), lock.alone():
             pass
-    assert desk.peer is None
+    assert lock.peer is None
 
 
 def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
-    desk = Desk("b")
-    with desk.asking("c") as hold:
-        with pytest.raises(Busy), desk.granted("d"):
+    lock = ProbeLock("b")
+    with lock.asking("c") as hold:
+        with pytest.raises(MacBusy), lock.granted("d"):
             pass
-        with desk.granted("a"), pytest.raises(Busy, match="yes to a"):
-            desk.sure(hold)
-    assert desk.peer is None
-    with desk.asking("c") as hold:
-        desk.sure(hold)
-        with pytest.raises(Busy), desk.granted("a"):
+        with lock.granted("a"), pytest.raises(MacBusy, match="accepted a request of a"):
+            lock.confirm(hold)
+    assert lock.peer is None
+    with lock.asking("c") as hold:
+        lock.confirm(hold)
+        with pytest.raises(MacBusy), lock.granted("a"):
             pass
-        assert desk.peer == "c"
-    assert desk.peer is None
+        assert lock.peer == "c"
+    assert lock.peer is None
 
 
 @given(st.data())
@@ -195,35 +196,35 @@ def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
 def test_macs_that_want_each_other_at_once_never_lock_and_somebody_measures(data: st.DataObject) -> None:
     """Questions and answers in any order: never two probes at one Mac, nobody waits, and the first by name gets through."""
     names = ["a", "b", "c", "d", "e"][: data.draw(st.integers(2, 5))]
-    desks = {name: Desk(name) for name in names}
+    locks = {name: ProbeLock(name) for name in names}
     asks, grants, measuring = {}, {}, set()
     for name in names:
         peer = data.draw(st.sampled_from([other for other in names if other != name]))
-        context = desks[name].asking(peer)
+        context = locks[name].asking(peer)
         asks[name] = (peer, context, context.__enter__())
     for name in data.draw(st.permutations(names)):
         peer, context, hold = asks[name]
-        grant = desks[peer].granted(name)
+        grant = locks[peer].granted(name)
         try:
             grant.__enter__()
-        except Busy:
+        except MacBusy:
             context.__exit__(None, None, None)
             continue
         grants[name] = grant
         try:
-            desks[name].sure(hold)
+            locks[name].confirm(hold)
             measuring.add((name, peer))
-        except Busy:
+        except MacBusy:
             # It has said yes to somebody meanwhile: its own question is taken back.
             grant.__exit__(None, None, None)
             context.__exit__(None, None, None)
     busy = [name for pair in measuring for name in pair]
     assert len(busy) == len(set(busy)) and measuring
     for name, peer in measuring:
-        assert desks[name].peer == peer and desks[peer].peer == name
+        assert locks[name].peer == peer and locks[peer].peer == name
         grants[name].__exit__(None, None, None)
         asks[name][1].__exit__(None, None, None)
-    assert all(desk.peer is None for desk in desks.values())
+    assert all(lock.peer is None for lock in locks.values())
 
 
 # --- what is kept and what is published ---
@@ -281,27 +282,27 @@ def test_status_is_written_hourly_or_when_a_figure_moves_by_a_fifth() -> None:
 
 def test_two_addresses_of_one_pair_are_two_results() -> None:
     ledger = Ledger("a")
-    second = Key(Kind.SOCKET, Target("b", "192.168.0.3"))
+    second = Key(ProbeKind.SOCKET, Target("b", "192.168.0.3"))
     ledger.record(LAN.key, figures(900), WALL, 0.0)
     ledger.record(second, figures(90), WALL, 1.0)
     facts = [
         Reachability(node="b", address=address, state=ReachabilityState.REACHABLE, since=WALL, rtt_microseconds=7)
         for address in ("192.168.0.2", "192.168.0.3", "192.168.0.4")
     ]
-    said = {fact.address: (fact.received_mbps, fact.rtt_microseconds) for fact in ledger.beside(facts)}
+    said = {fact.address: (fact.received_mbps, fact.rtt_microseconds) for fact in ledger.with_figures(facts)}
     assert said == {"192.168.0.2": (900, 30), "192.168.0.3": (90, 30), "192.168.0.4": (None, 7)}
 
 
 def test_what_status_says_is_read_back() -> None:
     ledger = Ledger("a")
     ledger.record(GPU.key, Figures(flops=27 * 10**12, mlx_version="0.32.4"), WALL, 0.0)
-    ledger.record(Key(Kind.MEMORY), Figures(megabytes_per_second=702_000), WALL, 0.0)
+    ledger.record(Key(ProbeKind.MEMORY), Figures(megabytes_per_second=702_000), WALL, 0.0)
     ledger.record(LAN.key, figures(900), WALL, 0.0)
     ledger.record(CABLE.key, figures(38_000), WALL, 0.0)
     ledger.record(RDMA.key, figures(70_000).model_copy(update={"transport": MeasurementTransport.RDMA}), WALL, 0.0)
     found = ledger.benchmarks()
     assert found is not None and (found.tflops, found.gigabytes_per_second) == ("27.0", "702.0")
-    facts = ledger.beside([Reachability(node="b", address="192.168.0.2", state=ReachabilityState.REACHABLE, since=WALL)])
+    facts = ledger.with_figures([Reachability(node="b", address="192.168.0.2", state=ReachabilityState.REACHABLE, since=WALL)])
     profile = NodeProfile.model_validate(
         {"metadata": {"name": "a"}, "status": NodeProfileStatus(benchmarks=found, reachability=facts).dump()}
     )
@@ -317,7 +318,7 @@ def test_what_status_says_is_read_back() -> None:
     )
     again = Ledger("a")
     again.load(profile, [link], WALL + timedelta(seconds=5), 100.0)
-    assert set(again.history) == {GPU.key, Key(Kind.MEMORY), LAN.key, CABLE.key, RDMA.key}
+    assert set(again.history) == {GPU.key, Key(ProbeKind.MEMORY), LAN.key, CABLE.key, RDMA.key}
     assert plan(again.history, 101.0).probe is None
     assert again.measurements(CABLE.target.link) == ledger.measurements(CABLE.target.link)
 
@@ -328,7 +329,7 @@ def test_what_status_says_is_read_back() -> None:
 def test_a_restart_changes_no_figure_and_none_is_shown_as_nothing(flops: int, megabytes: int, said: tuple[str, str]) -> None:
     ledger, again = Ledger("a"), Ledger("a")
     ledger.record(GPU.key, Figures(flops=flops), WALL, 0.0)
-    ledger.record(Key(Kind.MEMORY), Figures(megabytes_per_second=megabytes), WALL, 0.0)
+    ledger.record(Key(ProbeKind.MEMORY), Figures(megabytes_per_second=megabytes), WALL, 0.0)
     found = ledger.benchmarks()
     assert found is not None and (found.tflops, found.gigabytes_per_second) == said
     status = NodeProfileStatus(benchmarks=found).dump()
@@ -340,22 +341,25 @@ def test_a_restart_changes_no_figure_and_none_is_shown_as_nothing(flops: int, me
 
 
 def said(history: dict[Key, History], ledger: Ledger, closed: dict[Key, str], notes: tuple[str, ...] = ()) -> tuple[str, str]:
-    found = verdict(Settings(), ALL, history, ledger.troubles, closed, notes, 10_000.0)
+    found = benchmarks_fresh(MeasureSettings(), ALL, history, ledger.failures, closed, notes, 10_000.0)
     return found.reason, found.message
 
 
 def test_the_condition_says_why_and_when_next() -> None:
     ledger = Ledger("a")
     fresh = {probe.key: History(measured=9_900.0) for probe in ALL}
-    assert said(fresh, ledger, {}, ("no JACCL",)) == ("Fresh", "4 probes have fresh results; RDMA is not measured: no JACCL")
+    assert said(fresh, ledger, {}, ("no JACCL",)) == (
+        "Fresh",
+        "all 4 probes have recent results; RDMA is not measured: no JACCL",
+    )
     assert said({}, ledger, {})[0] == "NotMeasured"
     missing = {key: value for key, value in fresh.items() if key != GPU.key}
     reason, message = said(missing, ledger, {GPU.key: "the group x has this Mac"})
     assert reason == "InUse" and "the group x has this Mac" in message
     ledger.fail(GPU.key, "not enough memory", WALL, 9_990.0)
     reason, message = said({**missing, GPU.key: ledger.history[GPU.key]}, ledger, {})
-    assert reason == "ProbeFailed" and "gpu: not enough memory; next try at 12:00:2" in message
-    assert verdict(Settings(enabled=False), ALL, fresh, {}, {}, (), 1.0).reason == "Disabled"
+    assert reason == "ProbeFailed" and "gpu: not enough memory; next attempt at 12:00:2" in message
+    assert benchmarks_fresh(MeasureSettings(enabled=False), ALL, fresh, {}, {}, (), 1.0).reason == "Disabled"
 
 
 def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
@@ -382,15 +386,17 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
     ]
     agents = {"b": Agent(address="192.168.0.2", port=9440, certificate_sha256="0" * 64)}
     spec = ordered(LinkEnd(node="a", port=1), LinkEnd(node="b", port=1))
-    seen = view.view("a", "192.168.0.1", status, [spec], [], facts, agents, Settings())
+    seen = view.view("a", "192.168.0.1", status, [spec], [], facts, agents, MeasureSettings())
     assert set(seen.targets) == {CABLE.target, Target("b", "10.0.9.2"), Target("b", "192.168.0.2")}
     assert seen.link_at("10.0.0.1", "b") == CABLE.target.link and not seen.link_at("10.0.0.1", "c")
     assert seen.source(CABLE.target, "10.0.0.2") == "10.0.0.1"
-    wanted = view.wanted(seen, Settings())
-    assert {probe.kind for probe in wanted} == {Kind.GPU, Kind.MEMORY, Kind.SOCKET}
-    assert any("no JACCL" in note for note in view.notes(seen, Settings()))
+    wanted = view.wanted(seen, MeasureSettings())
+    assert {probe.kind for probe in wanted} == {ProbeKind.GPU, ProbeKind.MEMORY, ProbeKind.SOCKET}
+    assert any("has no backend JACCL" in note for note in view.notes(seen, MeasureSettings()))
     ring = parse('{"rdma": {"transport": "Ring"}}')
-    assert Kind.RDMA in {probe.kind for probe in view.wanted(view.view("a", "", status, [spec], [], facts, agents, ring), ring)}
+    assert ProbeKind.RDMA in {
+        probe.kind for probe in view.wanted(view.view("a", "", status, [spec], [], facts, agents, ring), ring)
+    }
     assert not view.wanted(seen, parse('{"enabled": false}'))
 
 
@@ -454,7 +460,7 @@ def test_a_rate_is_never_negative_nor_endless_nor_a_fault(streams: list[list[tup
 def test_round_trips() -> None:
     found = trips([10e-6, 14e-6, 10e-6, 12e-6])
     assert (found.rtt, found.jitter) == (11, 3)
-    with pytest.raises(ValueError, match="two are needed"):
+    with pytest.raises(ValueError, match="1 echoes came back, at least 2 are needed"):
         trips([1.0])
 
 
@@ -470,7 +476,7 @@ def test_a_warm_up_ends_when_the_rate_is_steady_or_at_its_limit() -> None:
         return 1.0
 
     told: list[bool] = []
-    found = best(rising, clock, 100.0, best_of=3, told=lambda rate, steady: told.append(steady))
+    found = best(rising, clock, 100.0, best_of=3, progress=lambda rate, steady: told.append(steady))
     assert found.steady and found.rate == pytest.approx(2.0) and told.count(True) == 4
     steps = itertools.cycle((0.5, 1.0))
 

@@ -22,19 +22,22 @@ import aiohttp
 import pytest
 from aiohttp import web
 from thunderfleet_agent.measure import measure_cli
-from thunderfleet_agent.measure.prober import Ended, Prober
-from thunderfleet_agent.measure.schedule.probes import Key, Kind, Probe, Target, rdma
-from thunderfleet_agent.measure.schedule.probes import socket as socket_probe
-from thunderfleet_agent.measure.schedule.results import FILE, Figures, Ledger
-from thunderfleet_agent.measure.schedule.settings import Settings, parse
+from thunderfleet_agent.measure.ledger import FILE, Ledger
+from thunderfleet_agent.measure.prober import Preempted, Prober
+from thunderfleet_agent.measure.schedule.figures import Figures
+from thunderfleet_agent.measure.schedule.probes import CableEnd, Key, Probe, ProbeKind, Target, rdma_probe, socket_probe
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
-from thunderfleet_agent.measure.session import streams, talk
-from thunderfleet_agent.measure.session.probe_lock import Busy
-from thunderfleet_agent.measure.session.sessions import End
-from thunderfleet_agent.measure.session.streams import DOWN, ECHO, TOKEN_BYTES, UP, Gate, dial, in_thread
-from thunderfleet_agent.measure.worker import process
+from thunderfleet_agent.measure.session import channel, rates, streams
+from thunderfleet_agent.measure.session.messages import ProbeReply, ProbeRequest, SessionMessage
+from thunderfleet_agent.measure.session.probe_lock import MacBusy
+from thunderfleet_agent.measure.session.result import ProbeRefused, SessionFailed
+from thunderfleet_agent.measure.session.stream_listener import StreamListener
+from thunderfleet_agent.measure.session.streams import DOWN, ECHO, TOKEN_BYTES, UP, dial, in_thread
+from thunderfleet_agent.measure.worker import parent
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.peers import identity, reach
+from thunderfleet_agent.peers import identity
+from thunderfleet_agent.peers.dial_plan import PeerAddress
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
@@ -49,7 +52,7 @@ QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enab
 SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 64 * SMALL, "streams": 2}
 
 
-def settings(**more: object) -> Settings:
+def settings(**more: object) -> MeasureSettings:
     return parse(json.dumps({**QUIET, "sockets": SOCKETS, **more}))
 
 
@@ -71,10 +74,12 @@ class Mac:
 
     def sees(self, *others: Mac, link: str = LINK, problem: str | None = None) -> None:
         """These are its neighbours; with one, over a cable."""
-        cables = {link: Cable(link, others[0].name, "en2", End("rdma_en2", self.address), problem)} if len(others) == 1 else {}
+        cables = (
+            {link: Cable(link, others[0].name, "en2", CableEnd("rdma_en2", self.address), problem)} if len(others) == 1 else {}
+        )
         targets = tuple(Target(other.name, other.address, link if cables else "") for other in others)
         interfaces = {self.address: "en2"} if cables else {}
-        self.prober.look(
+        self.prober.set_view(
             View(self.name, self.address, targets, cables, {other.name: other.agent for other in others}, interfaces)
         )
 
@@ -84,7 +89,7 @@ class Mac:
 
 
 @asynccontextmanager
-async def macs(count: int, tmp_path: Path, chosen: Settings) -> AsyncIterator[list[Mac]]:
+async def macs(count: int, tmp_path: Path, chosen: MeasureSettings) -> AsyncIterator[list[Mac]]:
     """So many agents that know each other's certificates, on addresses of their own."""
     known: dict[str, str] = {}
 
@@ -99,7 +104,7 @@ async def macs(count: int, tmp_path: Path, chosen: Settings) -> AsyncIterator[li
             identity.write(folder)
             certificate, metrics = identity.load(folder), Metrics()
             prober = Prober(name, chosen, certificate.client, Ledger(name), counter=metrics)
-            metrics.measures(prober)
+            metrics.show_measurements(prober)
             address = f"127.0.7.{number + 1}"
             server = Server(address, name, metrics, lambda: None, shown)
             server.measure = prober.answer
@@ -107,7 +112,7 @@ async def macs(count: int, tmp_path: Path, chosen: Settings) -> AsyncIterator[li
             mac.port, _ = await server.start(0, 0, certificate.server)
             stack.push_async_callback(server.close)
             known[name] = certificate.sha256
-            prober.use(())
+            prober.set_groups(())
             found.append(mac)
         yield found
 
@@ -139,18 +144,18 @@ async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path
             theirs.figures.sent_mbps,
         )
         assert mine.figures.rtt_microseconds == theirs.figures.rtt_microseconds
-        assert a.prober.verdict.reason == b.prober.verdict.reason == "Fresh"
+        assert a.prober.benchmarks_fresh.reason == b.prober.benchmarks_fresh.reason == "Fresh"
         text = a.metrics.text().decode()
         assert f'thunderfleet_agent_measured_age_seconds{{address="{b.address}",link="{LINK}",node="{b.name}"' in text
         assert "thunderfleet_agent_link_received_bytes_per_second{" in text
-        assert a.prober.desk.peer is None and b.prober.desk.peer is None
+        assert a.prober.lock.peer is None and b.prober.lock.peer is None
 
 
 async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with a link so fast that its bytes are gone in no time.
-    monkeypatch.setattr(streams, "SHORTEST_SECONDS", 3600.0)
+    monkeypatch.setattr(rates, "SHORTEST_SECONDS", 3600.0)
     async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
         a.sees(b)
         b.sees(a)
@@ -161,7 +166,7 @@ async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
             assert found.figures.rtt_microseconds and found.figures.sent_mbps is found.figures.received_mbps is None
             (told,) = mac.prober.ledger.measurements(LINK)
             assert "throughputMbps" not in told.dump() and told.rtt_microseconds
-            assert not mac.prober.ledger.troubles and mac.prober.verdict.reason == "Fresh"
+            assert not mac.prober.ledger.failures and mac.prober.benchmarks_fresh.reason == "Fresh"
             text = mac.metrics.text().decode()
             assert "link_rtt_seconds{" in text and "bytes_per_second{" not in text
 
@@ -170,13 +175,13 @@ async def test_a_peer_that_a_group_has_says_so_and_is_asked_again(tmp_path: Path
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         b.sees(a)
-        b.prober.use((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
-        with pytest.raises(talk.Refused, match="default/qwen-0 uses this cable") as refused:
-            await a.prober.once(a.probe(b))
-        assert refused.value.again
+        b.prober.set_groups((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
+        with pytest.raises(ProbeRefused, match="default/qwen-0 uses this cable") as refused:
+            await a.prober.run_once(a.probe(b))
+        assert refused.value.retry_seconds
         async with running(a):
             await until(lambda: a.prober.ledger.history)
-        assert not a.prober.ledger.troubles and not a.prober.ledger.results
+        assert not a.prober.ledger.failures and not a.prober.ledger.results
 
 
 async def test_a_group_that_arrives_ends_the_probe_at_both_ends(tmp_path: Path, until: Until) -> None:
@@ -185,15 +190,15 @@ async def test_a_group_that_arrives_ends_the_probe_at_both_ends(tmp_path: Path, 
         a.sees(b)
         b.sees(a)
         for arrives, other in ((a, b), (b, a)):
-            probing = asyncio.create_task(a.prober.once(a.probe(b)))
+            probing = asyncio.create_task(a.prober.run_once(a.probe(b)))
             await until(lambda: a.prober.running and b.prober.running)
             group = GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,))
-            arrives.prober.use((group,))
+            arrives.prober.set_groups((group,))
             ended = await asyncio.gather(probing, return_exceptions=True)
-            assert isinstance(ended[0], Ended if arrives is a else talk.Broken), ended
+            assert isinstance(ended[0], Preempted if arrives is a else SessionFailed), ended
             await until(lambda: not a.prober.running and not b.prober.running)
-            assert arrives.prober.desk.peer is None and not other.prober.ledger.results
-            arrives.prober.use(())
+            assert arrives.prober.lock.peer is None and not other.prober.ledger.results
+            arrives.prober.set_groups(())
 
 
 async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_path: Path, until: Until) -> None:
@@ -206,114 +211,116 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
             # What becomes of a killed agent's sockets.
             for each in list(b.prober.running):
                 each.task.cancel()
-            await until(lambda: a.prober.ledger.troubles)
+            await until(lambda: a.prober.ledger.failures)
             assert not a.prober.running
-        (key,) = a.prober.ledger.troubles
+        (key,) = a.prober.ledger.failures
         assert a.prober.ledger.history[key].failures == 1
         a.prober.ledger.history[key] = a.prober.ledger.history[key].__class__(failures=1, failed=time.monotonic())
-        assert a.prober.verdict.reason == "ProbeFailed" and "next try at" in a.prober.verdict.message
+        assert a.prober.benchmarks_fresh.reason == "ProbeFailed" and "next attempt at" in a.prober.benchmarks_fresh.message
 
 
 # --- by hand: the agent lends its Mac ---
 
 
-def by_hand(mac: Mac) -> tuple[measure_cli.Lender, Prober]:
+def interactive(mac: Mac) -> tuple[measure_cli.AgentLease, Prober]:
     """What somebody at the terminal of that Mac has."""
-    prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name), by_hand=True)
-    prober.look(mac.prober.view)
-    prober.use(())
-    to = reach.Target(mac.name, mac.address, mac.port, mac.certificate.sha256)
-    return measure_cli.Lender(mac.name, to, mac.certificate.client), prober
+    prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name), interactive=True)
+    prober.set_view(mac.prober.view)
+    prober.set_groups(())
+    to = PeerAddress(mac.name, mac.address, mac.port, mac.certificate.sha256)
+    return measure_cli.AgentLease(mac.name, to, mac.certificate.client), prober
 
 
-async def test_while_one_measures_by_hand_his_agent_is_in_no_other_probe(tmp_path: Path, until: Until) -> None:
+async def test_during_an_interactive_measurement_the_agent_takes_part_in_no_other_probe(tmp_path: Path, until: Until) -> None:
     slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as (a, b, c):
         a.sees(b)
         b.sees(a)
         c.sees(a)
-        lender, prober = by_hand(a)
-        measuring = asyncio.create_task(lender.measure(prober, a.probe(b)))
-        await until(lambda: a.prober.desk.peer and b.prober.running and prober.running)
-        with pytest.raises(talk.Refused, match="studio-00 is being measured by hand") as refused:
-            await c.prober.once(c.probe(a))
-        assert refused.value.again
-        with pytest.raises(Busy, match="by hand"):
-            await a.prober.once(a.probe(b))
+        lease, prober = interactive(a)
+        measuring = asyncio.create_task(lease.measure(prober, a.probe(b)))
+        await until(lambda: a.prober.lock.peer and b.prober.running and prober.running)
+        with pytest.raises(ProbeRefused, match="an interactive measurement runs on studio-00") as refused:
+            await c.prober.run_once(c.probe(a))
+        assert refused.value.retry_seconds
+        with pytest.raises(MacBusy, match="an interactive measurement"):
+            await a.prober.run_once(a.probe(b))
         measuring.cancel()
         await asyncio.gather(measuring, return_exceptions=True)
-        await until(lambda: not a.prober.desk.peer and not b.prober.running)
+        await until(lambda: not a.prober.lock.peer and not b.prober.running)
         # What was done by hand is the result of no probe of the agent's.
-        assert not a.prober.ledger.results and not a.prober.ledger.troubles
+        assert not a.prober.ledger.results and not a.prober.ledger.failures
 
 
-async def test_what_is_measured_by_hand_is_found_and_the_mac_given_back(tmp_path: Path, until: Until) -> None:
+async def test_what_is_measured_interactive_is_found_and_the_mac_given_back(tmp_path: Path, until: Until) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         b.sees(a)
-        lender, prober = by_hand(a)
-        assert (await lender.measure(prober, a.probe(b))).received_mbps
-        await until(lambda: not a.prober.desk.peer and not a.prober.running)
+        lease, prober = interactive(a)
+        assert (await lease.measure(prober, a.probe(b))).received_mbps
+        await until(lambda: not a.prober.lock.peer and not a.prober.running)
 
 
-async def test_by_hand_a_busy_agent_says_that_it_is(tmp_path: Path, until: Until) -> None:
+async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, until: Until) -> None:
     slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
     async with macs(2, tmp_path, slow) as (a, b):
         a.sees(b)
         b.sees(a)
-        lender, prober = by_hand(a)
-        probing = asyncio.create_task(a.prober.once(a.probe(b)))
+        lease, prober = interactive(a)
+        probing = asyncio.create_task(a.prober.run_once(a.probe(b)))
         await until(lambda: a.prober.running and b.prober.running)
-        with pytest.raises(talk.Refused, match="studio-00 is in a probe with studio-01"):
-            await lender.measure(prober, a.probe(b))
+        with pytest.raises(ProbeRefused, match="studio-00 takes part in a probe with studio-01"):
+            await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
-        a.prober.use((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
-        with pytest.raises(talk.Refused, match="default/qwen-0"):
-            await lender.measure(prober, a.probe(b))
+        a.prober.set_groups((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
+        with pytest.raises(ProbeRefused, match="default/qwen-0"):
+            await lease.measure(prober, a.probe(b))
         await a.server.close()
-        with pytest.raises(talk.Broken, match=r"studio-00 at .*: Connection refused \(is that Mac on, and does its agent run"):
-            await lender.measure(prober, a.probe(b))
+        with pytest.raises(
+            SessionFailed, match=r"studio-00 at .*: Connection refused \(is this Mac on, and does its agent run"
+        ):
+            await lease.measure(prober, a.probe(b))
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-async def test_who_measures_by_hand_has_his_turn_before_what_agents_do(tmp_path: Path, until: Until, busy: int) -> None:
+async def test_who_measures_interactive_has_his_turn_before_what_agents_do(tmp_path: Path, until: Until, busy: int) -> None:
     """Whichever of his two Macs is in a probe with a third one is kept for him when that is over, but not for ever."""
     slow = settings(sockets={**SOCKETS, "bytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as fleet:
         a, b, c = fleet
         for mac in fleet:
             mac.sees(*(other for other in fleet if other is not mac))
-        lender, prober = by_hand(a)
-        probing = asyncio.create_task(c.prober.once(c.probe(fleet[busy])))
+        lease, prober = interactive(a)
+        probing = asyncio.create_task(c.prober.run_once(c.probe(fleet[busy])))
         await until(lambda: fleet[busy].prober.running and c.prober.running)
-        with pytest.raises(talk.Refused, match=f"{fleet[busy].name} is in a probe with {c.name}"):
-            await lender.measure(prober, a.probe(b))
+        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} takes part in a probe with {c.name}"):
+            await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
-        await until(lambda: fleet[busy].prober.desk.peer is None)
-        with pytest.raises(talk.Refused, match=f"{fleet[busy].name} is about to be measured by hand") as refused:
-            await c.prober.once(c.probe(fleet[busy]))
-        assert refused.value.again
-        measuring = asyncio.create_task(lender.measure(prober, a.probe(b)))
+        await until(lambda: fleet[busy].prober.lock.peer is None)
+        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} is reserved for an interactive measurement") as refused:
+            await c.prober.run_once(c.probe(fleet[busy]))
+        assert refused.value.retry_seconds
+        measuring = asyncio.create_task(lease.measure(prober, a.probe(b)))
         await until(lambda: (prober.running and b.prober.running) or measuring.done())
         assert not measuring.done()
         measuring.cancel()
         await asyncio.gather(measuring, return_exceptions=True)
-        assert 0 < fleet[busy].prober._kept_until - time.monotonic() < 6
+        assert 0 < fleet[busy].prober._reservation.until - time.monotonic() < 6
 
 
-async def test_a_group_that_arrives_ends_what_is_measured_by_hand(tmp_path: Path, until: Until) -> None:
+async def test_a_group_that_arrives_ends_an_interactive_measurement(tmp_path: Path, until: Until) -> None:
     slow = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 60})
     async with macs(2, tmp_path, slow) as (a, b):
         a.sees(b)
         b.sees(a)
-        lender, prober = by_hand(a)
-        measuring = asyncio.create_task(lender.measure(prober, a.probe(b)))
+        lease, prober = interactive(a)
+        measuring = asyncio.create_task(lease.measure(prober, a.probe(b)))
         await until(lambda: a.prober.running and prober.running and b.prober.running)
-        a.prober.use((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
+        a.prober.set_groups((GroupUse(name="default/qwen-0", epoch=1, nodes=(a.name, b.name), links=(LINK,)),))
         (ended,) = await asyncio.gather(measuring, return_exceptions=True)
-        assert isinstance(ended, talk.Broken) and "default/qwen-0" in str(ended), ended
+        assert isinstance(ended, SessionFailed) and "default/qwen-0" in str(ended), ended
         await until(lambda: not a.prober.running and not prober.running and not b.prober.running)
 
 
@@ -326,7 +333,7 @@ async def test_three_macs_that_want_each_other_at_once_all_get_measured(tmp_path
             mac.sees(*(other for other in fleet if other is not mac))
         async with running(*fleet):
             await until(lambda: all(len(mac.prober.ledger.results) == 2 for mac in fleet), seconds=60)
-        assert not any(mac.prober.ledger.troubles for mac in fleet)
+        assert not any(mac.prober.ledger.failures for mac in fleet)
 
 
 async def test_thirty_macs_measure_every_pair_within_their_bytes(
@@ -376,7 +383,7 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
             # Each pair was measured once for both of them, or twice when both began it.
             assert 29 <= counted["socket/ok"] <= 58
             assert counted["socket/"] <= 58 * 2 * FEW
-            assert not mac.prober.ledger.troubles
+            assert not mac.prober.ledger.failures
         # One that moves bytes, and at most a question that was dropped for it.
         assert most <= 2
         assert all(sum(count for _, count in mac.prober._spent) <= budget for mac in fleet)
@@ -390,10 +397,10 @@ async def test_a_mac_whose_bytes_of_this_minute_are_gone_says_when_to_come_again
     async with macs(3, tmp_path, settings(bytesPerMinute=8 * SMALL)) as (a, b, c):
         a.sees(b, c)
         b.sees(a, c)
-        await a.prober.once(a.probe(b))
-        with pytest.raises(talk.Refused, match="bytes of this minute") as refused:
-            await a.prober.once(a.probe(b))
-        assert 0 < (refused.value.again or 0) <= 60
+        await a.prober.run_once(a.probe(b))
+        with pytest.raises(ProbeRefused, match="network budget of this minute") as refused:
+            await a.prober.run_once(a.probe(b))
+        assert 0 < (refused.value.retry_seconds or 0) <= 60
 
 
 # --- hostile peers ---
@@ -412,7 +419,7 @@ async def hostile(mac: Mac, behave: Callable[[web.WebSocketResponse], Awaitable[
         return ws
 
     application = web.Application()
-    application.router.add_get(talk.PATH, page)
+    application.router.add_get(channel.PATH, page)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, mac.address, mac.port, ssl_context=mac.certificate.server).start()
@@ -451,13 +458,13 @@ async def hangs_up(ws: web.WebSocketResponse) -> None:
 async def test_a_hostile_answer_is_a_failure_within_its_limit(
     tmp_path: Path, behave: Callable[[web.WebSocketResponse], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(channel, "ANSWER_SECONDS", 1.0)
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         async with hostile(b, behave), asyncio.timeout(30):
-            with pytest.raises(talk.Broken, match=r"studio-01 at 127\.0\.7\.2"):
-                await a.prober.once(a.probe(b))
-        assert a.prober.desk.peer is None and not a.prober.running
+            with pytest.raises(SessionFailed, match=r"studio-01 at 127\.0\.7\.2"):
+                await a.prober.run_once(a.probe(b))
+        assert a.prober.lock.peer is None and not a.prober.running
 
 
 async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
@@ -466,7 +473,7 @@ async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
 
     async def lies(ws: web.WebSocketResponse) -> None:
         ask = json.loads((await ws.receive()).data)
-        gate = Gate("127.0.7.2", "127.0.7.1")
+        gate = StreamListener("127.0.7.2", "127.0.7.1")
         await ws.send_json({"bytes": 2**40, "seconds": 3600, "port": gate.port, "token": gate.token.hex()})
         opened = await gate.admit(ask["streams"], 5)
         try:
@@ -482,14 +489,14 @@ async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         async with hostile(b, lies), asyncio.timeout(30):
-            with pytest.raises(talk.Broken, match="cannot be read"):
-                await a.prober.once(a.probe(b))
+            with pytest.raises(SessionFailed, match="sent an invalid message"):
+                await a.prober.run_once(a.probe(b))
 
 
 async def test_a_stream_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     async def ends(ws: web.WebSocketResponse) -> None:
         ask = json.loads((await ws.receive()).data)
-        gate = Gate("127.0.7.2", "127.0.7.1")
+        gate = StreamListener("127.0.7.2", "127.0.7.1")
         await ws.send_json({"bytes": ask["bytes"], "seconds": 60, "port": gate.port, "token": gate.token.hex()})
         opened = await gate.admit(ask["streams"], 5)
         try:
@@ -506,15 +513,15 @@ async def test_a_stream_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
         a.sees(b)
         async with hostile(b, ends), asyncio.timeout(30):
-            with pytest.raises(talk.Broken, match="too little arrived here"):
-                await a.prober.once(a.probe(b))
+            with pytest.raises(SessionFailed, match="too few bytes arrived here"):
+                await a.prober.run_once(a.probe(b))
         assert not a.prober.running
 
 
 async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
     async def floods(ws: web.WebSocketResponse) -> None:
         ask = json.loads((await ws.receive()).data)
-        gate = Gate("127.0.7.2", "127.0.7.1")
+        gate = StreamListener("127.0.7.2", "127.0.7.1")
         await ws.send_json({"bytes": ask["bytes"], "seconds": 1, "port": gate.port, "token": gate.token.hex()})
         opened = await gate.admit(ask["streams"], 5)
         try:
@@ -531,13 +538,13 @@ async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         a.sees(b)
         async with hostile(b, floods), asyncio.timeout(30):
-            found = await a.prober.once(a.probe(b))
+            found = await a.prober.run_once(a.probe(b))
         assert found.received_mbps
         assert not a.prober.running
 
 
 async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() -> None:
-    gate = Gate("127.0.7.2", "127.0.7.1")
+    gate = StreamListener("127.0.7.2", "127.0.7.1")
     admitting = asyncio.create_task(gate.admit(1, 20))
     await asyncio.sleep(0)
 
@@ -561,7 +568,7 @@ async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() ->
 
 
 async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.SETUP_SECONDS", 0.5)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.socket_session.SETUP_SECONDS", 0.5)
     async with macs(2, tmp_path, settings()) as (a, b):
         b.sees(a)
         b_target = a.prober.view  # nobody looks at it
@@ -569,12 +576,12 @@ async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: 
         a.sees(b)
         to = a.prober.view.dial(Target(b.name, b.address, LINK))
         assert to is not None
-        async with asyncio.timeout(30), talk.call(to, a.name, a.certificate.client, a.address) as (line, _, _):
-            await line.say(talk.Ask(kind=Kind.SOCKET, bytes=SMALL))
-            assert (await line.hear(talk.Answer)).port
-            with pytest.raises(talk.Broken):
-                await line.hear(talk.Step, 10)
-        assert b.prober.desk.peer is None
+        async with asyncio.timeout(30), channel.connect(to, a.name, a.certificate.client, a.address) as (line, _, _):
+            await line.send(ProbeRequest(kind=ProbeKind.SOCKET, bytes=SMALL))
+            assert (await line.receive(ProbeReply)).port
+            with pytest.raises(SessionFailed):
+                await line.receive(SessionMessage, 10)
+        assert b.prober.lock.peer is None
 
 
 async def test_whoever_is_no_agent_of_the_fleet_measures_nothing(tmp_path: Path) -> None:
@@ -585,7 +592,7 @@ async def test_whoever_is_no_agent_of_the_fleet_measures_nothing(tmp_path: Path)
         identity.write(stranger)
         context = identity.load(stranger).client
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
-            url = f"https://{b.address}:{b.port}{talk.PATH}"
+            url = f"https://{b.address}:{b.port}{channel.PATH}"
             answer = await session.get(url, headers={"Thunderfleet-Node": a.name})
             assert answer.status == 403
         assert not b.prober.running
@@ -594,7 +601,7 @@ async def test_whoever_is_no_agent_of_the_fleet_measures_nothing(tmp_path: Path)
 # --- processes: a group over the ring, and what is left when something dies ---
 
 
-def ring(**more: object) -> Settings:
+def ring(**more: object) -> MeasureSettings:
     return settings(rdma={"transport": "Ring", "seconds": 20, "bytes": SMALL, **more})
 
 
@@ -622,7 +629,7 @@ async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(t
     async with macs(2, tmp_path, ring()) as (a, b):
         a.sees(b)
         b.sees(a)
-        found = await a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK)))
+        found = await a.prober.run_once(rdma_probe(a.prober.settings, Target(b.name, "", LINK)))
         assert found.received_mbps and found.sent_mbps and found.rtt_microseconds and found.all_sum_microseconds
         (theirs,) = b.prober.ledger.measurements(LINK)
         assert theirs.transport is MeasurementTransport.RING and theirs.throughput_mbps == found.sent_mbps
@@ -636,10 +643,10 @@ async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the time for a group, since a rank that is frozen costs it whole.
-    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.FORM_SECONDS", -15.0)
-    run, struck = process.run, list[int]()
+    monkeypatch.setattr("thunderfleet_agent.measure.session.pair_session.FORM_SECONDS", -15.0)
+    run, struck = parent.run, list[int]()
 
-    async def runs(order: dict[str, object], heard: process.Heard) -> dict[str, object]:
+    async def runs(order: dict[str, object], heard: parent.Heard) -> dict[str, object]:
         async def hears(message: dict[str, object]) -> dict[str, object] | None:
             if message.get("formed") == rank:
                 (pid,) = (each for each in pair_processes() if process_order(each)["rank"] == rank)
@@ -649,15 +656,15 @@ async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
 
         return await run(order, hears)
 
-    monkeypatch.setattr(process, "run", runs)
+    monkeypatch.setattr(parent, "run", runs)
     async with macs(2, tmp_path, ring(bytes=2**36)) as (a, b):
         a.sees(b)
         b.sees(a)
-        probing = asyncio.create_task(a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK))))
+        probing = asyncio.create_task(a.prober.run_once(rdma_probe(a.prober.settings, Target(b.name, "", LINK))))
         (ended,) = await asyncio.gather(probing, return_exceptions=True)
-        assert struck and isinstance(ended, talk.Broken | process.ChildFailed), ended
+        assert struck and isinstance(ended, SessionFailed | parent.WorkerFailed), ended
         await until(lambda: not pair_processes())
-        await until(lambda: a.prober.desk.peer is None and b.prober.desk.peer is None)
+        await until(lambda: a.prober.lock.peer is None and b.prober.lock.peer is None)
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
@@ -665,7 +672,7 @@ async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(t
     async with macs(2, tmp_path, ring()) as (a, b):
         a.sees(b)
         b.sees(a)
-        probing = asyncio.create_task(a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK))))
+        probing = asyncio.create_task(a.prober.run_once(rdma_probe(a.prober.settings, Target(b.name, "", LINK))))
         await until(lambda: len(pair_processes()) == 2 or probing.done())
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -673,8 +680,9 @@ async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(t
 
 
 def deafen(address: str, deaf: bool) -> None:
-    """Lets the kernel drop whatever comes in for this process's sockets from or at that address, as if the network had gone: no
-    answer, no reset. Linux.
+    """Cuts this process's sockets from or at that address off the network: the kernel drops what arrives, without a reset.
+
+    Linux only.
     """
     import contextlib
     import ctypes
@@ -704,12 +712,12 @@ AGENT = (
 import asyncio, json, signal, sys
 from pathlib import Path
 from thunderfleet_agent import server as serving
-from thunderfleet_agent.measure.session import sessions
+from thunderfleet_agent.measure.session import pair_session
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.measure.schedule.probes import Target
-from thunderfleet_agent.measure.schedule.results import Ledger
-from thunderfleet_agent.measure.session.sessions import End
+from thunderfleet_agent.measure.ledger import Ledger
+from thunderfleet_agent.measure.schedule.probes import CableEnd
 from thunderfleet_agent.measure.schedule.settings import parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.metrics import Metrics
@@ -719,7 +727,7 @@ from thunderfleet_crds.nodeprofile import Agent
 async def main(said):
     # Else what has begun may come to its end.
     serving.SHUTDOWN_SECONDS = 0.1
-    sessions.ALIVE_SECONDS = said["alive"]
+    pair_session.ALIVE_SECONDS = said["alive"]
     name, address, peer, link = said["name"], said["address"], Agent.load(said["peer"]), said["link"]
     folder, stop = Path(said["folder"]), asyncio.Event()
     certificate = identity.load(folder)
@@ -729,10 +737,10 @@ async def main(said):
     server = Server(address, name, Metrics(), lambda: None, known)
     server.measure = prober.answer
     await server.start(said["port"], 0, certificate.server)
-    cables = {link: Cable(link, said["peerName"], "en2", End("rdma_en2", address), None)}
+    cables = {link: Cable(link, said["peerName"], "en2", CableEnd("rdma_en2", address), None)}
     targets = (Target(said["peerName"], peer.address, link),)
-    prober.look(View(name, address, targets, cables, {said["peerName"]: peer}, {address: "en2"}))
-    prober.use(())
+    prober.set_view(View(name, address, targets, cables, {said["peerName"]: peer}, {address: "en2"}))
+    prober.set_groups(())
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, deafen, address, True)
@@ -765,7 +773,7 @@ def marked(folder: Path) -> list[int]:
 
 @asynccontextmanager
 async def program(
-    mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: Settings | None = None
+    mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: MeasureSettings | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """An agent as a process of its own in the place of ``mac``, whose server in this process is closed; it listens."""
     said = {
@@ -793,15 +801,15 @@ HOWS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, CUT]
 
 @pytest.mark.parametrize("how", HOWS, ids=["killed", "frozen", "restarted", "cut-off"])
 @pytest.mark.parametrize("end", ["dials", "answers"])
-@pytest.mark.parametrize("kind", [Kind.SOCKET, Kind.RDMA])
+@pytest.mark.parametrize("kind", [ProbeKind.SOCKET, ProbeKind.RDMA])
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_frees_the_other_end(
-    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: Kind, end: str, how: signal.Signals
+    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, end: str, how: signal.Signals
 ) -> None:
     """The other end is free long before the group's own limit, no process is left, and the pair is measured afterwards."""
     monkeypatch.setenv(MARK, str(tmp_path))
-    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.ALIVE_SECONDS", ALIVE)
-    monkeypatch.setattr("thunderfleet_agent.measure.session.sessions.SILENT_SECONDS", 5.0)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.pair_session.ALIVE_SECONDS", ALIVE)
+    monkeypatch.setattr("thunderfleet_agent.measure.session.pair_session.SILENT_SECONDS", 5.0)
     moving = asyncio.Event()
 
     def moves(real: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
@@ -813,7 +821,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
 
     for name in ("send", "receive"):
         monkeypatch.setattr(streams.Streams, name, moves(getattr(streams.Streams, name)))
-    group, dials = kind is Kind.RDMA, end == "dials"
+    group, dials = kind is ProbeKind.RDMA, end == "dials"
     plain = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 1})
     # Both ways take a second: what is to be broken is not over before.
     only, quick = (
@@ -823,7 +831,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
     async with macs(2, tmp_path, only if group else plain) as (a, b), AsyncExitStack() as stack:
         await b.server.close()
         a.sees(b)
-        probe = rdma(a.prober.settings, Target(b.name, "", LINK)) if group else a.probe(b)
+        probe = rdma_probe(a.prober.settings, Target(b.name, "", LINK)) if group else a.probe(b)
         other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=dials))
         probing = None if dials else asyncio.create_task(a.prober._carry_out(probe))
         # Each rank with its guard.
@@ -834,9 +842,9 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
         if probing is not None:
             await probing
             assert a.prober.ledger.history[probe.key].failures == 1
-            said = a.prober.verdict
-            assert said.reason == "ProbeFailed" and b.name in said.message and "next try at" in said.message, said
-        await until(lambda: not a.prober.running and a.prober.desk.peer is None, seconds=90)
+            said = a.prober.benchmarks_fresh
+            assert said.reason == "ProbeFailed" and b.name in said.message and "next attempt at" in said.message, said
+        await until(lambda: not a.prober.running and a.prober.lock.peer is None, seconds=90)
         assert not pair_processes() and not a.prober.ledger.results
         if how in (signal.SIGSTOP, CUT):
             os.kill(other.pid, signal.SIGCONT if how is signal.SIGSTOP else PLUG)
@@ -848,8 +856,8 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
             a.prober.settings = quick
         async with asyncio.timeout(60):
             while True:
-                with contextlib.suppress(talk.Refused):
-                    found = await a.prober.once(probe)
+                with contextlib.suppress(ProbeRefused):
+                    found = await a.prober.run_once(probe)
                     break
         assert found.received_mbps
         await until(lambda: not marked(tmp_path))
@@ -870,7 +878,7 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
             return [each["kind"] for each in json.loads(file.read_text())] if file.exists() else []
 
         async with AsyncExitStack() as stack:
-            for kind in (Kind.GPU, Kind.MEMORY):
+            for kind in (ProbeKind.GPU, ProbeKind.MEMORY):
                 only = settings(sockets={"enabled": False}, **{kind.value: {"seconds": 20}})
                 other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
                 await until(lambda: marked(tmp_path))
@@ -880,28 +888,30 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
                 assert kind.value not in kept()
                 if how is signal.SIGSTOP:
                     os.kill(other.pid, signal.SIGCONT)
-                    await until(lambda kind=kind: kind.value in kept(), seconds=60)  # type: ignore[misc]
+                    await until(lambda kind=kind: kind.value in kept(), seconds=60)
                     other.terminate()
                 await other.wait()
             if how is not signal.SIGSTOP:
                 await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
-                await until(lambda: Kind.MEMORY.value in kept(), seconds=60)
+                await until(lambda: ProbeKind.MEMORY.value in kept(), seconds=60)
 
 
-async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit() -> None:
+async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-    order = json.dumps({"what": "gpu", "seconds": 1})
+    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work")})
+    begun = time.monotonic()
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order), stdin=asyncio.subprocess.PIPE, stdout=writer
     )
     try:
         async with asyncio.timeout(60):
             assert await child.wait() == 1
+        assert time.monotonic() - begun >= 1, "not before its limit"
     finally:
         os.close(reader)
         os.close(writer)
@@ -911,10 +921,13 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit()
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at sockets in /proc")
-async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(until: Until) -> None:
+async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: Path, until: Until) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [each.getsockname()[1] for each in (one, other)]
-    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": [f"127.0.0.1:{port}" for port in ports]}
+    hosts = [f"127.0.0.1:{port}" for port in ports]
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder)}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 60, "bytes": SMALL})),
         stdin=asyncio.subprocess.PIPE,
@@ -930,20 +943,55 @@ async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(until: Unti
         if child.returncode is None:
             child.kill()
         await child.wait()
+    await until(lambda: not folder.exists())
+
+
+ALONE = """
+import asyncio, json, sys
+from thunderfleet_agent.measure.worker import parent
+asyncio.run(parent.run(json.loads(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("killed", ["the child", "the agent"])
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+async def test_a_killed_measurement_leaves_no_folder_behind(
+    killed: str, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for a rank 1 that never comes, and is killed: directly, or by its guard after its agent."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": [f"127.0.0.1:{port}" for port in ports]}
+    agent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ALONE, json.dumps({**order, "seconds": 60, "bytes": SMALL})), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await until(lambda: list(tmp_path.glob("thunderfleet-measure-*/group.json")), seconds=60)
+        for pid in marked(tmp_path) if killed == "the child" else [agent.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await agent.wait()
+        await until(lambda: not marked(tmp_path) and not list(tmp_path.glob("thunderfleet-measure-*")), seconds=60)
+    finally:
+        if agent.returncode is None:
+            agent.kill()
+        await agent.wait()
 
 
 async def test_a_cable_without_rdma_says_why_not(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings(rdma={"enabled": True})) as (a, b):
         a.sees(b)
         b.sees(a, problem="MLX on this Mac has no JACCL")
-        with pytest.raises(talk.Refused, match="studio-01: MLX on this Mac has no JACCL"):
-            await a.prober.once(rdma(a.prober.settings, Target(b.name, "", LINK)))
+        with pytest.raises(ProbeRefused, match="studio-01: MLX on this Mac has no JACCL"):
+            await a.prober.run_once(rdma_probe(a.prober.settings, Target(b.name, "", LINK)))
 
 
 async def test_mlx_without_jaccl_says_so_in_the_process() -> None:
     order = {"what": "pair", "rank": 0, "backend": "jaccl", "devices": ["rdma_en2", "rdma_en2"], "bytes": 1, "seconds": 60}
-    with pytest.raises(process.ChildFailed, match="has no backend jaccl"):
-        await process.run(order)
+    with pytest.raises(parent.WorkerFailed, match="has no backend jaccl"):
+        await parent.run(order)
 
 
 # --- the GPU's process ---
@@ -956,7 +1004,7 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
     async def heard(message: dict[str, object]) -> None:
         told.append(float(str(message["progress"])))
 
-    found = await process.run({"what": what, "seconds": 8}, heard)
+    found = await parent.run({"what": what, "seconds": 8}, heard)
     figure = found["flops" if what == "gpu" else "megabytesPerSecond"]
     assert figure > 0 and found["mlxVersion"] and found["device"] and found["osVersion"]
     # The figure is one of the runs that were told.
@@ -966,11 +1014,11 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
 async def test_nothing_runs_before_it_is_known_what_is_fresh(tmp_path: Path, until: Until) -> None:
     async with macs(1, tmp_path, settings(gpu={"seconds": 600}, sockets={"enabled": False})) as (a,), running(a):
         # The groups are known and the loop has made its choice.
-        await until(lambda: a.prober._verdict)
-        assert "not known yet what was measured before" in a.prober.verdict.message and not a.prober.running
-        a.prober.ledger.record(Key(Kind.GPU), Figures(flops=10**12), datetime.now(UTC), time.monotonic())
+        await until(lambda: a.prober._published)
+        assert "has not read earlier measurements yet" in a.prober.benchmarks_fresh.message and not a.prober.running
+        a.prober.ledger.record(Key(ProbeKind.GPU), Figures(flops=10**12), datetime.now(UTC), time.monotonic())
         a.sees()
-        await until(lambda: a.prober._verdict and a.prober._verdict.reason == "Fresh")
+        await until(lambda: a.prober._published and a.prober._published.reason == "Fresh")
         assert not a.prober.running and b'probes_total{probe="gpu"' not in a.metrics.text()
 
 
@@ -980,11 +1028,11 @@ async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Unti
         a.sees()
         async with running(a):
             await until(pair_processes)
-            a.prober.use((GroupUse(name="default/qwen-0", epoch=1),))
+            a.prober.set_groups((GroupUse(name="default/qwen-0", epoch=1),))
             await until(lambda: not pair_processes())
             await until(lambda: not a.prober.running)
-        assert not a.prober.ledger.troubles
-        assert a.prober.verdict.reason == "InUse" and "default/qwen-0" in a.prober.verdict.message
+        assert not a.prober.ledger.failures
+        assert a.prober.benchmarks_fresh.reason == "InUse" and "default/qwen-0" in a.prober.benchmarks_fresh.message
 
 
 async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_second_stage(
@@ -993,9 +1041,9 @@ async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_sec
     """SIGTERM, and SIGKILL when 0.4 s are over: by a clock that the test keeps, on a process that is frozen."""
     stages: list[tuple[float, bool]] = []
     heard: list[int] = []
-    real, talk_to = process._gone, process._talk
+    real, talk_to = parent._wait_for_end, parent._talk
 
-    async def talks(child: asyncio.subprocess.Process, said: process.Heard) -> dict[str, object]:
+    async def talks(child: asyncio.subprocess.Process, said: parent.Heard) -> dict[str, object]:
         heard.append(child.pid)
         return await talk_to(child, said)
 
@@ -1007,21 +1055,21 @@ async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_sec
             await real(child, 30.0)
             assert child.returncode == -signal.SIGKILL
 
-    monkeypatch.setattr(process, "_gone", gone)
-    monkeypatch.setattr(process, "_talk", talks)
+    monkeypatch.setattr(parent, "_wait_for_end", gone)
+    monkeypatch.setattr(parent, "_talk", talks)
     async with macs(1, tmp_path, settings(gpu={"seconds": 600})) as (a,):
         a.sees()
         async with running(a):
             await until(lambda: heard)
             os.kill(heard[0], signal.SIGSTOP)
-            a.prober.use((GroupUse(name="default/qwen-0", epoch=1),))
+            a.prober.set_groups((GroupUse(name="default/qwen-0", epoch=1),))
             await until(lambda: not pair_processes() and not a.prober.running)
-        assert [seconds for seconds, _ in stages] == [0.4, process.KILL_SECONDS]
-        assert stages[0][1] and not a.prober.ledger.troubles
+        assert [seconds for seconds, _ in stages] == [0.4, parent.KILL_SECONDS]
+        assert stages[0][1] and not a.prober.ledger.failures
 
 
 async def test_a_measuring_process_is_gone_when_its_caller_is_however_often_that_was_cancelled(until: Until) -> None:
-    measuring = asyncio.create_task(process.run({"what": "gpu", "seconds": 600}))
+    measuring = asyncio.create_task(parent.run({"what": "gpu", "seconds": 600}))
     await until(pair_processes)
     (pid,) = pair_processes()
     # It does not hear SIGTERM.
@@ -1035,7 +1083,7 @@ async def test_a_measuring_process_is_gone_when_its_caller_is_however_often_that
 
 async def test_a_measuring_process_that_says_nothing_is_ended_at_its_limit() -> None:
     begun = time.monotonic()
-    with pytest.raises(process.ChildFailed, match=r"was not done within 0\.5 s"):
-        await process.run({"what": "gpu", "seconds": 0.5})
+    with pytest.raises(parent.WorkerFailed, match=r"did not finish within 0\.5 s"):
+        await parent.run({"what": "gpu", "seconds": 0.5})
     assert time.monotonic() - begun < 30
     assert not pair_processes()

@@ -58,7 +58,7 @@ def test_a_whole_model(index: bool, tmp_path: Path, make_model: MakeModel) -> No
 
 @pytest.mark.parametrize("index", [False, True])
 def test_a_file_that_was_not_downloaded_to_its_end(index: bool, tmp_path: Path, make_model: MakeModel) -> None:
-    assert "not downloaded to its end" in str(look(make_model(tmp_path / "m", index=index, cut=1)).problem)
+    assert "the download is incomplete" in str(look(make_model(tmp_path / "m", index=index, cut=1)).problem)
 
 
 def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeModel) -> None:
@@ -68,11 +68,11 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
 
     lacking = make_model(tmp_path / "b", index=True)
     (lacking / "model-00002-of-00002.safetensors").write_bytes((lacking / "model-00001-of-00002.safetensors").read_bytes())
-    assert look(lacking).problem == "model-00002-of-00002.safetensors lacks 1 tensors of the index, b first"
+    assert look(lacking).problem == "model-00002-of-00002.safetensors lacks 1 tensors of the index, for example b"
 
     bare = make_model(tmp_path / "c")
     (bare / "model.safetensors").unlink()
-    assert "weights are not there" in str(look(bare).problem)
+    assert "no weights: the folder has no" in str(look(bare).problem)
 
     broken = make_model(tmp_path / "d")
     (broken / "config.json").write_text("{")

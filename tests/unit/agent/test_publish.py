@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from thunderfleet_agent.derive.profile import Cable, PeerPort, Profile, cables, profile
+from thunderfleet_agent.derive.links import LinkReport, PeerPort, link_reports
+from thunderfleet_agent.derive.profile import Profile, profile
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers import network, thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher, covers, field_manager
@@ -28,8 +29,8 @@ def made(shapes: Any, **changes: Any) -> Profile:
     return profile(facts, NOW)
 
 
-def ends(found: Profile, shapes: Any) -> tuple[Cable, ...]:
-    return cables("studio-1", found.status, {shapes.theirs.lower(): PeerPort("studio-2", 3)})
+def ends(found: Profile, shapes: Any) -> tuple[LinkReport, ...]:
+    return link_reports("studio-1", found.status, {shapes.theirs.lower(): PeerPort("studio-2", 3)})
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_the_field_manager_fits_whatever_the_node_is_called() -> None:
 
 async def test_main_resource_then_status_and_then_nothing(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
-    assert await publisher.profile(made(shapes)) and await publisher.cables(ends(made(shapes), shapes)) == 1
+    assert await publisher.apply_profile(made(shapes)) and await publisher.apply_links(ends(made(shapes), shapes)) == 1
     assert kube.sent == [("PATCH", path) for path in (PROFILE, f"{PROFILE}/status", LINK, f"{LINK}/status")]
     written = kube.objects[PROFILE]
     assert [owner["uid"] for owner in written["metadata"]["ownerReferences"]] == ["n1"]
@@ -52,75 +53,75 @@ async def test_main_resource_then_status_and_then_nothing(kube: Any, publisher: 
     assert kube.objects[LINK]["spec"] == {"a": {"node": "studio-1", "port": 1}, "b": {"node": "studio-2", "port": 3}}
     kube.sent.clear()
     await publisher.look()
-    assert not await publisher.profile(made(shapes)) and await publisher.cables(ends(made(shapes), shapes)) == 0
+    assert not await publisher.apply_profile(made(shapes)) and await publisher.apply_links(ends(made(shapes), shapes)) == 0
     assert kube.sent == []
 
 
 async def test_only_the_part_that_changed_is_written(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
-    await publisher.profile(made(shapes))
+    await publisher.apply_profile(made(shapes))
     kube.sent.clear()
-    await publisher.profile(made(shapes, rdma_switch=False))
+    await publisher.apply_profile(made(shapes, rdma_switch=False))
     assert kube.sent == [("PATCH", f"{PROFILE}/status")]
 
 
 async def test_a_restarted_agent_changes_no_resource_version(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
-    await publisher.profile(made(shapes))
-    await publisher.cables(ends(made(shapes), shapes))
+    await publisher.apply_profile(made(shapes))
+    await publisher.apply_links(ends(made(shapes), shapes))
     versions = [kube.objects[path]["metadata"]["resourceVersion"] for path in (PROFILE, LINK)]
     restarted = Publisher(kube, "studio-1")
     await restarted.look()
     assert restarted.conditions == publisher.conditions
-    await restarted.profile(made(shapes))
-    await restarted.cables(ends(made(shapes), shapes))
+    await restarted.apply_profile(made(shapes))
+    await restarted.apply_links(ends(made(shapes), shapes))
     assert [kube.objects[path]["metadata"]["resourceVersion"] for path in (PROFILE, LINK)] == versions
 
 
 async def test_deleted_in_between_starts_again(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
-    await publisher.profile(made(shapes))
+    await publisher.apply_profile(made(shapes))
     kube.delete_behind_the_back(PROFILE)
-    await publisher.profile(made(shapes, rdma_switch=False))
+    await publisher.apply_profile(made(shapes, rdma_switch=False))
     assert kube.objects[PROFILE]["status"]["rdma"]["enabled"] is False
 
 
 @pytest.mark.parametrize("path", [PROFILE, LINK])
 async def test_what_was_deleted_comes_back_at_the_next_look(path: str, kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
-    await publisher.profile(made(shapes))
-    await publisher.cables(ends(made(shapes), shapes))
+    await publisher.apply_profile(made(shapes))
+    await publisher.apply_links(ends(made(shapes), shapes))
     kube.delete_behind_the_back(path)
     await publisher.look()
-    await publisher.profile(made(shapes))
-    await publisher.cables(ends(made(shapes), shapes))
+    await publisher.apply_profile(made(shapes))
+    await publisher.apply_links(ends(made(shapes), shapes))
     assert kube.objects[path]["status"]
 
 
 async def test_a_node_that_registered_anew_owns_the_profile(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
-    await publisher.profile(made(shapes))
+    await publisher.apply_profile(made(shapes))
     kube.objects["/api/v1/nodes/studio-1"]["metadata"]["uid"] = "n2"
     await publisher.look()
-    await publisher.profile(made(shapes))
+    await publisher.apply_profile(made(shapes))
     assert [owner["uid"] for owner in kube.objects[PROFILE]["metadata"]["ownerReferences"]] == ["n2"]
 
 
 async def test_a_cable_that_is_gone_loses_this_end_and_no_other(kube: Any, publisher: Publisher, shapes: Any) -> None:
     other = Publisher(kube, "studio-2")
-    (cable,) = ends(made(shapes), shapes)
+    (report,) = ends(made(shapes), shapes)
     kube.objects["/api/v1/nodes/studio-2"] = {"metadata": {"name": "studio-2", "uid": "n2"}}
     await publisher.look()
-    await publisher.cables([cable])
+    await publisher.apply_links([report])
     await other.look()
-    await other.cables([Cable(cable.spec, Endpoint(node="studio-2", port=3, sees_peer=True))])
+    await other.apply_links([LinkReport(report.spec, Endpoint(node="studio-2", port=3, sees_peer=True))])
     assert [e["node"] for e in kube.objects[LINK]["status"]["endpoints"]] == ["studio-1", "studio-2"]
-    assert await publisher.cables([]) == 1 and await publisher.cables([]) == 0
+    assert await publisher.apply_links([]) == 1 and await publisher.apply_links([]) == 0
     assert [e["node"] for e in kube.objects[LINK]["status"]["endpoints"]] == ["studio-2"]
     # An agent that was restarted while its cable went finds its old entry and takes it away.
     restarted = Publisher(kube, "studio-2")
     await restarted.look()
-    assert await restarted.cables([]) == 1
+    assert await restarted.apply_links([]) == 1
     assert "endpoints" not in kube.objects[LINK]["status"]
 
 
@@ -130,7 +131,7 @@ async def test_refusals_are_counted_and_raised(kube: Any, shapes: Any) -> None:
     await publisher.look()
     kube.away = True
     with pytest.raises(ApiError):
-        await publisher.profile(made(shapes))
+        await publisher.apply_profile(made(shapes))
     assert counted == [("NodeProfile", "Unreachable")]
 
 

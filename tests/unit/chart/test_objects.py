@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_agent import cli as agent_cli
-from thunderfleet_agent.measure.schedule.settings import Settings, parse
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.act.operator_key import KEY_SECRET
@@ -112,7 +112,7 @@ def test_the_programs_take_the_command_lines(render: Render, values: tuple[str, 
     assert told.model_folder == [Path("/Users/Shared/models")]
     container = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]["containers"][0]
     assert [port["containerPort"] for port in container["ports"]] == [told.listen_port, told.metrics_port]
-    assert parse(told.measure) == Settings()
+    assert parse(told.measure) == MeasureSettings()
 
 
 def test_what_is_measured_is_the_chart_s_to_say(render: Render) -> None:

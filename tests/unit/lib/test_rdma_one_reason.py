@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from thunderfleet_agent.derive.profile import PeerPort, cables, profile
+from thunderfleet_agent.derive.links import PeerPort, link_reports
+from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.collector import Collector
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
@@ -99,7 +100,7 @@ class Pair:
             for port in (status.thunderbolt.ports if status.thunderbolt else ())
             if port.domain_uuid
         }
-        ends = [cable for name, status in statuses.items() for cable in cables(name, status, ports)]
+        ends = [cable for name, status in statuses.items() for cable in link_reports(name, status, ports)]
         return [
             ThunderboltLink(
                 metadata=ObjectMeta(name=name),

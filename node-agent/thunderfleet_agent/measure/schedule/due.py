@@ -1,7 +1,7 @@
-"""Which probe runs now, and when to look again: a pure function of what is known.
+"""Which probe runs now, and when to check again. Pure.
 
-State decides, not timers: what is missing or stale, may run now, has not just failed, and fits into the bytes of this minute.
-All times are monotonic seconds, so a wall clock that jumps changes nothing.
+A probe is due when its result is missing or old, nothing blocks it, it has not just failed, and its bytes fit into the budget
+of the minute. All times are monotonic seconds, so a wall clock that jumps changes nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from thunderfleet_agent.measure.schedule.probes import Key, Probe
 WINDOW_SECONDS = 60.0
 BACKOFF_SECONDS = 30.0
 BACKOFF_LIMIT_SECONDS = 3600.0
-# A result is renewed somewhere in the last tenth of its time to live, so that Macs do not fall into step.
+# A result is renewed at a point in the last tenth of its validity, different for every Mac, so that they do not synchronize.
 EARLY = 0.1
-# Older than this many times to live is called stale: being a little late is no news.
+# A result is stale after this many times its validity; a little late is normal.
 STALE = 2.0
 
 
 @dataclass(frozen=True)
 class History:
-    """What is known of one probe. ``measured``: when the result that we have was taken (None: there is none); ``failures`` in
-    a row since, the last one at ``failed``; ``not_before``: when a busy peer may be asked again.
+    """What happened to one probe.
+
+    ``measured``: when its result was measured, None if it has none; ``failures``: in a row since then, the last one at
+    ``failed``; ``not_before``: when a busy peer may be asked again.
     """
 
     measured: float | None = None
@@ -37,7 +39,7 @@ class History:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs now (None: nothing), else when to look again unless something changes (infinite: not before that)."""
+    """The probe to run now; without one, ``wake`` is when to check again unless something changes."""
 
     probe: Probe | None
     wake: float = math.inf
@@ -45,13 +47,13 @@ class Plan:
 
 @functools.lru_cache(4096)
 def fraction(*words: object) -> float:
-    """A number in [0, 1) that is always the same for the same words."""
+    """A number in [0, 1) that depends on the words only."""
     digest = hashlib.sha256("\0".join(str(word) for word in words).encode()).digest()
     return int.from_bytes(digest[:8]) / 2**64
 
 
 def backoff(node: str, key: Key, failures: int) -> float:
-    """Seconds after that many failures in a row: doubled each time, up to a limit, less up to a quarter of jitter."""
+    """Seconds to wait after that many failures in a row: doubled each time up to a limit, minus up to a quarter of jitter."""
     if failures <= 0:
         return 0.0
     whole = min(BACKOFF_SECONDS * 2.0 ** min(failures - 1, 32), BACKOFF_LIMIT_SECONDS)
@@ -59,7 +61,7 @@ def backoff(node: str, key: Key, failures: int) -> float:
 
 
 def when(probe: Probe, history: History, node: str, started: float, spread: float) -> float:
-    """From when on the probe is due."""
+    """When the probe is due."""
     if history.measured is None:
         first = started + spread * fraction(node)
     else:
@@ -68,8 +70,9 @@ def when(probe: Probe, history: History, node: str, started: float, spread: floa
 
 
 def room(spent: Iterable[tuple[float, int]], budget: int, wanted: int, now: float) -> float:
-    """From when on so many bytes fit into the budget of any minute: ``now`` or later. More than a whole budget waits for a
-    minute without any.
+    """When ``wanted`` bytes fit into the budget of a minute: ``now`` or later.
+
+    A probe that needs more than the budget waits for a minute without any other bytes.
     """
     recent = sorted((at, count) for at, count in spent if at > now - WINDOW_SECONDS)
     left = sum(count for _, count in recent)
@@ -85,7 +88,7 @@ def room(spent: Iterable[tuple[float, int]], budget: int, wanted: int, now: floa
 def due(
     probes: Sequence[Probe],
     results: Mapping[Key, History],
-    closed: Mapping[Key, str],
+    blocked: Mapping[Key, str],
     spent: Sequence[tuple[float, int]],
     budget: int,
     *,
@@ -94,23 +97,24 @@ def due(
     spread: float,
     now: float,
 ) -> Plan:
-    """The probe that has been due for longest and may run. ``closed``: why a probe may not run now (nobody wakes for it: what
-    opens it does). Of those that are due since the same moment each Mac has an order of its own: else a fleet that boots would
-    ask the first by name, all at once.
+    """The probe that has been due for the longest time and is not blocked.
+
+    A blocked probe does not set ``wake``: the event that unblocks it does. Probes that are due since the same moment are
+    ordered differently on each Mac; otherwise a fleet that boots would dial the first Mac by name all at once.
     """
     wake = math.inf
     order = sorted(
         (
             (when(probe, results.get(probe.key, History()), node, started, spread), fraction(node, probe.key), probe)
             for probe in {probe.key: probe for probe in probes}.values()
-            if probe.key not in closed
+            if probe.key not in blocked
         ),
         key=lambda entry: entry[:2],
     )
     for at, _, probe in order:
         if at > now:
             return Plan(None, min(wake, at))
-        # Whoever has waited for longest is not overtaken by those that need fewer bytes.
+        # A probe that waits for its bytes is not overtaken by one that needs fewer.
         fits = room(spent, budget, probe.shared_bytes, now) if probe.shared_bytes else now
         if fits <= now and (not probe.shared_bytes or wake == math.inf):
             return Plan(probe, now)
@@ -119,5 +123,5 @@ def due(
 
 
 def stale(probe: Probe, history: History, now: float) -> bool:
-    """Whether there is no result, or one that is much too old."""
+    """Whether there is no result, or one older than STALE times its validity."""
     return history.measured is None or now - history.measured > STALE * probe.ttl

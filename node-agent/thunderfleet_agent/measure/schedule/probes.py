@@ -1,22 +1,20 @@
-"""What there is to measure: every probe says what, on whom, fresh for how long, and bounded by what. Values only."""
+"""The probes: what is measured, on what, how long a result is valid, and the limits. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from thunderfleet_crds.vocabulary import MeasurementTransport
-
-from thunderfleet_agent.measure.schedule.settings import Settings
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 
 ECHO_SECONDS = 1.0
 SETUP_SECONDS = 5.0
-# What a pair of processes may take to form and to end, beside measuring.
+# The time for a pair of processes to form and to end, beside measuring.
 FORM_SECONDS = 20.0
 
 
-class Kind(StrEnum):
-    """What is measured."""
+class ProbeKind(StrEnum):
+    """The kind of a probe."""
 
     GPU = "gpu"
     MEMORY = "memory"
@@ -25,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Need(StrEnum):
-    """What a probe occupies while it runs, and so what must be free."""
+    """What a probe uses while it runs, and what therefore must be free."""
 
     GPU = "GPU"
     LINK = "link"
@@ -34,7 +32,7 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Target:
-    """On whom: nobody else (all empty), an address of a node, or a cable to a node."""
+    """This Mac alone (all empty), an address of a node, or a cable to a node."""
 
     node: str = ""
     address: str = ""
@@ -46,11 +44,19 @@ class Target:
         return f"{self.node} at {self.address}" if self.address else f"{self.node} over {self.link}"
 
 
+@dataclass(frozen=True)
+class CableEnd:
+    """One end of a cable: its RDMA device and its IPv4 address, each empty if it has none."""
+
+    device: str = ""
+    address: str = ""
+
+
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a result is of: two addresses of one pair are two results."""
+    """Identifies a probe and its result; two addresses of one peer are two probes."""
 
-    kind: Kind
+    kind: ProbeKind
     target: Target = Target()
 
     def __str__(self) -> str:
@@ -59,7 +65,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to measure: fresh for ``ttl`` seconds, over after ``seconds``, moving at most ``bytes`` between Macs."""
+    """One probe: its result is valid for ``ttl`` seconds; it takes at most ``seconds`` and moves at most ``bytes``."""
 
     key: Key
     ttl: float
@@ -67,7 +73,7 @@ class Probe:
     bytes: int = 0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProbeKind:
         return self.key.kind
 
     @property
@@ -76,42 +82,37 @@ class Probe:
 
     @property
     def shared_bytes(self) -> int:
-        """Those that others pay for too. A cable is nobody else's: what runs there is bounded by itself."""
+        """The bytes that count against the budget of the shared network; a cable is not shared."""
         return 0 if self.target.link else self.bytes
 
     @property
     def needs(self) -> frozenset[Need]:
-        """RDMA counts as a use of the GPU: a rank spins a core and wires memory wherever its cable leads."""
-        if self.kind in (Kind.GPU, Kind.MEMORY):
+        """RDMA needs the GPU too: a rank keeps a core busy and wires memory."""
+        if self.kind in (ProbeKind.GPU, ProbeKind.MEMORY):
             return frozenset({Need.GPU})
         needs = {Need.PEER}
         if self.target.link:
             needs.add(Need.LINK)
-        if self.kind is Kind.RDMA:
+        if self.kind is ProbeKind.RDMA:
             needs.add(Need.GPU)
         return frozenset(needs)
 
 
-def own(settings: Settings) -> tuple[Probe, ...]:
-    """Those of this Mac alone."""
-    devices = ((Kind.GPU, settings.gpu), (Kind.MEMORY, settings.memory))
+def local_probes(settings: MeasureSettings) -> tuple[Probe, ...]:
+    """The probes of this Mac alone."""
+    devices = ((ProbeKind.GPU, settings.gpu), (ProbeKind.MEMORY, settings.memory))
     return tuple(Probe(Key(kind), each.every_seconds, each.seconds) for kind, each in devices if each.enabled)
 
 
-def socket(settings: Settings, target: Target) -> Probe:
-    """Echoes and throughput both ways between this Mac and an address."""
+def socket_probe(settings: MeasureSettings, target: Target) -> Probe:
+    """Round trip and throughput both ways between this Mac and an address."""
     chosen = settings.sockets
     each = chosen.cable_bytes if target.link else chosen.bytes
     seconds = SETUP_SECONDS + ECHO_SECONDS + 2 * (chosen.seconds + 3.0)
-    return Probe(Key(Kind.SOCKET, target), chosen.every_seconds, seconds, 2 * each)
+    return Probe(Key(ProbeKind.SOCKET, target), chosen.every_seconds, seconds, 2 * each)
 
 
-def rdma(settings: Settings, target: Target) -> Probe:
-    """A two-rank group over a cable."""
+def rdma_probe(settings: MeasureSettings, target: Target) -> Probe:
+    """A group of two ranks over a cable."""
     chosen = settings.rdma
-    return Probe(Key(Kind.RDMA, target), chosen.every_seconds, chosen.seconds + FORM_SECONDS, 2 * chosen.bytes)
-
-
-def transport(settings: Settings, kind: Kind) -> MeasurementTransport:
-    """How a result of this kind is published."""
-    return settings.rdma.transport if kind is Kind.RDMA else MeasurementTransport.SOCKET
+    return Probe(Key(ProbeKind.RDMA, target), chosen.every_seconds, chosen.seconds + FORM_SECONDS, 2 * chosen.bytes)

@@ -1,4 +1,4 @@
-"""Which probes run, how often, bounded by what: the chart's ``agent.measure`` as one value."""
+"""Which probes run, how often, and their limits: the chart value ``agent.measure``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Part(BaseModel):
 
 
 class Device(_Part):
-    """A probe of this Mac's GPU alone; at most ``seconds`` long."""
+    """A probe of this Mac's GPU, at most ``seconds`` long."""
 
     enabled: bool = True
     every_seconds: Every = 3600
@@ -25,8 +25,9 @@ class Device(_Part):
 
 
 class Sockets(_Part):
-    """Echoes and throughput between two addresses. ``bytes`` each way over a shared network, ``cable_bytes`` over a cable;
-    ``seconds`` each way at most, whichever comes first.
+    """Round trip and throughput between two addresses.
+
+    Each way ends after ``bytes`` (over a cable ``cable_bytes``) or ``seconds``, whichever comes first.
     """
 
     enabled: bool = True
@@ -38,7 +39,7 @@ class Sockets(_Part):
 
 
 class Rdma(_Part):
-    """A two-rank group over one cable; ``bytes`` each way at most, ``seconds`` for everything."""
+    """A group of two ranks over one cable: at most ``bytes`` each way, and ``seconds`` in all."""
 
     enabled: bool = True
     every_seconds: Every = 6 * 3600
@@ -47,15 +48,17 @@ class Rdma(_Part):
     transport: MeasurementTransport = MeasurementTransport.RDMA
 
     @model_validator(mode="after")
-    def _by_mlx(self) -> Rdma:
+    def _is_group_transport(self) -> Rdma:
         if self.transport is MeasurementTransport.SOCKET:
-            raise ValueError("transport is RDMA or Ring; sockets are a probe of their own")
+            raise ValueError("must be RDMA or Ring; agent.measure.sockets configures the socket probe")
         return self
 
 
-class Settings(_Part):
-    """Everything of ``agent.measure``. ``spread_seconds``: Macs that boot together begin somewhere in this window;
-    ``bytes_per_minute``: over shared networks, to and from one Mac.
+class MeasureSettings(_Part):
+    """The chart value ``agent.measure``.
+
+    ``spread_seconds``: the first probes of Macs that boot together are spread over this window. ``bytes_per_minute``: the
+    budget of one Mac over shared networks, both ways together.
     """
 
     enabled: bool = True
@@ -67,11 +70,11 @@ class Settings(_Part):
     rdma: Rdma = Rdma()
 
 
-def parse(text: str) -> Settings:
-    """The settings in a JSON text. Raises ValueError with a sentence that names the field and what is allowed."""
+def parse(text: str) -> MeasureSettings:
+    """Reads JSON. Raises ValueError, which names the field and what is allowed."""
     try:
-        return Settings.model_validate_json(text or "{}")
+        return MeasureSettings.model_validate_json(text or "{}")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where or 'the settings'}: {first['msg']}") from None
+        raise ValueError(f"{where or 'agent.measure'}: {first['msg']}") from None

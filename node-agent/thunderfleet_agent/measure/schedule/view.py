@@ -1,4 +1,4 @@
-"""What there is to measure from this Mac as it is now. Pure: from what discovery knows to the probes that follow."""
+"""What this Mac can measure now: its cables, the peers that it reaches, and the probes that follow from them. Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkSp
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 
 from thunderfleet_agent.measure.schedule import probes
-from thunderfleet_agent.measure.schedule.probes import Probe, Target
-from thunderfleet_agent.measure.schedule.settings import Settings
-from thunderfleet_agent.measure.session.sessions import End
-from thunderfleet_agent.peers import reach
+from thunderfleet_agent.measure.schedule.probes import CableEnd, Probe, Target
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings
+from thunderfleet_agent.peers.dial_plan import PeerAddress
 
 RDMA_BACKEND = "jaccl"
 
 
 @dataclass(frozen=True)
 class Cable:
-    """One cable of this Mac: who is at its other end, this end's interface, and why RDMA is not measured (None: it is)."""
+    """One cable of this Mac: the peer, this end's interface, and why RDMA is not measured (None: it is)."""
 
     name: str
     peer: str
     interface: str | None
-    mine: End
+    mine: CableEnd
     problem: str | None
 
 
 @dataclass(frozen=True)
 class View:
-    """``interfaces``: this Mac's interface of each of its addresses. ``targets``: whom to measure, reachable now."""
+    """``interfaces``: this Mac's interface of each of its addresses. ``targets``: the addresses to measure, all reachable."""
 
     node: str = ""
     host_ip: str = ""
@@ -42,25 +41,25 @@ class View:
     interfaces: Mapping[str, str] = field(default_factory=dict)
 
     def link_at(self, address: str, peer: str) -> str:
-        """The cable to ``peer`` on whose interface this Mac has the address; empty when it is none."""
+        """The link to ``peer`` whose interface has this address of this Mac; empty if none has."""
         interface = self.interfaces.get(address)
         return next((c.name for c in self.cables.values() if c.peer == peer and interface and c.interface == interface), "")
 
-    def dial(self, target: Target) -> reach.Target | None:
-        """Where the agent of a target answers: at that address, or (for a cable as such) at any that is reachable."""
+    def dial(self, target: Target) -> PeerAddress | None:
+        """Where to dial the agent of a target: at its address; for a cable without one, at any reachable address."""
         agent = self.agents.get(target.node)
         if agent is None:
             return None
         if target.address:
             cable = self.cables.get(target.link)
-            return reach.Target(
+            return PeerAddress(
                 target.node, target.address, agent.port, agent.certificate_sha256, cable.interface if cable else None
             )
         others = sorted((t for t in self.targets if t.node == target.node), key=lambda t: (t.address != agent.address, t))
         return self.dial(others[0]) if others else None
 
     def source(self, target: Target, address: str) -> str | None:
-        """The address to dial from: a cable's own. Elsewhere the routes decide, but for loopback, which has none."""
+        """The address to dial from: that of the cable. Elsewhere the routes decide, except for loopback, which has none."""
         cable = self.cables.get(target.link)
         if cable is not None and cable.mine.address and target.address:
             return cable.mine.address
@@ -75,9 +74,9 @@ def view(
     links: Iterable[ThunderboltLink],
     facts: Iterable[Reachability],
     agents: Mapping[str, Agent],
-    settings: Settings,
+    settings: MeasureSettings,
 ) -> View:
-    """``ends``: this Mac's cables; ``links``: the ThunderboltLinks as last read; ``agents``: of the nodes in ``facts``."""
+    """``ends``: this Mac's cables; ``links``: the ThunderboltLinks as last read; ``agents``: by node."""
     interfaces = {
         address.address: interface.name
         for interface in (status.network.interfaces if status.network else ())
@@ -103,7 +102,7 @@ def _cables(
     ends: Iterable[ThunderboltLinkSpec],
     links: Mapping[str, ThunderboltLink],
     interfaces: Mapping[str, str],
-    settings: Settings,
+    settings: MeasureSettings,
 ) -> dict[str, Cable]:
     ports = {port.receptacle: port for port in (status.thunderbolt.ports if status.thunderbolt else ())}
     first = {name: address for address, name in sorted(interfaces.items(), reverse=True) if ":" not in address}
@@ -114,48 +113,48 @@ def _cables(
         if theirs.node == node:
             continue
         interface = port.interface if port else None
-        end = End(port.rdma_device or "" if port else "", first.get(interface or "", ""))
+        end = CableEnd(port.rdma_device or "" if port else "", first.get(interface or "", ""))
         name = link_name(spec)
         found[name] = Cable(name, theirs.node, interface, end, _problem(status, links.get(name), end, settings))
     return found
 
 
-def _problem(status: NodeProfileStatus, link: ThunderboltLink | None, end: End, settings: Settings) -> str | None:
-    """Why no group is formed over this cable to measure it."""
+def _problem(status: NodeProfileStatus, link: ThunderboltLink | None, end: CableEnd, settings: MeasureSettings) -> str | None:
+    """Why the cable cannot be measured with a group; None if it can."""
     if settings.rdma.transport is MeasurementTransport.RING:
         return None if end.address else "this end of the cable has no IPv4 address"
     if status.runtime is None:
-        return "it is not known yet what this Mac's MLX can do"
+        return "the agent has not read the backends of MLX yet"
     if RDMA_BACKEND not in status.runtime.backends:
         version = f" {status.runtime.mlx_version}" if status.runtime.mlx_version else ""
-        return f"MLX{version} on this Mac has no JACCL (RDMA needs macOS 26.2 or newer on Apple silicon)"
+        return f"MLX{version} on this Mac has no backend JACCL, which needs macOS 26.2 or newer on Apple silicon"
     usable = next((c for c in link.status.conditions if c.type == ConditionType.RDMA_USABLE), None) if link else None
     if usable is None:
-        return "it is not known yet whether RDMA is usable on this cable"
+        return "the ThunderboltLink has no condition RDMAUsable yet"
     if usable.status != "True":
         return f"RDMA is not usable on this cable: {usable.reason}"
     return None if end.device else "this end of the cable has no RDMA device"
 
 
-def wanted(view: View, settings: Settings) -> tuple[Probe, ...]:
-    """Everything that this Mac would measure, if it may."""
+def wanted(view: View, settings: MeasureSettings) -> tuple[Probe, ...]:
+    """Every probe that is enabled and possible."""
     if not settings.enabled:
         return ()
-    found = list(probes.own(settings))
+    found = list(probes.local_probes(settings))
     if settings.sockets.enabled:
-        found += [probes.socket(settings, target) for target in view.targets]
+        found += [probes.socket_probe(settings, target) for target in view.targets]
     if settings.rdma.enabled:
         reachable = {target.node for target in view.targets}
         found += [
-            probes.rdma(settings, Target(cable.peer, "", cable.name))
+            probes.rdma_probe(settings, Target(cable.peer, "", cable.name))
             for cable in view.cables.values()
             if cable.problem is None and cable.peer in reachable
         ]
     return tuple(found)
 
 
-def notes(view: View, settings: Settings) -> tuple[str, ...]:
-    """Why cables are not measured by a group, said once for all cables with the same reason."""
+def notes(view: View, settings: MeasureSettings) -> tuple[str, ...]:
+    """Why cables are not measured with a group, each reason once."""
     if not (settings.enabled and settings.rdma.enabled):
         return ()
     return tuple(sorted({cable.problem for cable in view.cables.values() if cable.problem}))

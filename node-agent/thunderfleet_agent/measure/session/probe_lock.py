@@ -1,8 +1,8 @@
-"""One Mac is in at most one probe between Macs at a time, agreed between the two agents and not by luck.
+"""One Mac takes part in at most one probe at a time, and both agents of a probe agree on it.
 
-Nobody holds and waits. Whoever wants to measure a peer asks it and is answered at once: yes or not now. While its own question
-is out, a Mac says no to everybody but a Mac whose name sorts before its own: then it drops its question and says yes. So among
-any Macs that want each other at once the first by name always gets its answer, and the others ask again later.
+No agent holds a lock while it waits for another. A request is answered at once: accepted, or busy. While its own request is
+pending, a Mac refuses every peer except one whose name sorts before its own; for that one it drops its own request. So of any
+Macs that request each other at the same time, the first by name succeeds, and the others try again later.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+# In place of a peer, while a Mac measures its own GPU. No node has this name.
+THIS_MAC = "(this Mac)"
 
-class Busy(Exception):
-    """Not now, and why."""
+
+class MacBusy(Exception):
+    """This Mac takes part in another probe."""
 
 
 def yields(own: str, peer: str) -> bool:
-    """Whether a Mac that is asking somebody drops that for ``peer``, who asks it. Pure."""
+    """Whether a Mac drops its own pending request in favour of one from ``peer``. Pure."""
     return peer < own
 
 
 @dataclass(eq=False)
 class Hold:
-    """Being in a probe with ``peer``: ``certain`` once both have said yes."""
+    """A probe with ``peer``; ``certain`` once both Macs have accepted."""
 
     peer: str
     certain: bool
 
 
-class Desk:
-    """Who this Mac is busy with. Every method is immediate."""
+class ProbeLock:
+    """The probe that this Mac takes part in. No method waits."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -38,12 +41,12 @@ class Desk:
 
     @property
     def peer(self) -> str | None:
-        """With whom this Mac is in a probe, or wants to be; None with nobody."""
+        """The peer of the current or requested probe; None without one."""
         return self._hold.peer if self._hold else None
 
     @contextlib.contextmanager
     def asking(self, peer: str) -> Iterator[Hold]:
-        """Around question and probe. Raises Busy when this Mac is in a probe."""
+        """Held during request and probe. Raises MacBusy."""
         if self._hold is not None:
             raise self._busy(self._hold)
         with self._held(Hold(peer, certain=False)) as hold:
@@ -51,30 +54,33 @@ class Desk:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Around a probe of this Mac's own devices, which nobody shall disturb. Raises Busy."""
+        """Held during a probe of this Mac alone. Raises MacBusy."""
         if self._hold is not None:
             raise self._busy(self._hold)
-        with self._held(Hold("itself", certain=True)):
+        with self._held(Hold(THIS_MAC, certain=True)):
             yield
 
-    def sure(self, hold: Hold) -> None:
-        """The peer has said yes. Raises Busy when this Mac has said yes to somebody else meanwhile."""
+    def confirm(self, hold: Hold) -> None:
+        """The peer has accepted. Raises MacBusy if this Mac has accepted another request meanwhile."""
         if self._hold is not hold:
-            raise Busy(f"{self._node} said yes to {self.peer or 'another Mac'} meanwhile")
+            raise MacBusy(f"{self._node} accepted a request of {self.peer or 'another Mac'} meanwhile")
         hold.certain = True
 
     @contextlib.contextmanager
     def granted(self, peer: str) -> Iterator[None]:
-        """Around the probe that ``peer`` asked for; a peer of its own name is somebody at its terminal. Raises Busy."""
+        """Held during a probe that ``peer`` requested. A peer of this Mac's own name is a lease. Raises MacBusy."""
         hold = self._hold
         if hold is not None and (hold.certain or not yields(self._node, peer)):
             raise self._busy(hold)
         with self._held(Hold(peer, certain=True)):
             yield
 
-    def _busy(self, hold: Hold) -> Busy:
-        by_hand = hold.peer == self._node
-        return Busy(f"{self._node} is being measured by hand" if by_hand else f"{self._node} is in a probe with {hold.peer}")
+    def _busy(self, hold: Hold) -> MacBusy:
+        if hold.peer == self._node:
+            return MacBusy(f"an interactive measurement runs on {self._node}")
+        if hold.peer == THIS_MAC:
+            return MacBusy(f"{self._node} is measuring its own GPU")
+        return MacBusy(f"{self._node} takes part in a probe with {hold.peer}")
 
     @contextlib.contextmanager
     def _held(self, hold: Hold) -> Iterator[Hold]:

@@ -1,6 +1,6 @@
-"""The GPU's arithmetic and its memory, through MLX on its default device: what a rank of a group will get.
+"""GPU compute and memory bandwidth, through MLX on its default device, as a rank of a group uses it.
 
-Runs in a process of its own (``child``), which imports MLX, so nothing of it stays in the agent.
+Runs in a process of its own (``child``), so that MLX is never imported in the agent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 MIB = 2**20
-# One run takes about so long: long enough for the clock and the launch of a kernel to vanish, short enough to end at once.
+# The time of one run: the clock and the launch of a kernel do not matter, and SIGTERM takes effect quickly.
 RUN_SECONDS = 0.04
-# A matrix grows until one product takes this long, or to this order.
+# The order of the matrices is doubled until one product takes this long, up to LARGEST_ORDER.
 PRODUCT_SECONDS = 0.02
 LARGEST_ORDER = 8192
 SMALLEST_ORDER = 256
-# The buffer is this much larger than a last-level cache whose size is known, or this part of the memory where it is not.
+# The size of the buffer: a multiple of the last-level cache, or a part of the memory if the cache is unknown.
 CACHES = 8
 PART_OF_MEMORY = 128
 SMALLEST_BUFFER = 64 * MIB
@@ -31,15 +31,15 @@ LARGEST_BUFFER = 4096 * MIB
 _PAGES = re.compile(r"^Pages (free|inactive|speculative|purgeable):\s*(\d+)\.", re.MULTILINE)
 _PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
 
-Told = Callable[[float, bool], None]
+Progress = Callable[[float, bool], None]
 
 
 class NotMeasured(Exception):
-    """Why it cannot be measured now."""
+    """Why the measurement is impossible now."""
 
 
 def available_bytes() -> int | None:
-    """What is free for a new process, as this system says it; None when nothing says it."""
+    """The memory that is available to a new process; None if unknown."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -54,7 +54,7 @@ def available_bytes() -> int | None:
 
 
 def cache_bytes() -> int | None:
-    """The last-level cache, where the system says it (macOS does not tell of its system-level cache)."""
+    """The size of the last-level cache; None if unknown (macOS does not report its system-level cache)."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
@@ -63,7 +63,7 @@ def cache_bytes() -> int | None:
 
 
 def buffer_bytes(free: int | None, memory: int | None, cache: int | None) -> int:
-    """How large a buffer to stream over: past the cache, within half of what is free. Raises NotMeasured."""
+    """The size of the buffer: larger than the cache, at most half of the free memory. Raises NotMeasured."""
     wanted = CACHES * cache if cache else max(USUAL_BUFFER, (memory or 0) // PART_OF_MEMORY)
     size = min(max(wanted, SMALLEST_BUFFER), LARGEST_BUFFER)
     if free is not None:
@@ -71,13 +71,13 @@ def buffer_bytes(free: int | None, memory: int | None, cache: int | None) -> int
     least = max(SMALLEST_BUFFER, 2 * (cache or 0))
     if size < least:
         raise NotMeasured(
-            f"{(free or 0) // MIB} MiB of memory are free, {2 * least // MIB} MiB are needed for a buffer past the cache"
+            f"{(free or 0) // MIB} MiB of memory are free; a buffer larger than the cache needs at least {2 * least // MIB} MiB"
         )
     return size // MIB * MIB
 
 
 def order(fits: int, took: Callable[[int], float]) -> int:
-    """The order of the matrices: doubled until a product takes long enough or no more than ``fits`` bytes hold three."""
+    """The order of the matrices: doubled until a product takes PRODUCT_SECONDS, as long as three fit into ``fits`` bytes."""
     size = SMALLEST_ORDER
     while size < LARGEST_ORDER and took(size) < PRODUCT_SECONDS and 3 * 2 * (2 * size) ** 2 <= fits:
         size *= 2
@@ -85,7 +85,7 @@ def order(fits: int, took: Callable[[int], float]) -> int:
 
 
 def versions(mx: Any) -> dict[str, str]:
-    """What measured: device, MLX and operating system."""
+    """Device, MLX and operating system of the measurement."""
     info = mx.device_info()
     device = str(info.get("device_name") or info.get("architecture") or mx.default_device())
     system = platform.mac_ver()[0] or f"{platform.system()} {platform.release()}"
@@ -93,16 +93,16 @@ def versions(mx: Any) -> dict[str, str]:
     return {"device": f"{kind}: {device}"[:64], "mlxVersion": str(mx.__version__)[:64], "osVersion": system[:64]}
 
 
-def compute(warm_seconds: float, told: Told) -> dict[str, Any]:
-    """``flops`` (a second) of a square fp16 product, and what measured."""
+def compute(warm_seconds: float, progress: Progress) -> dict[str, Any]:
+    """``flops`` (per second) of a square fp16 product, and the versions."""
     import mlx.core as mx
 
-    from thunderfleet_agent.measure.worker.steady import best
+    from thunderfleet_agent.measure.worker.warm_up import best
 
     free = available_bytes()
 
     def matrices(size: int) -> tuple[Any, Any]:
-        # Products of a chain stay finite: entries of about 1 / sqrt(size) keep the norm.
+        # Entries of about 1 / sqrt(size) keep the norm of a chain of products finite.
         pair = tuple(
             (mx.random.normal((size, size), key=mx.random.key(seed)) / size**0.5).astype(mx.float16) for seed in (1, 2)
         )
@@ -112,9 +112,9 @@ def compute(warm_seconds: float, told: Told) -> dict[str, Any]:
     def took(size: int) -> float:
         a, b = matrices(size)
         mx.eval(a @ b)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mx.eval(a @ b)
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     size = order((free or 2**33) // 4, took)
     a, b = matrices(size)
@@ -129,16 +129,16 @@ def compute(warm_seconds: float, told: Told) -> dict[str, Any]:
         return 2.0 * size**3 * chain
 
     found = best(
-        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, told=lambda rate, steady: told(rate / 1e9, steady)
+        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, progress=lambda rate, steady: progress(rate / 1e9, steady)
     )
     return {"flops": round(found.rate), "steady": found.steady, "order": size, **versions(mx)}
 
 
-def memory(warm_seconds: float, told: Told) -> dict[str, Any]:
-    """``megabytesPerSecond`` of a streaming sum, and what measured."""
+def memory(warm_seconds: float, progress: Progress) -> dict[str, Any]:
+    """``megabytesPerSecond`` of a streaming sum, and the versions."""
     import mlx.core as mx
 
-    from thunderfleet_agent.measure.worker.steady import best
+    from thunderfleet_agent.measure.worker.warm_up import best
 
     total = mx.device_info().get("memory_size")
     size = buffer_bytes(available_bytes(), int(total) if isinstance(total, int) else None, cache_bytes())
@@ -146,16 +146,16 @@ def memory(warm_seconds: float, told: Told) -> dict[str, Any]:
     buffer = mx.ones((count,), mx.float32)
     mx.eval(buffer)
     summed = mx.sum(buffer).item()
-    # A CPU adds float32 one by one, and 2^24 and one is 2^24.
+    # A CPU adds float32 one by one, and 2^24 + 1 is 2^24 then.
     if not isinstance(summed, float) or not min(count, 2**24) <= summed <= 1.01 * count:
-        raise NotMeasured(f"the sum over {count} ones came out as {summed}")
+        raise NotMeasured(f"the sum over {count} ones is wrong: {summed}")
 
     def run() -> float:
         mx.eval(mx.sum(buffer))
         return float(size)
 
     found = best(
-        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, told=lambda rate, steady: told(rate / 1e6, steady)
+        run, time.perf_counter, warm_seconds, until=2 * warm_seconds, progress=lambda rate, steady: progress(rate / 1e6, steady)
     )
     return {
         "megabytesPerSecond": max(1, round(found.rate / 1e6)),

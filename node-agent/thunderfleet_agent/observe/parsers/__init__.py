@@ -1,27 +1,7 @@
-"""From what macOS' commands print to values: pure functions of text, one module a family of commands.
+"""Parsers of the commands of macOS: pure functions from text to values. RDMA is parsed in ``thunderfleet_lib.rdma``.
 
-They hold under damage. Whatever the text is, a parser gives a value or raises ``ParseError``, which names the command; never
-anything else. Values leave here clean: no half characters that JSON refuses, and within the bounds that the API sets.
+hardware     the machine, its GPU, its limits and macOS
+network      interfaces, hardware ports and network services
+thunderbolt  Thunderbolt ports and the computers behind them
+profiler     sections of a JSON report of `system_profiler`
 """
-
-from __future__ import annotations
-
-import json
-from typing import Any
-
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError
-
-
-def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:
-    """The sections of ``system_profiler … -json``: the objects in the list under ``data_type``. Raises ParseError."""
-    if not text.strip():
-        raise ParseError(command, "printed nothing")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ParseError(command, f"printed no JSON ({error}): {quote(text[:200])}") from None
-    sections = document.get(data_type) if isinstance(document, dict) else None
-    if not isinstance(sections, list):
-        raise ParseError(command, f"printed JSON without a list {data_type}")
-    return [section for section in sections if isinstance(section, dict)]

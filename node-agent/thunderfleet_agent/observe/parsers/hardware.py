@@ -1,5 +1,6 @@
-"""``system_profiler SPHardwareDataType -json`` and ``SPDisplaysDataType -json``, ``sysctl`` and ``sw_vers``: the machine, its
-GPU, its limits, its system.
+"""The machine, its GPU, its limits and macOS.
+
+From ``system_profiler SPHardwareDataType -json``, ``system_profiler SPDisplaysDataType -json``, ``sysctl`` and ``sw_vers``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from thunderfleet_lib.hostcmd import quote
 from thunderfleet_lib.parsing import ParseError, Partial, clean, require_whole
 
-from thunderfleet_agent.observe.parsers import report
+from thunderfleet_agent.observe.parsers.profiler import report
 
 HARDWARE_COMMAND = ("system_profiler", "SPHardwareDataType", "-json")
 DISPLAYS_COMMAND = ("system_profiler", "SPDisplaysDataType", "-json")
-# Older systems lack the first; the others are always there, so that an answer that breaks off between two lines shows.
+# Older systems do not have the first variable; every Mac has the others, so a missing one shows that output was truncated.
 REQUIRED_VARIABLES = ("machdep.cpu.brand_string", "hw.memsize", "hw.ncpu")
 SYSCTL_COMMAND = ("sysctl", "iogpu.wired_limit_mb", *REQUIRED_VARIABLES)
 SW_VERS_COMMAND = ("sw_vers",)
@@ -28,7 +29,7 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the hardware report says: Apple's model identifier, chip, CPU cores, memory in bytes."""
+    """The hardware report: Apple's model identifier, chip, CPU cores, memory in bytes."""
 
     model_identifier: str | None = None
     chip: str | None = None
@@ -38,15 +39,16 @@ class Hardware:
 
 @dataclass(frozen=True)
 class System:
-    """macOS' version and build."""
+    """Version and build of macOS."""
 
     version: str | None = None
     build: str | None = None
 
 
 def parse_hardware(text: str) -> Hardware:
-    """Raises ParseError when the report is not there or says nothing that is known, Partial when it writes what is known in a
-    way that is not.
+    """The machine.
+
+    Raises ParseError without a report or a known key, Partial if a known key has a value of unknown form.
     """
     name = " ".join(HARDWARE_COMMAND)
     for section in report(name, text, "SPHardwareDataType"):
@@ -61,24 +63,25 @@ def parse_hardware(text: str) -> Hardware:
         parts = {"number_processors": found.cpu_cores, "physical_memory": found.memory_bytes}
         odd = [f"{key} {quote(str(section[key]))!r}" for key, value in parts.items() if value is None and key in section]
         if odd:
-            raise Partial(name, f"says what cannot be read (in another language?): {', '.join(odd)}", found)
+            raise Partial(name, f"has values of unknown form (another language?): {', '.join(odd)}", found)
         return found
     raise ParseError(name, "describes no machine")
 
 
 def parse_displays(text: str) -> int:
-    """The GPU's cores; 0 when the report tells of no GPU with cores (a virtual machine's). Raises ParseError."""
+    """The GPU's cores; 0 if the report has no GPU with cores, as in a virtual machine. Raises ParseError."""
     name = " ".join(DISPLAYS_COMMAND)
-    said = [section["sppci_cores"] for section in report(name, text, "SPDisplaysDataType") if "sppci_cores" in section]
-    cores = [number for number in map(_cores, said) if number]
-    if said and not cores:
-        raise ParseError(name, f"says a number of GPU cores that cannot be read: {quote(str(said[0]))!r}")
+    found = [section["sppci_cores"] for section in report(name, text, "SPDisplaysDataType") if "sppci_cores" in section]
+    cores = [number for number in map(_cores, found) if number]
+    if found and not cores:
+        raise ParseError(name, f"has a number of GPU cores of unknown form: {quote(str(found[0]))!r}")
     return max(cores, default=0)
 
 
 def parse_sysctl(text: str) -> Mapping[str, str]:
-    """``name: value`` (or ``name = value``) lines as a mapping; unknown lines are passed over. Raises ParseError for none,
-    Partial when a variable that every Mac has is missing or is no number.
+    """``name: value`` (or ``name = value``) lines as a mapping; other lines are ignored.
+
+    Raises ParseError without any, Partial if a variable that every Mac has is missing or not a number.
     """
     name = " ".join(SYSCTL_COMMAND)
     require_whole(name, text)
@@ -90,15 +93,15 @@ def parse_sysctl(text: str) -> Mapping[str, str]:
     if not values:
         raise ParseError(name, f"printed no `name: value` line: {quote(text[:200]) or 'nothing'}")
     if missing := [variable for variable in REQUIRED_VARIABLES if not values.get(variable)]:
-        raise Partial(name, f"does not say {', '.join(missing)}", values)
+        raise Partial(name, f"does not show {', '.join(missing)}", values)
     numbers = [variable for variable in SYSCTL_COMMAND[1:] if variable in values and variable != REQUIRED_VARIABLES[0]]
     if odd := [f"{variable}: {quote(values[variable])}" for variable in numbers if whole_number(values, variable) is None]:
-        raise Partial(name, f"says no whole number for {', '.join(odd)}", values)
+        raise Partial(name, f"shows no whole number for {', '.join(odd)}", values)
     return values
 
 
 def parse_sw_vers(text: str) -> System:
-    """Raises ParseError when there is no ProductVersion, Partial without a BuildVersion."""
+    """Version and build. Raises ParseError without a ProductVersion, Partial without a BuildVersion."""
     values = {}
     whole = text[: text.rfind("\n") + 1]
     for line in whole.splitlines():
@@ -109,12 +112,12 @@ def parse_sw_vers(text: str) -> System:
         raise ParseError("sw_vers", f"printed no ProductVersion: {quote(text[:200]) or 'nothing'}")
     found = System(values["ProductVersion"], values.get("BuildVersion"))
     if not found.build:
-        raise Partial("sw_vers", f"printed no whole BuildVersion: {quote(text[:200])}", found)
+        raise Partial("sw_vers", f"printed no complete BuildVersion: {quote(text[:200])}", found)
     return found
 
 
 def whole_number(values: Mapping[str, str], name: str) -> int | None:
-    """A sysctl's value when it is a non-negative whole number that the API takes."""
+    """A variable as a whole number from 0 to 2^63 - 1; None if it is anything else."""
     text = values.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         return None

@@ -1,4 +1,4 @@
-"""``networksetup`` and ``ifconfig``: which port is which interface, what is bridged, and the addresses."""
+"""Interfaces, hardware ports and network services, from ``networksetup`` and ``ifconfig``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")
 SERVICE_ORDER_COMMAND = ("networksetup", "-listnetworkserviceorder")
 IFCONFIG_COMMAND = ("ifconfig", "-a")
 
-# Addresses that macOS makes and throws away by itself; publishing them would write for ever.
+# Addresses that macOS creates and removes by itself; publishing them would cause writes for ever.
 _PASSING = frozenset({"temporary", "deprecated", "tentative", "detached", "duplicated", "anycast"})
 _HEADER = re.compile(r"^(\S{1,64}?):\s+flags=[0-9a-fA-Fx]+(?:<([^>]*)>)?")
 _MEMBER = re.compile(r"^\s+member:\s*(\S{1,64})")
@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"\bprefixlen\s+(\d{1,3})\b")
 _MEDIA = re.compile(r"(?<![\d.])(\d{1,5}(?:\.\d)?)(G?)base", re.IGNORECASE)
 _SERVICE = re.compile(r"^\((\d+|\*)\)\s*(.+)$")
 _SERVICE_PORT = re.compile(r"^\(Hardware Port:\s*(.*?),\s*Device:\s*([^)]*)\)\s*$")
-# What `networksetup -listallhardwareports` ends with, whether there are VLANs or not; the words may be another language's.
+# The end of `networksetup -listallhardwareports`, with or without VLANs; the words may be in another language.
 _PORTS_END = re.compile(r"^(VLAN Configurations|={8,})\s*$", re.MULTILINE)
 
 
@@ -40,7 +40,7 @@ class InterfaceAddress:
 
 @dataclass(frozen=True)
 class Interface:
-    """One interface. ``active`` is the carrier as the status line says it, None where there is no such line."""
+    """One interface. ``active`` is the carrier from the status line, None without such a line."""
 
     name: str
     flags: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ class Interface:
 
     @property
     def up(self) -> bool:
-        """Up, and with a carrier as far as can be known."""
+        """Up, and with a carrier if that is known."""
         return "UP" in self.flags and (self.active if self.active is not None else "RUNNING" in self.flags)
 
 
@@ -66,8 +66,9 @@ class Service:
 
 
 def parse_hardware_ports(text: str) -> Mapping[str, str]:
-    """Interface name to hardware port name (``en2`` to ``Thunderbolt 1``). Raises ParseError when none is listed or the list
-    breaks off, Partial when it ends between two ports.
+    """Interface to hardware port (``en2`` to ``Thunderbolt 1``).
+
+    Raises ParseError if the list is empty or truncated, Partial if it ends between two ports.
     """
     name = " ".join(HARDWARE_PORTS_COMMAND)
     ports: dict[str, str] = {}
@@ -89,15 +90,16 @@ def parse_hardware_ports(text: str) -> Mapping[str, str]:
     if not _PORTS_END.search(text):
         require_whole(name, text)
         if port is not None:
-            raise ParseError(name, f"breaks off behind the port {port}")
-        raise Partial(name, "ends without its VLAN Configurations: there may be more ports than it lists", ports)
+            raise ParseError(name, f"ends after the name of the port {port}")
+        raise Partial(name, "ends before the VLAN Configurations: ports may be missing", ports)
     return ports
 
 
 def parse_service_order(text: str) -> tuple[Service, ...]:
-    """The services in order. Raises ParseError when the text is no such list, or breaks off in a line, Partial when it ends
-    behind a service's name. The list has no end of its own and no count: services that lack behind a whole one do not show
-    here (``derive`` asks for those of the bridges that it names).
+    """The services in order.
+
+    Raises ParseError if the text is not such a list or ends in a line, Partial if it ends after a service's name. The list has
+    no end mark: missing services after a complete one cannot be detected here (``derive.bridges`` reports those it needs).
     """
     require_whole(" ".join(SERVICE_ORDER_COMMAND), text)
     services: list[Service] = []
@@ -115,14 +117,15 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
     if not services and "network service" not in text:
         raise ParseError(" ".join(SERVICE_ORDER_COMMAND), f"lists no network service: {quote(text[:200]) or 'nothing'}")
     if services and services[-1].hardware_port is None:
-        problem = f"ends behind the name of the service {services[-1].name}: there may be more than it lists"
+        problem = f"ends after the name of the service {services[-1].name}: services may be missing"
         raise Partial(" ".join(SERVICE_ORDER_COMMAND), problem, tuple(services[:-1]))
     return tuple(services)
 
 
 def parse_ifconfig(text: str) -> tuple[Interface, ...]:
-    """The interfaces in order, one of a name. Raises ParseError when the text shows none. It has no end of its own: whether the
-    ports that are used are all there is for ``derive``; that a tunnel or a port that nothing uses lacks cannot be known.
+    """The interfaces in order, one per name. Raises ParseError without any.
+
+    The output has no end mark: ``derive.inventory`` reports used ports that are missing; a missing tunnel cannot be detected.
     """
     found: dict[str, Interface] = {}
     current: Interface | None = None

@@ -1,4 +1,4 @@
-"""``system_profiler SPThunderboltDataType -json``: the Thunderbolt ports of this Mac, and the computers seen through them."""
+"""Thunderbolt ports and the computers behind them, from ``system_profiler SPThunderboltDataType -json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from thunderfleet_lib.hostcmd import quote
 from thunderfleet_lib.parsing import ParseError, clean
 
-from thunderfleet_agent.observe.parsers import report
+from thunderfleet_agent.observe.parsers.profiler import report
 
 COMMAND = ("system_profiler", "SPThunderboltDataType", "-json")
 NAME = " ".join(COMMAND)
@@ -19,7 +19,7 @@ MAX_DEPTH = 32
 MAX_HUBS = 8
 MAX_PEERS = 8
 MAX_RECEPTACLE = 64
-# What prints "x1" or "x2" after a speed of one lane is older than Thunderbolt 5.
+# Systems that print "x1" or "x2" after the speed of one lane are older than Thunderbolt 5.
 OLD_SHAPE_LIMIT_MBPS = 40_000
 
 _FIGURE = r"(\d{1,4}(?:[.,]\d{1,3})?)"
@@ -31,8 +31,9 @@ _UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
 
 @dataclass(frozen=True)
 class Peer:
-    """Another computer: the domain UUID of its end, its name, the hubs passed on the way (nearest first), and the negotiated
-    speed of the slowest hop that this Mac can see, in Mbit/s.
+    """Another computer: the domain UUID of its port, its name, and the hubs in between, nearest first.
+
+    ``speed_mbps`` is the negotiated speed of the slowest hop that this Mac sees, in Mbit/s.
     """
 
     domain_uuid: str
@@ -43,7 +44,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Port:
-    """One receptacle. ``speed_mbps`` is the negotiated speed, None while nothing is plugged in."""
+    """One receptacle. ``speed_mbps`` is the negotiated speed, None if nothing is connected."""
 
     receptacle: int
     switch_uid: str | None = None
@@ -55,21 +56,21 @@ class Port:
 
 @dataclass(frozen=True)
 class Thunderbolt:
-    """The ports by receptacle, and what of the report could not be used."""
+    """The ports by receptacle, and the parts of the report that could not be used."""
 
     ports: tuple[Port, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 def parse(text: str) -> Thunderbolt:
-    """Reads the report. A machine without Thunderbolt has no ports. Raises ParseError when there is no report at all."""
+    """Reads the report. A machine without Thunderbolt has no ports. Raises ParseError without a report."""
     ports: dict[int, Port] = {}
     problems: list[str] = []
     for section in _buses(report(NAME, text, "SPThunderboltDataType")):
         if not section.get("_name") and not _receptacles(section):
             # A virtual machine's `{"Thunderbolt": "no_hardware"}`.
             continue
-        name = clean(section.get("_name"), 64) or "a bus without a name"
+        name = clean(section.get("_name"), 64) or "an unnamed bus"
         try:
             found = list(_ports(section, problems))
         except RecursionError:
@@ -85,22 +86,22 @@ def parse(text: str) -> Thunderbolt:
 
 
 def _buses(sections: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The buses, also where a section without receptacles of its own lists them as its items."""
+    """The buses; a section without receptacles may list them as its items."""
     for section in sections:
         inner = [item for item in _children(section) if isinstance(item, dict) and _is_bus(item)]
         yield from inner if inner and not _receptacles(section) else (section,)
 
 
 def _is_bus(item: dict[str, Any]) -> bool:
-    """Only a Mac's own ports are numbered; those of docks are not."""
+    """Whether its receptacles are numbered: only those of a Mac are, those of docks are not."""
     return any(_number(tag.get("receptacle_id_key")) is not None for tag in _receptacles(item).values())
 
 
 def speed_mbps(value: object) -> int | None:
-    """A negotiated speed in Mbit/s: "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster way says which Thunderbolt it is),
-    "20 Gb/s x2" (lanes) 40000.
+    """A negotiated speed in Mbit/s.
 
-    None for "Up to …", which is what an idle port could do, and for anything else.
+    "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster direction shows the Thunderbolt version), "20 Gb/s x2" (lanes) 40000.
+    None for "Up to …", the capability of an idle port, and for anything else.
     """
     if not isinstance(value, str) or value.strip().lower().startswith("up to"):
         return None
@@ -116,7 +117,7 @@ def speed_mbps(value: object) -> int | None:
 
 
 def _receptacles(item: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The receptacle tags of a bus or a device by what stands between `receptacle_` and `_tag`."""
+    """The receptacle tags of a bus or a device, by the part of their key between `receptacle_` and `_tag`."""
     found = {}
     for key, value in item.items():
         match = _RECEPTACLE.match(key)
@@ -126,7 +127,7 @@ def _receptacles(item: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _connected(tag: dict[str, Any]) -> bool:
-    """Whether something is plugged in. The status says so; where it is missing, only a port in use has a plain speed."""
+    """Whether something is connected, by the status; without a status, only a port in use has a plain speed."""
     status = tag.get("receptacle_status_key")
     if status in ("receptacle_connected", "receptacle_no_devices_connected"):
         return bool(status == "receptacle_connected")
@@ -134,7 +135,7 @@ def _connected(tag: dict[str, Any]) -> bool:
 
 
 def _odd_speed(tag: dict[str, Any]) -> str | None:
-    """The speed of a port that may be in use, quoted, when it is written in a way that is not known (another language)."""
+    """The speed of a port that may be in use, quoted, if its form is unknown (another language)."""
     text = tag.get("current_speed_key")
     if text is None or speed_mbps(text) or tag.get("receptacle_status_key") == "receptacle_no_devices_connected":
         return None
@@ -150,17 +151,17 @@ def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
         number = _number(tag.get("receptacle_id_key"))
         if number is not None:
             tags.append((number, tag))
-    # Apple silicon has one receptacle a bus. Older Macs have two, and the report does not say through which of them a peer is
-    # seen: the first that has something plugged in gets them.
+    # Apple silicon has one receptacle per bus. Older Macs have two, and the report does not show which one leads to a peer: the
+    # first with something connected gets the peers.
     tags.sort(key=lambda pair: (not _connected(pair[1]), pair[0]))
     for index, (number, tag) in enumerate(tags):
         connected = _connected(tag)
         if (odd := _odd_speed(tag)) is not None:
-            problems.append(f"receptacle {number} has a speed that cannot be read: {odd!r}")
+            problems.append(f"receptacle {number} has a speed of unknown form: {odd!r}")
         speed = speed_mbps(tag.get("current_speed_key")) if connected else None
         peers: dict[str, Peer] = {}
         if index == 0:
-            # What is seen through a port is plugged into it, whatever its status is called.
+            # A port with devices behind it is connected, whatever its status says.
             connected = connected or any(isinstance(item, dict) and item for item in _children(bus))
             for peer in _peers(bus, speed, (), 0, problems):
                 if peer.domain_uuid.lower() != (uuid or "").lower():
@@ -178,7 +179,7 @@ def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
 def _peers(
     item: dict[str, Any], speed: int | None, through: tuple[str, ...], depth: int, problems: list[str]
 ) -> Iterator[Peer]:
-    """Depth first: what has a domain UUID is a computer, what has none is a hub, a display or a drive."""
+    """Depth first. An item with a domain UUID is a computer; others are hubs, displays or drives."""
     if depth > MAX_DEPTH:
         raise RecursionError
     for child in _children(item):
@@ -189,8 +190,8 @@ def _peers(
         if uuid:
             yield Peer(uuid, name, through[:MAX_HUBS], speed)
         elif child.get("domain_uuid_key") is not None or child.get("services_title") is not None:
-            # Only computers offer services; without the UUID nobody can tell which end of which cable this is.
-            problems.append(f"{name or 'a computer'} is seen without a domain UUID that can be read")
+            # Only computers offer services; without the UUID it is unknown which port of which computer this is.
+            problems.append(f"{name or 'a computer'} has no valid domain UUID")
         slower = speed if uuid else _slower(speed, _hub_speed(child))
         yield from _peers(child, slower, (*through, name or "unnamed hub"), depth + 1, problems)
 
@@ -201,8 +202,10 @@ def _children(item: dict[str, Any]) -> list[Any]:
 
 
 def _hub_speed(hub: dict[str, Any]) -> int | None:
-    """The slower of a hub's uplink and its fastest downlink in use. Which downlink leads to the peer is not said, so they count
-    only where every one of them is told; that last hop is the other Mac's own port, which its own profile tells.
+    """The slower of a hub's uplink and its fastest downlink in use.
+
+    The report does not show which downlink leads to the peer, so downlinks count only if the speed of each is known. The last
+    hop is a port of the other Mac and is in that Mac's profile.
     """
     tags = _receptacles(hub)
     up = [speed_mbps(tag.get("current_speed_key")) for key, tag in tags.items() if key.startswith("upstream")]
@@ -211,9 +214,9 @@ def _hub_speed(hub: dict[str, Any]) -> int | None:
         for key, tag in tags.items()
         if not key.startswith("upstream") and _connected(tag)
     ]
-    told = [speed for speed in down if speed]
-    whole = len(told) == len(down) >= len(_children(hub))
-    return _slower(next(iter(up), None), max(told) if told and whole else None)
+    known = [speed for speed in down if speed]
+    complete = len(known) == len(down) >= len(_children(hub))
+    return _slower(next(iter(up), None), max(known) if known and complete else None)
 
 
 def _slower(one: int | None, other: int | None) -> int | None:

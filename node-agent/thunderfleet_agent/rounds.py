@@ -1,0 +1,336 @@
+"""The agent's rounds: some read this Mac, one dials peers, and one publishes when something has changed.
+
+Level-triggered: each publishing round starts from the facts as they are now. A round that fails because the API server is away
+is repeated with back-off and loses nothing, because nothing but the facts is carried over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
+from thunderfleet_lib.kube import ApiError, Json, Reflector
+
+from thunderfleet_agent.derive.flap_damper import FlapDamper
+from thunderfleet_agent.derive.links import LinkReport, PeerPort, find_peer, link_reports, seen_by, wanted_uuids
+from thunderfleet_agent.derive.previous_profile import PreviousProfile
+from thunderfleet_agent.derive.profile import NEVER_MEASURED, Profile, profile
+from thunderfleet_agent.measure.prober import Prober
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings
+from thunderfleet_agent.measure.schedule.view import view
+from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_agent.observe.facts import Facts
+from thunderfleet_agent.peers.dial_plan import listen_addresses
+from thunderfleet_agent.peers.dial_rounds import DialRounds
+from thunderfleet_agent.publish.publisher import PROFILES, Publisher
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+# Publishing starts at the latest this long after the start, even if the first round of commands is not over.
+FIRST_ROUND_SECONDS = 15.0
+# Changes within this time are written together.
+SETTLE_SECONDS = 0.5
+# The API server is read again after this time, sooner after a change: objects may have been deleted, peers may have appeared.
+LOOK_SECONDS = 60.0
+FIRST_LOOK_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+RETRY_LIMIT_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Where the agent runs, and its intervals in seconds (each is jittered)."""
+
+    node: str
+    host_ip: str
+    listen_port: int
+    metrics_port: int
+    model_folders: tuple[Path, ...] = ()
+    fast_seconds: float = 10.0
+    slow_seconds: float = 30.0
+    models_seconds: float = 60.0
+    reach_seconds: float = 20.0
+    state: Path | None = None
+    kubeconfig: Path | None = None
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+
+def jittered(seconds: float) -> float:
+    """``seconds`` plus or minus a tenth, so that Macs that boot together do not stay synchronous."""
+    return seconds * random.uniform(0.9, 1.1)
+
+
+class Rounds:
+    """The rounds of one agent."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        collector: Collector,
+        publisher: Publisher,
+        metrics: Metrics,
+        dial_rounds: DialRounds | None = None,
+        prober: Prober | None = None,
+    ) -> None:
+        self._dial_rounds = dial_rounds
+        self._prober = prober
+        self._loaded = False
+        self._damper = FlapDamper()
+        self._previous = PreviousProfile()
+        self._found: Profile | None = None
+        self._ends: tuple[LinkReport, ...] = ()
+        self._dial_now = asyncio.Event()
+        self.listen: Callable[[frozenset[str]], Awaitable[None]] | None = None
+        """Receives this Mac's addresses for other agents whenever something was published."""
+        self._settings = settings
+        self._collector = collector
+        self._publisher = publisher
+        self._metrics = metrics
+        self._changed = asyncio.Event()
+        self._look_around = asyncio.Event()
+        self._read_once = asyncio.Event()
+        self._turned = time.monotonic()
+        self._peers: dict[str, PeerPort] = {}
+        self._departed: frozenset[str] = frozenset()
+        self._looked: float | None = None
+        self._look_after = FIRST_LOOK_SECONDS
+        self._wanted: frozenset[str] = frozenset()
+        self.agent: Agent | None = None
+
+    def trouble(self) -> str | None:
+        """Why the agent should be restarted; None if it works."""
+        silent = time.monotonic() - self._turned
+        limit = 60 + 10 * self._settings.fast_seconds
+        return f"no round has finished for {silent:.0f} s" if silent > limit else None
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as rounds:
+            rounds.create_task(self._every("fast", self._settings.fast_seconds, self._fast))
+            rounds.create_task(self._every("slow", self._settings.slow_seconds, self._slow, self._look_around))
+            rounds.create_task(self._every("models", self._settings.models_seconds, self._models))
+            rounds.create_task(self._publish_for_ever())
+            if self._dial_rounds is not None:
+                rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._dial_now))
+            if self._prober is not None:
+                rounds.create_task(self._measure(self._prober))
+
+    async def _every(
+        self, name: str, seconds: float, turn: Callable[[], Awaitable[None]], sooner: asyncio.Event | None = None
+    ) -> None:
+        while True:
+            if sooner is not None:
+                sooner.clear()
+            try:
+                await turn()
+            except Exception:
+                # An internal error costs this round only.
+                self._metrics.erred(name)
+                log.exception("the %s round failed", name)
+            if sooner is None:
+                await asyncio.sleep(jittered(seconds))
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(sooner.wait(), jittered(seconds))
+
+    async def _fast(self) -> None:
+        before = _carriers(self._collector.facts)
+        await self._observe(self._collector.fast)
+        self._turned = time.monotonic()
+        if before is not None and _carriers(self._collector.facts) != before:
+            # A cable was plugged or unplugged: read the Thunderbolt report now instead of at its interval.
+            self._look_around.set()
+
+    async def _slow(self) -> None:
+        await self._observe(self._collector.slow)
+        self._read_once.set()
+
+    async def _models(self) -> None:
+        await self._observe(self._collector.scan_models)
+        await self._observe(self._collector.runtime)
+        while await self._observe(self._collector.size_model):
+            pass
+
+    async def _reach(self) -> None:
+        if self._dial_rounds is None or self._found is None:
+            return
+        if await self._dial_rounds.round(self._found.status, [end.spec for end in self._ends]):
+            self._changed.set()
+        self._update_prober()
+
+    def _update_prober(self) -> None:
+        """Gives the current cables and peers to the prober."""
+        if self._prober is None or self._dial_rounds is None or self._found is None or not self._loaded:
+            return
+        self._prober.set_view(
+            view(
+                self._settings.node,
+                self._settings.host_ip,
+                self._found.status,
+                [end.spec for end in self._ends],
+                self._publisher.links,
+                self._dial_rounds.facts,
+                self._dial_rounds.agents,
+                self._prober.settings,
+            )
+        )
+
+    async def _measure(self, prober: Prober) -> None:
+        """Runs the prober, and watches this Mac's own profile for the groups that use it."""
+        node = self._settings.node
+
+        def groups(_: str) -> None:
+            item = own.items.get(node) or own.items.get(f"/{node}") or {}
+            prober.set_groups(_groups(item))
+
+        own = Reflector(self._publisher.kube, PROFILES, {"fieldSelector": f"metadata.name={node}"}, groups)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(own.run())
+            tasks.create_task(prober.run())
+
+    def publish_soon(self) -> None:
+        """Starts a publishing round."""
+        self._changed.set()
+
+    async def _observe(self, turn: Callable[[], Awaitable[Answer]]) -> Answer:
+        before = self._collector.facts
+        answer = await turn()
+        if self._collector.facts != before:
+            calm = self._damper.flapping
+            self._damper.see(self._collector.facts, time.monotonic())
+            for port in sorted(self._damper.flapping - calm):
+                log.warning("the cable at port %d flaps; its last connected state stays published until it is stable", port)
+            self._changed.set()
+        return answer
+
+    async def _publish_for_ever(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._read_once.wait(), FIRST_ROUND_SECONDS)
+        delay = 0.0
+        while True:
+            await asyncio.sleep(SETTLE_SECONDS)
+            self._changed.clear()
+            try:
+                await self.publish()
+                if delay:
+                    log.info("the API server answers again")
+                delay = 0.0
+                self._metrics.published.set_to_current_time()
+            except ApiError as error:
+                delay = min(max(RETRY_SECONDS, delay * 2), RETRY_LIMIT_SECONDS)
+                self._looked = None
+                log.warning("%s; next attempt in %.0f s", error, delay)
+                await asyncio.sleep(jittered(delay))
+                continue
+            except Exception:
+                self._metrics.erred("publish")
+                log.exception("publishing failed")
+                delay = RETRY_LIMIT_SECONDS
+                await asyncio.sleep(jittered(delay))
+                continue
+            with contextlib.suppress(TimeoutError):
+                due = min(self._due(), self._damper.calm_at())
+                await asyncio.wait_for(self._changed.wait(), max(0.0, due - time.monotonic()))
+
+    def _due(self) -> float:
+        return 0.0 if self._looked is None else self._looked + self._look_after
+
+    async def publish(self) -> None:
+        """One publishing round: the profile, then the links. Raises ApiError."""
+        self._damper.see(self._collector.facts, time.monotonic())
+        looking = self._looked is None or time.monotonic() >= self._due()
+        if looking:
+            await self._publisher.look()
+        self._previous.load(self._publisher.earlier)
+        facts = self._previous.fill(self._damper.held(self._collector.facts))
+        reachability: tuple[Reachability, ...] = ()
+        if self._dial_rounds is not None:
+            self._dial_rounds.begin(self._publisher.reachability)
+            reachability = self._dial_rounds.facts
+        prober = self._prober
+        if prober is not None and not self._loaded:
+            prober.ledger.load(self._publisher.earlier, self._publisher.links, datetime.now(UTC), time.monotonic())
+            self._loaded = True
+        found = profile(
+            facts,
+            datetime.now(UTC),
+            agent=self.agent,
+            before=self._publisher.conditions,
+            reachability=prober.ledger.with_figures(reachability) if prober else reachability,
+            benchmarks=prober.ledger.benchmarks() if prober else None,
+            benchmarks_fresh=prober.benchmarks_fresh if prober else NEVER_MEASURED,
+        )
+        wrote = await self._publisher.apply_profile(found)
+        wanted = wanted_uuids(found.status)
+        if wanted != self._wanted:
+            self._wanted, looking, self._look_after = wanted, True, FIRST_LOOK_SECONDS
+        if looking:
+            await self._find_peers(found)
+            self._looked = time.monotonic()
+            # Peers that boot together find each other within seconds; later one read a minute is enough.
+            self._look_after = jittered(min(LOOK_SECONDS, self._look_after * 2))
+        links = [link for link in self._publisher.links if link.metadata.name not in self._departed]
+        ends = link_reports(self._settings.node, found.status, self._peers, links, self._damper.flapping)
+        written = await self._publisher.apply_links(ends, prober.ledger.measurements if prober else lambda link: ())
+        if self.listen is not None:
+            await self.listen(listen_addresses(found.status))
+        if self._found is None or [end.spec for end in ends] != [end.spec for end in self._ends]:
+            self._dial_now.set()
+        self._found, self._ends = found, ends
+        self._update_prober()
+        self._metrics.links.set(len(ends))
+        self._metrics.models.set(len(found.status.models))
+        if wrote or written:
+            log.info("published: %d links, %d models%s", len(ends), len(found.status.models), " (profile)" if wrote else "")
+
+    async def _find_peers(self, found: Profile) -> None:
+        peers: dict[str, PeerPort] = {}
+        for uuid in sorted(self._wanted):
+            profiles = await self._publisher.profiles_with(uuid)
+            if len(profiles) > 1:
+                # A Mac that was renamed or reinstalled left an old profile behind.
+                profiles = [one for one in profiles if await self._publisher.is_ready(one.metadata.name)] or profiles
+            peer = find_peer(uuid, profiles, self._settings.node, found.status)
+            if peer is not None:
+                peers[uuid] = peer
+                if self._dial_rounds is not None:
+                    self._dial_rounds.neighbours(one for one in profiles if one.metadata.name == peer.node)
+        self._peers = peers
+        # A link that only the other end sees counts while that Mac is alive: a Mac that was renamed left its old links behind.
+        seen = {cable.name for cable in link_reports(self._settings.node, found.status, peers)}
+        seen_from = {link.metadata.name: seen_by(self._settings.node, link) for link in self._publisher.links}
+        gone = {
+            name: await self._publisher.is_ready(node) is False for name, node in seen_from.items() if node and name not in seen
+        }
+        self._departed = frozenset(name for name, is_gone in gone.items() if is_gone)
+
+
+def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
+    """What changes with a cable: carriers, and the states of RDMA ports (which also show another speed)."""
+    if facts.interfaces is None:
+        return None
+    states = [(device.name, device.state) for device in facts.rdma_info or ()]
+    return frozenset([*((interface.name, interface.up) for interface in facts.interfaces), *states])
+
+
+def _groups(item: Json) -> tuple[GroupUse, ...]:
+    """The groups in a NodeProfile as the API server gives it. If they are invalid, everything counts as used."""
+    values = (item.get("status") or {}).get("groups") or []
+    try:
+        return tuple(GroupUse.load(group) for group in values)
+    except ValidationError as error:
+        log.warning("status.groups of this Mac's NodeProfile is invalid, so nothing is measured: %s", error.errors()[0]["msg"])
+        return (GroupUse(name="unknown", epoch=0),)

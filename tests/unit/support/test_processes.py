@@ -1,0 +1,17 @@
+"""A zombie exists and is not alive."""
+
+import os
+import subprocess
+import sys
+
+from tests.support.processes import alive, exists
+
+
+def test_a_process_is_alive_until_it_ends_and_exists_until_its_parent_has_waited() -> None:
+    assert alive(os.getpid()) and exists(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert alive(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert exists(process.pid) and not alive(process.pid)
+    assert not exists(process.pid)
