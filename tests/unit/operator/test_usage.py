@@ -1,0 +1,208 @@
+"""What pods and plans take on each Mac, and a fleet with it taken."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Backend
+from thunderfleet_operator.decide.account import Account
+from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.plans import group_views, newest_plans, read_epoch
+from thunderfleet_operator.observe.pods import RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, read_pod
+from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.placement import Cable, End, Fleet, Mac
+
+from tests.unit.operator.values import plan, pod, view
+
+FLEET = Fleet(
+    [Mac("a", "10.0.0.1", 1000, 1000), Mac("b", "10.0.0.2", 1000, 1000), Mac("c", "10.0.0.3", 1000, 1000)],
+    [
+        Cable("a--b", End("a", "169.254.0.1", "rdma_en2"), End("b", "169.254.0.2", "rdma_en3")),
+        Cable("b--c", End("b", "169.254.9.1", "rdma_en4"), End("c", "169.254.9.2", "rdma_en5")),
+    ],
+)
+OWN = ("uid", 0)
+PORTS = frozenset((20000, 20001, 21000, 21001))
+
+
+def jaccl(*, ring: bool = False, nodes: tuple[str, ...] = ("a", "b")) -> Plan:
+    made = plan(nodes=nodes)
+    size = len(nodes)
+    ranks = tuple(
+        rank.model_copy(
+            update={"ring_address": None, "devices": tuple(f"dev{i}" if i != rank.rank else None for i in range(size))}
+        )
+        for rank in made.ranks
+    )
+    return made.model_copy(update={"backend": Backend.JACCL, "jaccl_ring": ring, "ranks": tuple(ranks)})
+
+
+def test_a_plan_takes_what_its_pods_will() -> None:
+    taken = Usage({}, {OWN: plan()}).taken()
+    assert taken.memory == {"a": 100, "b": 100} and taken.ports == {"a": PORTS, "b": PORTS}
+    assert taken.groups == {"a", "b"} and taken.addresses == {("a", "169.254.0.1"), ("b", "169.254.0.2")}
+    assert Usage({}, {OWN: plan()}).taken(OWN) == Taken()
+
+
+def test_a_pod_that_exists_counts_in_place_of_its_plan() -> None:
+    held = {"ns/md-0-e1-0": pod(0, memory_bytes=70, ports=frozenset({20000}))}
+    taken = Usage(held, {OWN: plan()}).taken()
+    assert taken.memory == {"a": 70, "b": 100} and taken.ports == {"a": frozenset({20000}), "b": PORTS}
+    assert Usage(held, {OWN: plan()}).taken(OWN) == Taken()
+    assert Usage(held, {OWN: plan()}).taken(("uid", 1)) == taken == Usage(held, {OWN: plan()}).taken(("other", 0))
+
+
+@pytest.mark.parametrize("more", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"node": None}])
+def test_a_pod_that_has_ended_or_has_no_node_takes_nothing(more: dict[str, Any]) -> None:
+    assert Usage({"ns/x": pod(0, memory_bytes=70, **more)}).taken() == Taken()
+
+
+def test_pods_of_others_take_memory_and_ports_and_are_no_group() -> None:
+    agents = {f"ns/{i}": pod(0, owner=None, memory_bytes=30, ports=frozenset({9000 + i})) for i in (0, 1)}
+    assert Usage(agents).taken() == Taken({"a": 60}, {"a": frozenset({9000, 9001})})
+
+
+@pytest.mark.parametrize(("ring", "nodes", "each"), [(False, ("a", "b"), 1), (True, ("a", "b"), 2), (True, ("a", "b", "c"), 1)])
+def test_queue_pairs_by_device(ring: bool, nodes: tuple[str, ...], each: int) -> None:
+    found = Usage({}, {OWN: jaccl(ring=ring, nodes=nodes)}).taken().queue_pairs
+    assert set(found.values()) == {each} and ("a", "dev1") in found and ("a", "dev0") not in found
+    twice = Usage({}, {OWN: jaccl(ring=ring, nodes=nodes), ("uid", 1): jaccl(ring=ring, nodes=nodes)}).taken().queue_pairs
+    assert set(twice.values()) == {2 * each}
+
+
+def test_groups_come_and_go() -> None:
+    usage = Usage({"ns/md-0-e1-0": pod(0, memory_bytes=70)}, {("uid", 1): plan(3, nodes=("c",))})
+    placed = usage.placed(OWN, plan(2))
+    assert placed.taken().memory == {"a": 170, "b": 100, "c": 100}, "the old pod stays until it ends"
+    assert placed.without(OWN).taken().memory == {"c": 100}
+    assert Taken().with_ports("a", frozenset({5})).with_ports("a", frozenset({6})).ports == {"a": frozenset({5, 6})}
+
+
+def test_a_fleet_with_something_taken_and_back() -> None:
+    taken = Taken({"a": 300, "b": 2000}, {}, frozenset("a"), frozenset({("a", "169.254.0.1")}), {("b", "rdma_en4"): 3})
+    used = occupied(FLEET, Taken(), taken)
+    assert [used.macs[name].free_bytes for name in "abc"] == [700, 0, 1000]
+    assert [used.macs[name].in_use for name in "abc"] == [True, False, False]
+    assert [used.cables[name].in_use for name in ("a--b", "b--c")] == [True, True]
+    assert (used.cables["b--c"].a.queue_pairs, used.cables["b--c"].b.queue_pairs, used.cables["a--b"].b.queue_pairs) == (
+        7,
+        10,
+        10,
+    )
+    back = occupied(used, taken, Taken())
+    assert back.macs == FLEET.macs and back.cables == FLEET.cables
+    assert occupied(FLEET, Taken(), Taken()) is FLEET and used.macs["c"] is FLEET.macs["c"]
+    far = occupied(FLEET, Taken(), Taken({"gone": 5}, {}, frozenset({"gone"}), queue_pairs={("b", "rdma_en4"): 99}))
+    assert far.macs == FLEET.macs and far.cables["b--c"].a.queue_pairs == 0
+
+
+def test_the_account_of_a_round() -> None:
+    account = Account(FLEET, Usage(), Taken()).placed(OWN, plan())
+    assert [account.fleet.macs[name].free_bytes for name in "abc"] == [900, 900, 1000]
+    assert account.fleet.cables["a--b"].in_use and not account.fleet.cables["b--c"].in_use
+    bare, taken = account.without(OWN)
+    assert bare.macs == FLEET.macs and bare.cables == FLEET.cables and taken == Taken()
+    assert account.quarantined("c", "StackHung").fleet.macs["c"].quarantine == "StackHung"
+    assert account.quarantined("gone", "StackHung") is account
+
+
+# --- from objects ---
+
+
+def child(number: int, *, uid: str = "uid", group: int = 0, **more: Any) -> dict[str, Any]:
+    labels = {"thunderfleet.io/deployment": "md", "thunderfleet.io/group": str(group), "thunderfleet.io/epoch": str(number)}
+    owner = {"kind": "ModelDeployment", "name": "md", "uid": uid, "controller": True}
+    return {"name": f"md-{group}-e{number}", "namespace": "ns", "labels": labels, "ownerReferences": [owner], **more}
+
+
+def config_map(number: int, **more: Any) -> dict[str, Any]:
+    return {"metadata": child(number, **more), "data": {"plan.json": plan(number).model_dump_json(by_alias=True)}}
+
+
+def test_the_newest_plan_that_is_not_being_deleted_counts() -> None:
+    first, second = read_epoch(config_map(1)), read_epoch(config_map(2))
+    assert newest_plans([second, first]) == newest_plans([first, second]) == {OWN: second.plan}
+    ending = read_epoch(config_map(2, deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert newest_plans([first, ending]) == {}, "an older plan does not come back"
+    broken = read_epoch({"metadata": child(3), "data": {"plan.json": "{"}})
+    assert broken.plan is None and newest_plans([first, broken]) == {}
+
+
+def test_groups_are_made_of_their_own_children_and_count_the_names_of_others() -> None:
+    body = {"metadata": {"name": "md", "namespace": "ns", "uid": "uid"}, "spec": {"model": {"repository": "x"}, "replicas": 2}}
+    deployment = ModelDeployment.load(body)
+    epochs = [read_epoch(config_map(number)) for number in (2, 1)] + [read_epoch(config_map(9, uid="other"))]
+    pods = [
+        read_pod({"metadata": child(1, group=3)}),
+        replace(pod(1), epoch=1),
+        pod(0, epoch=2),
+        pod(0, owner="other", group=1, epoch=5),
+    ]
+    found = group_views(deployment, epochs, pods)
+    assert list(found) == [0, 1, 3]
+    assert found[0].epoch is epochs[0] and found[0].past == (epochs[1],) and found[0].last_epoch == 9
+    assert [one.epoch for one in found[0].pods] == [2] and [one.epoch for one in found[0].old_pods] == [1]
+    assert found[1].epoch is None and found[1].last_epoch == 5 and found[1].all_pods == ()
+    assert found[3].last_epoch == 1 and len(found[3].old_pods) == 1
+    assert found[0].nodes == {"a", "b"} and found[0].current == ("a", "b") and found[1].current == ()
+
+
+def test_a_group_keeps_the_ports_of_its_plan_or_else_of_its_pods() -> None:
+    assert view().kept_ports["a"] == RankPorts(20000, 20001, (21000, 21001))
+    lost = replace(view(pod(0, kept_ports=RankPorts(1, 2)), pod(1)), epoch=None)
+    assert lost.kept_ports == {"a": RankPorts(1, 2)} and RankPorts(1, 2, (3,)).all == {1, 2, 3}
+
+
+def test_the_epoch_after_the_writes_is_the_newest() -> None:
+    epoch = read_epoch(config_map(2))
+    after = view().with_pods([pod(0), pod(0, epoch=2)], epoch)
+    assert (after.epoch, after.last_epoch, [one.number for one in after.past]) == (epoch, 2, [1])
+    assert [one.epoch for one in after.pods] == [2] and [one.epoch for one in after.old_pods] == [1]
+    assert view().with_pods([pod(0)]).past == ()
+
+
+# --- pods ---
+
+
+def test_a_pod_is_where_it_is_bound_or_where_its_affinity_says() -> None:
+    def affinity(key: str, *values: str) -> dict[str, Any]:
+        term = {"matchFields": [{"key": key, "operator": "In", "values": list(values)}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        return {"spec": {"affinity": {"nodeAffinity": required}}}
+
+    assert pod_node(affinity("metadata.name", "a")) == "a"
+    assert pod_node(affinity("metadata.name", "a", "b")) is None and pod_node(affinity("metadata.uid", "a")) is None
+    assert pod_node({"spec": {"nodeName": "b", **affinity("metadata.name", "a")["spec"]}}) == "b" and pod_node({}) is None
+
+
+def test_the_memory_that_the_scheduler_counts() -> None:
+    def container(requests: str | None = None, limits: str | None = None, **more: Any) -> dict[str, Any]:
+        sizes = {"requests": {"memory": requests}, "limits": {"memory": limits}}
+        return {"resources": {kind: value for kind, value in sizes.items() if value["memory"]}, **more}
+
+    both = [container("1Ki"), container(limits="2Ki")]
+    assert pod_memory({"spec": {"containers": both}}) == 3072
+    sidecar, first = container("512", restartPolicy="Always"), container("4Ki")
+    assert pod_memory({"spec": {"containers": both, "initContainers": [sidecar, first]}}) == 4096 + 512
+    assert pod_memory({"spec": {"containers": both, "overhead": {"memory": "1"}}}) == 3073 and pod_memory({}) == 0
+
+
+def test_the_ports_of_a_pod() -> None:
+    ports = [{"containerPort": 80}, {"containerPort": 81, "hostPort": 8081}]
+    spec = {"containers": [{"ports": ports}], "initContainers": [{"ports": [{"hostPort": 7}]}]}
+    assert pod_ports({"spec": spec}) == {8081, 7} and pod_ports({"spec": {**spec, "hostNetwork": True}}) == {80, 8081, 7}
+
+
+def test_annotated_ports_and_what_stops_no_round() -> None:
+    def annotated(text: str) -> dict[str, Any]:
+        return {"metadata": {"name": "x", "annotations": {"thunderfleet.io/ports": text}}}
+
+    good = annotated('{"gateway": 1, "control": 2, "ring": [3]}')
+    assert annotated_ports(good) == read_pod(good).kept_ports == RankPorts(1, 2, (3,))
+    assert annotated_ports({"metadata": {"name": "x"}}) is None
+    for bad in ("{", '{"gateway": 1}', "[]", '{"gateway": "x", "control": 2}'):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            annotated_ports(annotated(bad))
+        assert read_pod(annotated(bad)).kept_ports is None
