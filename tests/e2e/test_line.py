@@ -31,7 +31,7 @@ def table(text: str) -> list[dict[str, str]]:
 def test_two_macs_say_what_one_process_says(pair: Deployment, deploy: Deploy, alone: Alone, parallelism: str) -> None:
     served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism).until_ready()
     group = served.group()
-    assert (group["parallelism"], group["transport"]) == (parallelism, "Ring")
+    assert (group["parallelism"], group["transport"]) == (parallelism, "JACCL")
     assert {rank["node"] for rank in group["ranks"]} in ({"studio-1", "studio-2"}, {"studio-1", "mini-1"})
     expected = alone(PROMPT, TOKENS)
     assert len(expected) == TOKENS
@@ -64,7 +64,7 @@ def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Deployment, lin
     assert float(measured["decodeTokensPerSecond"]) > 0
     assert float(measured["prefillTokensPerSecond"]) > 0
     assert measured["timeToFirstTokenMicroseconds"] > 0
-    assert (measured["worldSize"], measured["transport"]) == (2, "Ring")
+    assert (measured["worldSize"], measured["transport"]) == (2, "JACCL")
     assert datetime.fromisoformat(measured["measuredAt"]) <= datetime.now().astimezone()
     pair.until_condition("Benchmarked", "True", "Measured")
 
@@ -75,7 +75,7 @@ def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Deployment, lin
         "MODEL": "thunderfleet/tiny-qwen2",
         "READY": "1/1",
         "NODES": ",".join(rank["node"] for rank in pair.ranks()),
-        "TRANSPORT": "Ring",
+        "TRANSPORT": "JACCL",
         "TOK/S": pair.status["benchmark"]["decodeTokensPerSecond"],
         "STATUS": "Ready",
     }
@@ -95,7 +95,8 @@ def test_profiles_and_links_tell_the_fleet(line: Line) -> None:
     }
     category = line.kubectl("get", "thunderfleet", "-A", "-o", "name")
     assert "nodeprofile.thunderfleet.io/mini-1" in category and "thunderboltlink.thunderfleet.io/" in category
-    assert "Longest sequence (prompt and answer)" in line.kubectl("explain", "md.spec.memory.contextTokens")
+    explained = line.kubectl("explain", "md.spec.memory.contextTokens")
+    assert "Maximum length of one request, prompt and completion, in tokens." in explained
 
 
 def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:

@@ -24,7 +24,7 @@ from thunderfleet_runner.group.rendezvous import Identity, Rendezvous, model_dif
 from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.net import jaccl, peers
-from thunderfleet_runner.net.control import Connection
+from thunderfleet_runner.net.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -282,26 +282,35 @@ class Leader:
             return
         match action:
             case events.Serve(attempt=attempt):
-                past = history.History(self.machine.was_ready, self.machine.recoveries)
-                history.save(self._history_file, self.plan, past)
-                self._service().attach(_Link(self, attempt), self._vocabulary)
-                self._on_ready()
+                self._serve(attempt)
             case events.Unserve(why=why, settled=settled):
                 self._service().detach(why, settled=settled)
             case events.Admit(admit=admit):
                 self._service().draining = not admit
             case events.Cut(rank=rank):
-                if rank in self._links:
-                    self._links[rank].cut("it did not end its rank in time")
+                self._cut(rank)
             case events.SetTimer(number=number, seconds=seconds):
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
+                self._set_timer(number, seconds)
             case events.ReleaseAll():
                 self._order(peers.Release())
                 self.released.set()
             case events.GiveUp(cause=cause):
                 log.error("giving up (%s, %s): %s", cause.fault.fault, cause.fault.reason, cause.line)
+
+    def _serve(self, attempt: int) -> None:
+        past = history.History(self.machine.was_ready, self.machine.recoveries)
+        history.save(self._history_file, self.plan, past)
+        self._service().attach(_Link(self, attempt), self._vocabulary)
+        self._on_ready()
+
+    def _cut(self, rank: int) -> None:
+        if rank in self._links:
+            self._links[rank].cut("it did not end its rank in time")
+
+    def _set_timer(self, number: int, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
 
     def _ordered_by(self, action: events.Action) -> peers.Order | None:
         """The order to every member that carries out ``action``; None when the leader does so itself."""
