@@ -127,23 +127,27 @@ class Kubelet:
             on_change=lambda _: self._pods_changed.set(),
         )
         self.metrics.expires("client", client.leaf.not_valid_after_utc.timestamp())
-        self._client = Renewer("client", identity.client, self._ask_client, self._put_client, self._trouble, client)
+        self._client = Renewer(
+            "client", identity.client, self._request_client, self._use_client_certificate, self._report_certificate, client
+        )
         serving = read_pair(identity.serving)
         if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), config.addresses):
             serving = None
         self._has_certificate = asyncio.Event()
         if serving is not None:
             self._use_serving(serving)
-        self._serving = Renewer("serving", identity.serving, self._ask_serving, self._put_serving, self._trouble, serving)
-        self._last_trouble: str | None = None
+        self._serving = Renewer(
+            "serving", identity.serving, self._request_serving, self._use_serving_certificate, self._report_certificate, serving
+        )
+        self._last_certificate_error: str | None = None
 
     def kube(self) -> Kube:
         """The client with the current credentials."""
         return self._kube
 
     def _api_counts(self) -> tuple[int, int]:
-        all_of_them = [*self._retired, self._kube]
-        return sum(one.requests for one in all_of_them), sum(one.writes for one in all_of_them)
+        clients = [*self._retired, self._kube]
+        return sum(one.requests for one in clients), sum(one.writes for one in clients)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until ``stop`` is set. Containers keep running."""
@@ -226,7 +230,7 @@ class Kubelet:
         await self.node.registered.wait()
         self.metrics.registered.set(1)
 
-    async def _ask_client(self) -> Pair:
+    async def _request_client(self) -> Pair:
         try:
             return await obtain(
                 self.kube(),
@@ -244,7 +248,7 @@ class Kubelet:
                 ) from None
             raise
 
-    async def _put_client(self, pair: Pair) -> None:
+    async def _use_client_certificate(self, pair: Pair) -> None:
         old, self._kube = self._kube, self.identity.kube()
         self._retired.append(old)
         self.reflector.kube = self._kube
@@ -254,7 +258,7 @@ class Kubelet:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _ask_serving(self) -> Pair:
+    async def _request_serving(self) -> Pair:
         # Approvers compare the request with the Node's addresses, so the Node must exist first.
         await self.node.registered.wait()
         return await obtain(
@@ -266,7 +270,7 @@ class Kubelet:
             limit=SERVING_WAIT_SECONDS,
         )
 
-    async def _put_serving(self, pair: Pair) -> None:
+    async def _use_serving_certificate(self, pair: Pair) -> None:
         self._use_serving(pair)
 
     def _use_serving(self, pair: Pair) -> None:
@@ -274,12 +278,12 @@ class Kubelet:
         self.metrics.expires("serving", pair.leaf.not_valid_after_utc.timestamp())
         self._has_certificate.set()
 
-    def _trouble(self, sentence: str | None) -> None:
-        if sentence is not None and sentence != self._last_trouble and self.node.registered.is_set():
-            task = asyncio.create_task(self._event("CertificateNotRenewed", sentence))
+    def _report_certificate(self, error: str | None) -> None:
+        if error is not None and error != self._last_certificate_error and self.node.registered.is_set():
+            task = asyncio.create_task(self._event("CertificateNotRenewed", error))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        self._last_trouble = sentence
+        self._last_certificate_error = error
 
     async def _event(self, reason: str, message: str) -> None:
         name, now = self.identity.node_name, datetime.now(UTC)

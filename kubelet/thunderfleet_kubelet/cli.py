@@ -26,9 +26,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        sentence = text[0].upper() + text[1:] + "."
-        shape = argparse.ArgumentDefaultsHelpFormatter
-        one = commands.add_parser(name, help=text, description=sentence, formatter_class=shape)
+        description = text[0].upper() + text[1:] + "."
+        formatter = argparse.ArgumentDefaultsHelpFormatter
+        one = commands.add_parser(name, help=text, description=description, formatter_class=formatter)
         one.add_argument(
             "--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder for the node's identity and its pods"
         )
@@ -151,8 +151,8 @@ async def _run(arguments: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 success, 1 failure, 2 invalid command line or configuration."""
     arguments = parser().parse_args(argv)
-    shape = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=arguments.log_level.upper(), format=shape, stream=sys.stderr, force=True)
+    formatter = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=arguments.log_level.upper(), format=formatter, stream=sys.stderr, force=True)
     if arguments.command == "launchd-plist":
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None

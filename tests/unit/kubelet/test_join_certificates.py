@@ -1,4 +1,4 @@
-"""What is asked for in a certificate request, what is done with the answer, and when it is asked again."""
+"""Certificate requests: their content, the answers, and renewal."""
 
 import asyncio
 import base64
@@ -136,7 +136,7 @@ def test_a_mixed_pair_is_refused(tmp_path: Path) -> None:
 
 
 class Signer:
-    """Stands for the API server: takes one request, and signs it when ``ready`` or refuses."""
+    """An API server that accepts one request, and signs it when ``ready`` or denies it."""
 
     def __init__(self) -> None:
         self.csr: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The command line: its help, its exit codes, and what launchd is told."""
+"""The command line: help, exit codes, and the launchd property list."""
 
 import logging
 import plistlib
@@ -15,7 +15,7 @@ JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """`main` sets up logging for its process; here the process goes on."""
+    """`main` configures logging for its process; this process continues."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -1,4 +1,4 @@
-"""Joining, against an API server that speaks real TLS: what is sent to whom, in which order, and what is said when it fails."""
+"""Joining through an API server with real TLS: what is sent, in which order, and the errors."""
 
 import base64
 import ipaddress

@@ -1,4 +1,4 @@
-"""How the kubelet's parts are put together: settings for the pods' half, the end of a Node, and trouble that is told."""
+"""The assembled kubelet: settings of pods, a deleted Node, certificate errors."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -128,11 +128,11 @@ async def test_pods_of_a_node_that_vanished_end_first_and_then_go(
 
 async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> None:
     kube = cast(FakeKube, kubelet.kube())
-    kubelet._trouble("nobody approves")
+    kubelet._report_certificate("nobody approves")
     assert kube.created == [], "not before there is a Node to hang it on"
     kubelet.node.registered.set()
     for sentence in ("still nobody", "still nobody", None, "still nobody"):
-        kubelet._trouble(sentence)
+        kubelet._report_certificate(sentence)
     await asyncio.gather(*kubelet._closing)
     assert [(path, body["message"]) for path, body in kube.created] == [(EVENTS, "still nobody")] * 2
     assert kube.created[0][1]["involvedObject"] == {
@@ -151,7 +151,7 @@ async def test_a_node_that_slept_past_its_certificate_is_told_how_to_come_back(
 
     monkeypatch.setattr(kubelet.kube(), "create", unknown)
     with pytest.raises(CertificateError, match="join again"):
-        await kubelet._ask_client()
+        await kubelet._request_client()
 
 
 async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:

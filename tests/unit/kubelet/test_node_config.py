@@ -1,4 +1,4 @@
-"""Settings: what is taken, and what sentence a wrong one gets."""
+"""The configuration file: valid settings, and the errors for invalid ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a machine's commands say, and what becomes of commands that hang, fail or are not there."""
+"""Facts from a machine's commands, and commands that hang, fail or do not exist."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The pure half of the Node: facts in, object out."""
+"""The Node object from facts and configuration."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_linux_has_no_taint_and_no_chip() -> None:
 
 
 def test_settings_cannot_hide_what_the_machine_is() -> None:
-    # Not reachable through the settings' own check; the rule holds without it.
+    # The configuration's own check refuses this label; the rule does not depend on it.
     config = CONFIG.model_copy(update={"labels": {"kubernetes.io/os": "windows"}})
     assert node_status.labels(config, MAC)["kubernetes.io/os"] == "darwin"
 

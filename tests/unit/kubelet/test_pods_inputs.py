@@ -1,4 +1,4 @@
-"""What a container is given: its user, environment, command line, files; and whether the node takes the pod at all."""
+"""The inputs of a container: user, environment, command line, volumes; and admission."""
 
 import base64
 import os
@@ -376,7 +376,7 @@ def test_foreign_pods_wait() -> None:
     assert "data (persistentVolumeClaim)" in problem.message
 
 
-# What ps says on a Mac
+# Output of ps on a Mac
 
 
 def test_processes_are_found_in_what_ps_says() -> None:

@@ -1,4 +1,4 @@
-"""Logs as they lie on disk, read in every way; probes against real listeners."""
+"""Reading logs from disk in every way; probes of real listeners."""
 
 import asyncio
 import os

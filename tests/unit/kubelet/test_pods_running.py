@@ -1,4 +1,4 @@
-"""Real pods: real shims, real processes, and an API server of a few lines at the edge."""
+"""Pods with real shims and real processes, and an API server in memory."""
 
 import asyncio
 import base64
@@ -40,7 +40,7 @@ USER = DEFAULT[0] if DEFAULT else KUBELET.uid
 
 
 class Api:
-    """What the pods' part of the kubelet needs of an API server, in memory."""
+    """An API server in memory, with what pods need."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
@@ -552,7 +552,7 @@ async def test_status_is_not_lost_while_the_api_is_away(world: World, monkeypatc
     world.api.add_pod("quiet", {"restartPolicy": "Always", "containers": [sh("sleep 0.5; exit 2")]})
     await world.phase("quiet", "Running")
     world.api.away = True
-    # It is restarted without the API server, and the restart is told when it is back.
+    # It restarts without the API server, and the restart is published later.
     await world.until(lambda: list(world.root.glob("pods/*/containers/main/1")))
     assert world.api.pod("quiet")["status"]["containerStatuses"][0]["restartCount"] == 0
     world.api.away = False
@@ -735,7 +735,7 @@ def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
 
 def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "empty" / "e"
-    # What a kubelet killed in the middle leaves behind.
+    # Left by a kubelet that was killed.
     (tmp_path / "empty" / ".e.new").mkdir(parents=True)
     volumes.make_empty(folder, {user.ContainerUser(USER, USER)})
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (USER, 0o700)
@@ -848,7 +848,7 @@ async def test_a_slow_reader_of_exec_gets_all_of_it(world: World) -> None:
     await world.phase("shell", "Running")
     session = await queries.exec("default", "shell", "main", ["sh", "-c", "head -c 150000 /dev/zero"], stdin=False, tty=False)
     taken = await anext(aiter(session.stdout))
-    # It has ended long before the rest is asked for.
+    # The command ends long before the rest is read.
     assert await session.wait() == 0
     taken += b"".join([data async for data in session.stdout])
     assert len(taken) == 150_000

@@ -1,4 +1,4 @@
-"""Who is known, what is asked of the API server about them, and that nobody slips by."""
+"""Authentication, authorization, and their caches."""
 
 import asyncio
 from typing import Any, cast
@@ -221,7 +221,7 @@ async def test_a_flood_of_made_up_tokens_reaches_the_api_server_in_drops(monkeyp
     )
     assert {refusal.status for refusal in refusals if isinstance(refusal, Refused)} == {401}
     assert most <= REVIEWS_AT_ONCE
-    # The same token from many connections at once is not asked about for each.
+    # One review for the same token from many connections.
     before = len(world.reviewer.asked)
     await asyncio.gather(*(world.check(header="Bearer always-this") for _ in range(20)), return_exceptions=True)
     assert len(world.reviewer.asked) - before <= REVIEWS_AT_ONCE

@@ -1,4 +1,4 @@
-"""The server over real TLS: logs, exec with its channels, figures, and who is let in."""
+"""The server with real TLS: logs, exec and its channels, metrics, access."""
 
 import asyncio
 import ipaddress
@@ -231,7 +231,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     await server.stop()
 
 
-# Who is let in
+# Access
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ async def test_a_certificate_of_another_ca_ends_the_connection(served: Served, t
 
 
 async def test_a_serving_certificate_is_no_client(served: Served) -> None:
-    # A node's serving certificate comes from the same CA; its holder is nobody here.
+    # A node's serving certificate is from the same CA, but is not a client's.
     served.stranger.load_cert_chain(served.other)
     with pytest.raises(aiohttp.ClientError):
         await served.get("/healthz", known=False)
@@ -379,7 +379,7 @@ def test_go_writes_nanoseconds() -> None:
 
 
 async def messages(socket: aiohttp.ClientWebSocketResponse) -> dict[int, bytes]:
-    """Everything that comes until the server closes, by channel."""
+    """All messages until the server closes, by channel."""
     heard: dict[int, bytes] = {}
     async for message in socket:
         assert message.type is WSMsgType.BINARY

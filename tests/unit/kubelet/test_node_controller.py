@@ -1,4 +1,4 @@
-"""The Node is kept: registered, renewed, written only when something changed, made anew when it vanished."""
+"""The Node controller: registration, renewal, status writes, and a Node that was deleted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +20,7 @@ PATH = f"{NODES}/studio-1"
 
 
 class FakeKube:
-    """What the controller asks of an API server: Nodes and Leases in memory, and every request remembered."""
+    """Nodes and Leases in memory, and a record of all requests."""
 
     host = "https://192.0.2.1:6443"
 
