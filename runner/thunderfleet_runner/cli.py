@@ -1,6 +1,6 @@
-"""``thunderfleet-runner``: ``serve`` is what a runner pod runs; ``size`` and ``capabilities`` answer the agent's questions.
+"""``thunderfleet-runner``: ``serve`` runs in a runner pod; the agent calls ``size`` and ``capabilities``.
 
-The latter two need MLX and import it themselves, when they are asked for: ``serve`` must stay free of it.
+The latter two import MLX when they run, so that ``serve`` stays free of it.
 """
 
 import argparse
@@ -29,55 +29,64 @@ def _world_sizes(text: str) -> range:
     except ValueError:
         sizes = range(0)
     if not sizes or sizes[0] < 1 or sizes[-1] > 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of world sizes: say 2 or 1-16, from 1 to 64")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a range of world sizes; use a number or a range such as 1-16, from 1 to 64"
+        )
     return sizes
 
 
 def _parser() -> argparse.ArgumentParser:
     shown = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="thunderfleet-runner", description="One pod of a served model.", formatter_class=shown
+        prog="thunderfleet-runner",
+        description="Runs one pod of a served model, and sizes models for the agent.",
+        formatter_class=shown,
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="least level logged")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    serve = commands.add_parser("serve", help="supervise this pod's rank of the plan", formatter_class=shown)
-    serve.add_argument("--plan", type=Path, default=mounted(PLAN_FOLDER) / PLAN_KEY, help="the group's plan")
+    serve = commands.add_parser("serve", help="run this pod's rank of a group", formatter_class=shown)
+    serve.add_argument("--plan", type=Path, default=mounted(PLAN_FOLDER) / PLAN_KEY, help="file with the group's plan")
     serve.add_argument("--keys", type=Path, default=mounted(KEYS_FOLDER), help="folder with tls.crt and tls.key")
-    serve.add_argument("--api-keys", type=Path, default=mounted(API_KEY_FOLDER), help="folder with accepted API keys, if any")
+    serve.add_argument(
+        "--api-keys", type=Path, default=mounted(API_KEY_FOLDER), help="folder with the accepted API keys, if any"
+    )
     serve.add_argument("--pod", default=os.environ.get("POD_NAME"), help="this pod's name ($POD_NAME)")
     serve.add_argument("--node", default=os.environ.get("NODE_NAME"), help="this node's name ($NODE_NAME)")
     serve.add_argument(
-        "--state-folder", type=Path, default=Path(tempfile.gettempdir()) / "thunderfleet-runner", help="own files"
+        "--state-folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "thunderfleet-runner",
+        help="folder for this supervisor's files",
     )
 
     serve.add_argument(
         "--jaccl-environment",
         action="store_true",
         default=os.environ.get("THUNDERFLEET_JACCL_ENVIRONMENT", "") not in ("", "0"),
-        help="let JACCL do its own exchange on a port of rank 0, for an MLX whose all_gather_factory is broken; what rank 0 is "
-        "told holds for its group ($THUNDERFLEET_JACCL_ENVIRONMENT)",
+        help="let JACCL run its own exchange on a port of rank 0, for an MLX whose all_gather_factory is broken; "
+        "rank 0's setting applies to the whole group ($THUNDERFLEET_JACCL_ENVIRONMENT)",
     )
 
-    size = commands.add_parser("size", help="what a model needs, per world size", formatter_class=shown)
-    size.add_argument("path", type=Path, help="the model's folder")
-    size.add_argument("--world-sizes", type=_world_sizes, default="1-16", help="a number or a range")
-    size.add_argument("-o", "--output", choices=("json",), default="json", help="format")
+    size = commands.add_parser("size", help="print the memory that a model needs, for each world size", formatter_class=shown)
+    size.add_argument("path", type=Path, help="folder of the model")
+    size.add_argument("--world-sizes", type=_world_sizes, default="1-16", help="number of ranks, or a range")
+    size.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
 
-    capabilities = commands.add_parser("capabilities", help="what this runner's MLX can do", formatter_class=shown)
-    capabilities.add_argument("-o", "--output", choices=("json",), default="json", help="format")
+    capabilities = commands.add_parser("capabilities", help="print what this runner's MLX supports", formatter_class=shown)
+    capabilities.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
     return parser
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from thunderfleet_runner.supervisor import Blocked, Settings, api_keys, serve
+    from thunderfleet_runner.supervisor import Blocked, SupervisorSettings, api_keys, serve
 
     if not arguments.pod or not arguments.node:
-        log.error("--pod and --node (or POD_NAME and NODE_NAME) must name this pod and its node")
+        log.error("set --pod and --node (or POD_NAME and NODE_NAME) to this pod and its node")
         return 2
     try:
         plan = Plan.model_validate_json(arguments.plan.read_text(encoding="utf-8"))
-        settings = Settings(
+        settings = SupervisorSettings(
             plan=plan,
             pod=arguments.pod,
             node=arguments.node,
@@ -88,7 +97,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         settings.check()
     except ValidationError as error:
-        log.error("%s is no plan: %s", arguments.plan, " ".join(str(error).split()))
+        log.error("%s is not a valid plan: %s", arguments.plan, " ".join(str(error).split()))
         return 2
     except (OSError, ValueError) as error:
         log.error("%s", error)
@@ -96,11 +105,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         asyncio.run(serve(settings))
     except ssl.SSLError as error:
-        log.error("the keys in %s cannot be used: %s", arguments.keys, error)
+        log.error("cannot use the keys in %s: %s", arguments.keys, error)
         return 2
     except Blocked as error:
         log.error("%s", error)
-        _leave(LastWords(error.fault.fault, error.fault.reason, error.fault.message))
+        _write_termination_message(LastWords(error.fault.fault, error.fault.reason, error.fault.message))
         return 1
     except OSError as error:
         log.error("%s", error)
@@ -108,8 +117,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _leave(words: LastWords) -> None:
-    """Last words, for the pod's status; by hand there is no such file, and none is made."""
+def _write_termination_message(words: LastWords) -> None:
+    """Writes the pod's termination message; outside a pod there is no such file, and none is created."""
     path = mounted(TERMINATION_LOG)
     with contextlib.suppress(OSError):
         if path.is_file():
@@ -117,7 +126,7 @@ def _leave(words: LastWords) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program. Returns its exit code: 0 ok, 1 failure, 2 bad usage or input."""
+    """Runs the program. Returns its exit code: 0 success, 1 failure, 2 invalid usage or input."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr,

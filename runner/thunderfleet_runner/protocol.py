@@ -21,7 +21,7 @@ from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_runner.framing import BrokenStream, frame
 
 HEARTBEAT_SECONDS = 1.0
-"""How often a rank's heartbeat thread speaks, from ``Formed`` to its end."""
+"""Interval of a rank's heartbeats, from ``Formed`` to its exit."""
 
 
 class _Message(BaseModel):
@@ -29,7 +29,7 @@ class _Message(BaseModel):
 
 
 class Sampling(_Message):
-    """How tokens are chosen; names and meanings are mlx-lm's. Zero temperature is greedy."""
+    """How tokens are sampled, with mlx-lm's names and meanings. Temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -42,12 +42,12 @@ class Sampling(_Message):
     frequency_penalty: float = 0.0
     frequency_context_size: int = 20
     logit_bias: dict[int, float] = {}
-    """Token id -> bias added to its logit."""
+    """Token id to the bias added to its logit."""
     seed: int | None = None
 
 
 class Request(_Message):
-    """One generation, as the gateway built it from its allow-list. One of the three prompts is set, as ``kind`` says."""
+    """One generation, built by the gateway from its allow-list. ``kind`` says which of the three prompts is set."""
 
     id: str
     kind: Literal["chat", "completion", "tokens"]
@@ -55,9 +55,9 @@ class Request(_Message):
     """``chat``: OpenAI messages with text contents; the rank applies the model's own template."""
     tools: tuple[dict[str, Any], ...] = ()
     prompt: str = ""
-    """``completion``: text that the rank tokenizes."""
+    """``completion``: text for the rank to tokenize."""
     tokens: tuple[int, ...] = ()
-    """``tokens``: token ids as they stand (benchmark)."""
+    """``tokens``: token ids (benchmark)."""
     max_tokens: int = Field(ge=1)
     stop: tuple[str, ...] = ()
     """Non-empty strings."""
@@ -65,16 +65,16 @@ class Request(_Message):
     top_logprobs: int = Field(default=0, ge=0)
     sampling: Sampling = Sampling()
     cache: bool = True
-    """False: neither use nor feed the prompt cache (benchmark)."""
+    """False: neither read nor fill the prompt cache (benchmark)."""
     no_end: bool = False
-    """True: the model's end token does not end the answer, ``max_tokens`` does (benchmark)."""
+    """True: only ``max_tokens`` ends the answer, not the model's end token (benchmark)."""
 
 
 # --- supervisor -> rank ---------------------------------------------------------------------------------------------
 
 
 class Start(_Message):
-    """First message, unless it is ``Stop``. It may come long after ``Waiting``."""
+    """First message, unless it is ``Stop``. May arrive long after ``Waiting``."""
 
     type: Literal["start"] = "start"
     attempt: int
@@ -90,14 +90,13 @@ class Start(_Message):
     """The name that clients use; mlx-lm's requests carry it on every rank."""
     model_path: str
     memory_bytes: int
-    """The reservation: the wired limit is at most this."""
+    """The reservation, which is the wired limit."""
     memory: MemoryPlan
     hostfile: str | None = None
     jaccl_environment: bool = False
-    """JACCL: let MLX do its own exchange, with what it finds in the environment; otherwise ``Gather`` does it."""
+    """JACCL: MLX runs its own exchange from environment variables; otherwise through ``Gather``."""
     environment: dict[str, str] = {}
-    """What the rank adds to its environment before MLX's init, which looks there. Nothing of MLX's for one Mac alone: with
-    it, MLX would look for a group."""
+    """Variables for MLX's init. None of MLX's for a single rank: with them, MLX would look for a group."""
 
 
 class Check(_Message):
@@ -107,21 +106,21 @@ class Check(_Message):
 
 
 class Turn(_Message):
-    """Join the group's loop now. Numbers grow by one; every rank gets every turn."""
+    """Join the group's loop now. Numbers increase by one; every rank gets every turn."""
 
     type: Literal["turn"] = "turn"
     number: int
 
 
 class Prepare(_Message):
-    """Rank 0 only: template and count, generate nothing. Answered by ``Prepared``."""
+    """Rank 0 only: apply the template and count tokens. Answered by ``Prepared``."""
 
     type: Literal["prepare"] = "prepare"
     request: Request
 
 
 class Generate(_Message):
-    """Rank 0 only: queue this request; a ``Turn`` is announced besides.
+    """Rank 0 only: queue this request; a ``Turn`` follows.
 
     Answered by ``Token``..., then ``Done`` or ``RequestError``.
     """
@@ -131,26 +130,26 @@ class Generate(_Message):
 
 
 class Cancel(_Message):
-    """Rank 0 only: end this request soon. Answered by ``Done`` with ``finish_reason`` cancelled, unless it ended before."""
+    """Rank 0 only: end this request soon. Answered by ``Done`` with ``finish_reason`` cancelled, unless it has ended."""
 
     type: Literal["cancel"] = "cancel"
     id: str
 
 
 class Measure(_Message):
-    """Every rank, between turns: measure the group's all-reduce together. Every rank answers ``Measured``."""
+    """Between turns: measure the group's all-reduce together. Every rank answers ``Measured``."""
 
     type: Literal["measure"] = "measure"
 
 
 class Stop(_Message):
-    """End the turn if one runs, free the model, pass the group's barrier, exit 0. Instead of ``Start``: exit 0."""
+    """End a running turn, free the model, pass the group's barrier, exit 0. Instead of ``Start``: exit 0."""
 
     type: Literal["stop"] = "stop"
 
 
 class Gathered(_Message):
-    """The answer to the rank's ``Gather`` of that number: every rank's bytes, in order of ranks, base64."""
+    """The answer to ``Gather`` of the same number: the bytes of all ranks, in order of ranks, base64."""
 
     type: Literal["gathered"] = "gathered"
     number: int
@@ -163,13 +162,13 @@ ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Measure 
 
 
 class Waiting(_Message):
-    """MLX is imported and this process belongs to no attempt yet: what it does from ``Start`` on, it does at once."""
+    """MLX is imported and the process waits for its attempt."""
 
     type: Literal["waiting"] = "waiting"
 
 
 class Formed(_Message):
-    """The group's own answer after init, and what the all-sum of every rank's (rank + 1) gave: size*(size+1)/2 when right."""
+    """MLX's rank and size after init, and the all-sum of (rank + 1): size*(size+1)/2 when correct."""
 
     type: Literal["formed"] = "formed"
     rank: int
@@ -178,7 +177,7 @@ class Formed(_Message):
 
 
 class Gather(_Message):
-    """JACCL's init gathers bytes of all ranks (its exchange of RDMA addresses); numbered from 1 in each attempt."""
+    """JACCL's init gathers bytes of all ranks to exchange RDMA addresses; numbered from 1 in each attempt."""
 
     type: Literal["gather"] = "gather"
     number: int
@@ -187,6 +186,8 @@ class Gather(_Message):
 
 
 class Progress(_Message):
+    """How much of its part of the model the rank has loaded."""
+
     type: Literal["progress"] = "progress"
     loaded_bytes: int
     total_bytes: int
@@ -194,25 +195,27 @@ class Progress(_Message):
 
 
 class Loaded(_Message):
+    """The rank has loaded its part of the model."""
+
     type: Literal["loaded"] = "loaded"
     total_bytes: int
     peak_memory_bytes: int = 0
 
 
 class Ready(_Message):
-    """The fixed prompt was generated, greedily; ``tokens`` must be the same on every rank."""
+    """The rank has run the fixed prompt, greedily; ``tokens`` must be the same on every rank."""
 
     type: Literal["ready"] = "ready"
     tokens: tuple[int, ...]
     vocabulary: int = 0
-    """Number of token ids that the model knows: ids are 0 <= id < vocabulary. 0: not known."""
+    """Number of the model's token ids: 0 <= id < vocabulary. 0: unknown."""
     chat_template: bool = True
     """Whether the tokenizer can render chats."""
     peak_memory_bytes: int = 0
 
 
 class Prepared(_Message):
-    """``error`` says why the request cannot be served (a client's mistake: 400); then ``prompt_tokens`` is 0."""
+    """The answer to ``Prepare``. With an ``error``, the client's mistake, ``prompt_tokens`` is 0."""
 
     type: Literal["prepared"] = "prepared"
     id: str
@@ -221,6 +224,8 @@ class Prepared(_Message):
 
 
 class TopLogprob(_Message):
+    """An alternative to a token."""
+
     token: int
     text: str
     logprob: float
@@ -230,9 +235,9 @@ NO_TOKEN = -1
 
 
 class Token(_Message):
-    """One step of one request. ``text`` is what became printable with it (may be empty, may close earlier tokens).
+    """One step of one request. ``text`` is what became printable with it, which may be empty or complete earlier tokens.
 
-    ``token`` is NO_TOKEN when a step's text was of two kinds: the second kind's text follows by itself.
+    ``token`` is NO_TOKEN for the second kind of text of one step, which follows separately.
     """
 
     type: Literal["token"] = "token"
@@ -242,16 +247,18 @@ class Token(_Message):
     logprob: float | None = None
     top_logprobs: tuple[TopLogprob, ...] = ()
     kind: Literal["text", "reasoning", "tool"] = "text"
-    """What mlx-lm's state machine says this token belongs to."""
+    """The kind of text according to mlx-lm's state machine."""
 
 
 class Done(_Message):
+    """The request has ended."""
+
     type: Literal["done"] = "done"
     id: str
     finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
     prompt_tokens: int
     cached_tokens: int = 0
-    """Of the prompt's, how many came from the prompt cache."""
+    """Prompt tokens taken from the prompt cache."""
     generated_tokens: int
     tool_calls: tuple[dict[str, Any], ...] = ()
     """OpenAI ``function`` objects ({"name", "arguments"}) parsed from the text, when ``finish_reason`` is tool_calls."""
@@ -259,7 +266,7 @@ class Done(_Message):
 
 
 class RequestError(_Message):
-    """This request failed and the group did not."""
+    """This request failed; the group continues."""
 
     type: Literal["request_error"] = "request_error"
     id: str
@@ -267,17 +274,17 @@ class RequestError(_Message):
 
 
 class Heartbeat(_Message):
-    """From a thread of the rank, every HEARTBEAT_SECONDS: that the process runs, and whether its work moves."""
+    """Every HEARTBEAT_SECONDS, from a thread of its own: the process is alive, and the progress of its work."""
 
     type: Literal["heartbeat"] = "heartbeat"
     steps: int
-    """Steps ended since the start: layers loaded, tokens decoded, prompt chunks. Any change is movement."""
+    """Steps completed since the start: layers loaded, tokens decoded, prompt chunks. Any change is progress."""
     in_step: bool
-    """Whether the rank is at work (in a turn, loading, checking) rather than idle."""
+    """Whether the rank works (in a turn, loading, checking) rather than idles."""
     step_seconds: float = 0.0
-    """How long the running step has taken."""
+    """Duration of the running step so far."""
     longest_step_seconds: float = 0.0
-    """The longest ended step of the running step's shape (loading, prefill, decode)."""
+    """The longest completed step of the running step's shape (loading, prefill, decode)."""
     peak_memory_bytes: int = 0
 
 
@@ -289,17 +296,17 @@ class Idle(_Message):
 
 
 class Measured(_Message):
-    """What the all-reduce of ``Measure`` took on this rank."""
+    """The all-reduce measured on this rank."""
 
     type: Literal["measured"] = "measured"
     latency_microseconds: int
-    """Median of small ones."""
+    """Median of small all-reduces."""
     megabytes_per_second: float
-    """Of large ones: an array's bytes by the time that its sum took."""
+    """Of large all-reduces: an array's bytes divided by the time of its sum."""
 
 
 class Failed(_Message):
-    """Last words: the rank exits 1 after them. ``text`` is the error as its library said it."""
+    """The last message before the rank exits 1. ``text`` is the library's error."""
 
     type: Literal["failed"] = "failed"
     stage: Literal["start", "init", "load", "check", "serve", "stop"]
@@ -307,6 +314,8 @@ class Failed(_Message):
 
 
 class Log(_Message):
+    """A line for the supervisor's log."""
+
     type: Literal["log"] = "log"
     level: Literal["debug", "info", "warning", "error"]
     text: str

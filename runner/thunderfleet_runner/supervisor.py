@@ -1,11 +1,12 @@
-"""The container's process: puts a leader or a follower together with a member, the control port and the gateway.
+"""The container's process: combines a leader or a follower with a member, the control port and the gateway.
 
-It imports no MLX and no tokenizer, neither here nor in what it imports: nothing that the rank does may freeze it.
+It never imports MLX or a tokenizer, directly or indirectly, so that nothing the rank does can block it.
 """
 
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import listener
 
 from thunderfleet_runner import faults
@@ -30,18 +32,18 @@ from thunderfleet_runner.group.metrics import GroupMetrics
 from thunderfleet_runner.group.rendezvous import Identity
 from thunderfleet_runner.host import preflight, wired_memory
 from thunderfleet_runner.host.rankprocess import end_orphan, rank_command
-from thunderfleet_runner.net import control, jaccl, peers
+from thunderfleet_runner.net import connection, control, jaccl, peers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PORT_SECONDS = 15.0
-"""How long a lasting port that is in use is tried for."""
+"""How long to retry a lasting port that is in use."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything that a supervisor is given. ``pod`` and ``node`` come from the pod's own metadata."""
+class SupervisorSettings:
+    """A supervisor's input. ``pod`` and ``node`` come from the pod's metadata."""
 
     plan: Plan
     pod: str
@@ -54,9 +56,9 @@ class Settings:
     gateway: bool = True
     benchmark: bool = True
     jaccl_environment: bool = False
-    """Rank 0's decides for the group."""
+    """Let JACCL run its own exchange; rank 0's setting applies to the group."""
     wired: wired_memory.Reader | None = field(default_factory=wired_memory.reader)
-    """How wired memory is read; None where a kill strands none."""
+    """How wired memory is read; None where a kill leaves none wired."""
 
     @property
     def rank(self) -> int:
@@ -71,11 +73,11 @@ class Settings:
         """Raises ValueError when the plan does not fit this pod, OSError when the keys cannot be read."""
         entry = self.plan.ranks[self.rank]
         if self.node != entry.node:
-            raise ValueError(f"the plan puts pod {self.pod} on node {entry.node}, this is node {self.node}")
+            raise ValueError(f"the plan places pod {self.pod} on node {entry.node}, this is node {self.node}")
         if self.jaccl_environment and jaccl.wants_coordinator(self.plan) and not self.plan.ranks[0].ring_ports:
             raise ValueError(
                 f"--jaccl-environment needs ringPorts of rank 0 for MLX's own exchange; the plan of {self.plan.group} has "
-                "none: let the operator plan anew, or start without --jaccl-environment"
+                "none: redeploy so that the operator makes a new plan, or start without --jaccl-environment"
             )
         for name in ("tls.crt", "tls.key"):
             with (self.keys_folder / name).open("rb"):
@@ -83,7 +85,7 @@ class Settings:
 
 
 class Blocked(OSError):
-    """What keeps rank 0's supervisor from leading; nobody can ask it, so it ends with this as its last words."""
+    """Rank 0's supervisor cannot serve its control port, so the fault goes to the pod's termination message."""
 
     def __init__(self, fault: faults.Fault) -> None:
         super().__init__(fault.message)
@@ -91,9 +93,9 @@ class Blocked(OSError):
 
 
 class Supervisor:
-    """Raises ValueError for settings that cannot be, OSError / ssl.SSLError for keys that cannot be read."""
+    """One pod's supervisor. Raises ValueError for invalid settings, OSError or ssl.SSLError for keys that cannot be read."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SupervisorSettings) -> None:
         self.settings = settings
         self.plan = settings.plan
         self.rank = settings.rank
@@ -120,7 +122,7 @@ class Supervisor:
                 settings.jaccl_environment,
             )
             self.role = leader
-            report: Callable[[peers.Report], None] = lambda said: leader.receive(0, said)  # noqa: E731
+            report: Callable[[peers.Report], None] = functools.partial(leader.receive, 0)
         else:
             self.role = Follower(self.plan, self._client_tls, self._hello, self._changed)
             report = self.role.report
@@ -139,20 +141,21 @@ class Supervisor:
 
     @property
     def state(self) -> GroupState:
+        """The group's state, as far as this rank knows it."""
         return self.role.state
 
     def end(self) -> None:
-        """What SIGTERM asks for: drain, stop together, leave."""
+        """Handles SIGTERM: drain, stop together, exit."""
         self._ending.set()
 
     async def run(self) -> None:
-        """Until ``end``. Raises Blocked when rank 0's control port cannot be had, OSError when an address has gone."""
+        """Runs until ``end``. Raises Blocked when rank 0's control port is in use, OSError when an address is lost."""
         settings = self.settings
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
         orphan = await asyncio.to_thread(end_orphan, self.member.slot.pid_file, self.plan.group)
         if orphan is not None:
-            log.warning("ended process %d, a rank that an earlier supervisor left behind", orphan)
-        # Its process imports MLX while the ports are opened and the peers are met.
+            log.warning("ended process %d, a rank left by an earlier supervisor", orphan)
+        # Its process imports MLX while the ports open and the peers connect.
         self._start(self.member.run(), "member")
         listening: list[web.AppRunner | None] = []
         try:
@@ -169,19 +172,18 @@ class Supervisor:
                     await runner.cleanup()
 
     async def _serve(self, listening: list[web.AppRunner | None]) -> None:
-        """Adds to ``listening`` what must be cleaned up."""
+        """Adds to ``listening`` what ``run`` must clean up."""
         leader = self.role if isinstance(self.role, Leader) else None
-        control_port = lambda: control.serve_control(  # noqa: E731
+        server = control.ControlServer(
             self.plan,
             self.rank,
-            self._server_tls,
             state=lambda: self.state,
-            join=leader.join if leader is not None else _nobody,
+            join=leader.join if leader is not None else _refuse,
             drain=lambda: leader.feed(events.Drain(for_good=True)) if leader is not None else None,
             changes=self._changes,
             relay=self.member.relay,
         )
-        listening.append(await self._lasting("control", lambda: _once_free(control_port)))
+        listening.append(await self._lasting("control", lambda: _once_free(lambda: server.listen(self._server_tls))))
         if self.settings.gateway:
             listening.append(await self._lasting("gateway", self._serve_gateway))
         self._metrics.observe(self.state)
@@ -198,9 +200,9 @@ class Supervisor:
         await self._leave()
 
     async def _lasting(self, what: str, listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner | None:
-        """What listens on a lasting port; None when another program keeps it, which is then every attempt's failure.
+        """The server of a lasting port; None when another program holds the port, which then fails every attempt.
 
-        Raises Blocked when nobody could be told, without rank 0's control port; OSError for another reason.
+        Raises Blocked for rank 0's control port, without which no state can be served; OSError for another reason.
         """
         try:
             return await listen()
@@ -217,7 +219,7 @@ class Supervisor:
 
     async def _leave(self) -> None:
         if isinstance(self.role, Leader):
-            # It may be set since a member left; if the group still stands stopped, the machine says so again.
+            # It may be set since a member left; if the group is still stopped, the state machine sets it again.
             self.role.released.clear()
             self.role.feed(events.Drain(for_good=True))
         else:
@@ -267,7 +269,7 @@ class Supervisor:
 
     def _changed(self, state: GroupState) -> None:
         self._metrics.observe(state)
-        self._changes.tell()
+        self._changes.notify()
 
     def _ages(self) -> dict[int, float]:
         if isinstance(self.role, Leader):
@@ -281,7 +283,7 @@ class Supervisor:
             self._benchmark = asyncio.create_task(self._measure(), name="benchmark")
 
     async def _measure(self) -> None:
-        """Benchmarks again and again; ends when the group goes (``_ready`` begins anew)."""
+        """Benchmarks until the group is no longer Ready; ``_ready`` starts it again."""
         from thunderfleet_runner.api import benchmark
 
         try:
@@ -291,9 +293,9 @@ class Supervisor:
 
 
 async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:
-    """Listens; while a supervisor of this pod that is still ending holds the port, tries again for PORT_SECONDS.
+    """Listens, retrying for PORT_SECONDS while an earlier supervisor of this pod still holds the port.
 
-    Raises OSError with the address and the port when they are not to be had.
+    Raises OSError with the address and the port when they cannot be bound.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + PORT_SECONDS
@@ -303,24 +305,24 @@ async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or loop.time() > until:
                 raise
-            log.warning("%s; trying again", error)
+            log.warning("%s; retrying", error)
         await asyncio.sleep(0.5)
 
 
-async def _nobody(_: peers.Hello, __: control.Connection) -> peers.Refusal | None:
-    return peers.Refusal(reason="NotLeader", message="this supervisor does not lead")
+async def _refuse(_: peers.Hello, __: connection.Connection) -> peers.Refusal | None:
+    return peers.Refusal(reason=Reason.NOT_LEADER, message="this supervisor is not the leader")
 
 
 def api_keys(folder: Path) -> frozenset[str]:
-    """Every value in the mounted Secret; empty when there is none. Raises OSError when it cannot be read."""
+    """All values in the mounted Secret; empty when there is none. Raises OSError when it cannot be read."""
     if not folder.is_dir():
         return frozenset()
     files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".."))
     return frozenset(filter(None, (path.read_text(encoding="utf-8").strip() for path in files)))
 
 
-async def serve(settings: Settings) -> None:
-    """Runs a supervisor until SIGTERM or SIGINT, and what that asks for."""
+async def serve(settings: SupervisorSettings) -> None:
+    """Runs a supervisor until SIGTERM or SIGINT, and its shutdown."""
     listener.allow_descriptors()
     supervisor = Supervisor(settings)
     loop = asyncio.get_running_loop()

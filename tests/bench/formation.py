@@ -22,7 +22,7 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act import keys
 from thunderfleet_runner.group.attempts import Phase
-from thunderfleet_runner.supervisor import Settings, Supervisor
+from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
 from tests.bench.byhand import free_port
 from tests.bench.figures import Bound, Figure, table
@@ -73,7 +73,7 @@ class Group:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, rank: int) -> None:
-        settings = Settings(
+        settings = SupervisorSettings(
             plan=self.plan, pod=f"bench-{rank}", node=f"mac-{rank}", keys_folder=self._folder / "keys",
             state_folder=self._folder / f"state-{rank}", gateway=False, benchmark=False,
         )  # fmt: skip

@@ -274,8 +274,8 @@ def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> 
 # Wired memory is read as on a real Mac (on other systems a kill strands none), with a short limit for its return.
 MEASURED = """#!/bin/sh
 exec {python} -P -c 'import sys
-from thunderfleet_runner.host import wired_memory
-wired_memory.reader, wired_memory.BACK_SECONDS = (lambda: wired_memory.wired_bytes), 3.0
+from thunderfleet_runner.host import memory, wired_memory
+wired_memory.reader, wired_memory.BACK_SECONDS = (lambda: memory.wired_bytes), 3.0
 from thunderfleet_runner.cli import main
 sys.exit(main())' "$@"
 """

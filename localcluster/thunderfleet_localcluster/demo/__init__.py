@@ -1,4 +1,8 @@
-"""``thunderfleet demo``: the main path from nothing to tokens on recorded Macs.
+"""``thunderfleet demo``: from nothing to a streamed completion on recorded Macs.
 
-demo  the steps
+demo     arguments and exit codes
+steps    the steps
+session  one run: cluster, kubectl, requests, comparison with mlx-lm
+model    which model the demo serves, and its questions
+follow   what a ModelDeployment waits for (pure)
 """

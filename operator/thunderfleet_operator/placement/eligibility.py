@@ -44,8 +44,9 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
     if not found:
         return f"does not have {request.model} on disk; copy it into one of its model folders"
-    if any(model.complete and model.sized for model in found):
-        return None
+    for model in found:
+        if model.complete and model.sized:
+            return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
         return f"has an incomplete copy of the model at {broken.path}: {broken.problem or 'files are missing'}"

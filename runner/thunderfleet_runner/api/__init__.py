@@ -2,10 +2,14 @@
 
 =========  ===================================================================
 gateway    the HTTP server
-openai     OpenAI's request and response bodies; pure
-admission  how many requests run and wait; pure
-service    requests on their way to the rank's process and back
+stream     a response as server-sent events
+requests   OpenAI request bodies; pure
+responses  OpenAI response bodies; pure
+errors     OpenAI error bodies; pure
+admission  limits requests by number and tokens; the others queue
+metrics    the gateway's metrics
+service    requests on their way to rank 0 and back
 benchmark  measures the group's rates while it is idle
-canary     a request now and then, to notice a group that hangs
+canary     generates a token after a pause, to notice a lost peer
 =========  ===================================================================
 """

@@ -1,6 +1,6 @@
-"""Who may be at work at once: by tokens, against what is reserved; the rest waits in a short queue, in order.
+"""Limits the requests that run at once, by number and by tokens; the others wait in a short queue, in order.
 
-mlx-lm has no such limit, and memory beyond the reservation has crashed whole Macs.
+mlx-lm has no such limit, and memory use beyond the reservation has crashed whole Macs.
 """
 
 import asyncio
@@ -12,33 +12,37 @@ QUEUE_SECONDS = 120.0
 
 
 class Full(Exception):
-    """The queue is full, or a place did not come in time; ``retry_after`` is in seconds."""
+    """The queue is full, or the request waited too long; ``retry_after`` is in seconds."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class Place:
-    """What a request was given; it must be left once, and may be left again."""
+class Slot:
+    """An admitted request's share; it must be freed once, and may be freed again."""
 
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self._leave: Callable[[], None] | None = leave
+    def __init__(self, free: Callable[[], None]) -> None:
+        self._free: Callable[[], None] | None = free
 
-    def leave(self) -> None:
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+    def free(self) -> None:
+        """Admits the next requests in the queue."""
+        free, self._free = self._free, None
+        if free is not None:
+            free()
 
 
 class Admission:
-    """``budget`` tokens for all requests together and ``places`` requests at once; ``queue`` may wait. Belongs to one loop."""
+    """At most ``slots`` requests with ``budget`` tokens together run at once, and ``queue`` wait. Belongs to one event loop.
 
-    def __init__(self, *, budget: int, places: int, queue: int, waited: Callable[[float], None] = lambda seconds: None) -> None:
-        self.limit = places + queue
-        """Requests that may run or wait."""
+    ``waited`` receives the seconds that an admitted request has waited.
+    """
+
+    def __init__(self, *, budget: int, slots: int, queue: int, waited: Callable[[float], None] = lambda seconds: None) -> None:
+        self.limit = slots + queue
+        """Maximum number of requests that run or wait."""
         self._budget = budget
-        self._places = places
+        self._slots = slots
         self._queue_limit = queue
         self._waited = waited
         self._tokens = 0
@@ -53,17 +57,17 @@ class Admission:
     def running(self) -> int:
         return self._running
 
-    async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS) -> Place:
-        """A place for a request of so many tokens (prompt and answer). Raises Full."""
+    async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS) -> Slot:
+        """Admits a request of ``tokens`` (prompt and answer), after waiting if needed. Raises Full."""
         tokens = min(tokens, self._budget)
         await self._enter(tokens, timeout)
-        return Place(lambda: self._leave(tokens))
+        return Slot(lambda: self._leave(tokens))
 
     async def _enter(self, tokens: int, timeout: float) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         if self._queue or not self._fits(tokens):
             if len(self._queue) >= self._queue_limit:
-                raise Full(f"{len(self._queue)} requests wait already, and {self._running} run", 5)
+                raise Full(f"the queue is full: {self._running} requests are running and {len(self._queue)} waiting", 5)
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry = (tokens, turn)
             self._queue.append(entry)
@@ -75,17 +79,17 @@ class Admission:
                     self._queue.remove(entry)
                     self._admit()
                 elif turn.done() and not turn.cancelled():
-                    # The place was given in the moment in which the wait ended.
+                    # Admitted at the very moment at which the wait ended.
                     self._leave(tokens)
                 if isinstance(error, TimeoutError):
-                    raise Full(f"no place became free within {timeout:g} s", 10) from error
+                    raise Full(f"the request waited for {timeout:g} s without being admitted", 10) from error
                 raise
         else:
             self._take(tokens)
-        self._waited(time.monotonic() - begun)
+        self._waited(time.monotonic() - started)
 
     def _fits(self, tokens: int) -> bool:
-        return self._running < self._places and self._tokens + tokens <= self._budget
+        return self._running < self._slots and self._tokens + tokens <= self._budget
 
     def _take(self, tokens: int) -> None:
         self._tokens += tokens

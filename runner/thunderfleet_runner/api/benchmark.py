@@ -1,8 +1,8 @@
-"""What the group does for a client, measured through the path that clients use; a client always comes first.
+"""Measures the group's rates through the path that clients use; clients take precedence.
 
-Every prompt begins with fresh random token ids, since a prompt that was seen before is cached and its prefill fiction. The
-requests neither use nor feed the prompt cache; a run that had cached tokens all the same is thrown away. A real request ends
-a running benchmark within a step or two, and it is tried again when the group is idle.
+Every prompt has new random token ids, since a known prompt is cached and its prefill rate would be meaningless. The requests
+neither read nor fill the prompt cache; a run with cached tokens is discarded. A client's request ends a running benchmark
+within a step or two; it is repeated when the group is idle.
 """
 
 import asyncio
@@ -23,31 +23,31 @@ from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
-"""How long no client may have come before a benchmark is tried again."""
+"""How long no request may have arrived before a benchmark starts again."""
 AGAIN_SECONDS = 300.0
-"""After a benchmark that did not come to its end though the group goes on."""
+"""Pause after a benchmark that failed while the group is still Ready."""
 HEARD_SECONDS = 2.5 * protocol.HEARTBEAT_SECONDS
-"""After which every rank has said how much memory it has used at most."""
+"""After this time every rank has reported its peak memory."""
 LIMIT_SECONDS = 900.0
-"""How long one try may take."""
+"""Time limit for one run."""
 LEAST_TOKENS = 8
 LEAST_SECONDS = 0.001
-"""After the first token; with less, the time between two tokens is the event loop's and not the model's."""
+"""Minimum time after the first token; in less, the event loop's delays dominate the time between tokens."""
 TRIES = 5
-"""Tries that may be thrown away because tokens were cached."""
+"""Maximum number of discarded runs."""
 
 
 class Interrupted(Exception):
-    """A real request came."""
+    """A client's request arrived."""
 
 
 class Unusable(RuntimeError):
-    """What was measured says nothing."""
+    """The run gives no usable figures."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One request's times, in seconds since it was submitted, and its Done."""
+    """Times of one request's first and last token, in seconds since it was submitted, and its Done."""
 
     first: float
     last: float
@@ -55,25 +55,26 @@ class Run:
 
 
 def prompt(tokens: int, vocabulary: int, source: random.Random) -> tuple[int, ...]:
-    """Random token ids: a new prompt every time."""
+    """Random token ids, different in every call."""
     return tuple(source.randrange(max(vocabulary, 1)) for _ in range(max(tokens, 1)))
 
 
 def sizes(plan: BenchmarkPlan, context_tokens: int) -> tuple[int, int]:
-    """Tokens of prompt and answer, cut to what the context holds."""
+    """Tokens of the prompt and the answer, limited to the context."""
     generation = max(2, min(plan.generation_tokens, context_tokens // 2))
     return max(1, min(plan.prompt_tokens, context_tokens - generation)), generation
 
 
 def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkReport:
-    """The figures of one run, without a decode rate when the answer is too short to have one. Raises Unusable for cached
-    tokens or an answer that is none.
+    """The figures of one run, without a decode rate when the answer is too short for one.
+
+    Raises Unusable for cached tokens or an empty answer.
     """
     done = run.done
     if done.cached_tokens:
         raise Unusable(f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens came from the cache")
     if done.generated_tokens < 1 or run.first <= 0:
-        raise Unusable(f"the answer had {done.generated_tokens} tokens: no rate can be said")
+        raise Unusable(f"the answer had {done.generated_tokens} tokens, which gives no rate")
     following, seconds = done.generated_tokens - 1, run.last - run.first
     return BenchmarkReport(
         prefill_tokens_per_second=prompt_tokens / run.first,
@@ -84,12 +85,12 @@ def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkRepo
         peak_memory_bytes=(done.peak_memory_bytes,) if done.peak_memory_bytes else (),
         measured_at=measured_at,
         ran=f"one request, {prompt_tokens} random prompt tokens and {done.generated_tokens} generated greedily, "
-        "after one to warm up",
+        "after a warm-up request",
     )
 
 
 def due_seconds(last: BenchmarkReport | None, plan: BenchmarkPlan, now: datetime) -> float | None:
-    """How long until the next benchmark is due; None: never again."""
+    """Seconds until the next benchmark; None when there is none."""
     if last is None:
         return 0.0
     if plan.every_seconds == 0:
@@ -98,23 +99,26 @@ def due_seconds(last: BenchmarkReport | None, plan: BenchmarkPlan, now: datetime
 
 
 async def keep(service: Service, plan: BenchmarkPlan) -> None:
-    """Benchmarks whenever one is due, into ``service.benchmark``. Returns when none will be, or when the group goes."""
+    """Runs benchmarks when they are due, into ``service.benchmark``.
+
+    Returns when no further one is due, or when the group is no longer Ready.
+    """
     while (due := due_seconds(service.benchmark, plan, datetime.now(UTC))) is not None:
         await asyncio.sleep(due)
         try:
             service.benchmark = await run(service, plan)
         except Unavailable as error:
-            log.info("the benchmark waits for the group: %s", error)
+            log.info("benchmark postponed: %s", error)
             return
         except (Unusable, Refused, GenerationFailed, TimeoutError) as error:
-            # A figure that could not be taken must not take the group with it.
+            # A failed measurement must not affect the group.
             why = str(error) or f"it took longer than {LIMIT_SECONDS:g} s"
-            log.warning("no benchmark: %s; again in %g s", why, AGAIN_SECONDS)
+            log.warning("benchmark failed: %s; next try in %g s", why, AGAIN_SECONDS)
             await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
-    """Measures when no client is served. Raises Unavailable when the group goes, Unusable when nothing could be measured."""
+    """Measures while no request runs. Raises Unavailable when the group is no longer Ready, Unusable without usable figures."""
     thrown = 0
     while True:
         await _idle(service)
@@ -122,28 +126,28 @@ async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
             async with asyncio.timeout(LIMIT_SECONDS):
                 return await _measure(service, plan)
         except Interrupted:
-            log.info("a request came during the benchmark; it is tried again when the group is idle")
+            log.info("a request interrupted the benchmark; it is repeated when the group is idle")
         except Unusable as error:
             thrown += 1
             if thrown >= TRIES:
                 raise
-            log.info("a benchmark was thrown away: %s", error)
+            log.info("benchmark discarded: %s", error)
 
 
 async def _idle(service: Service) -> None:
-    """Until no client's request runs; not at once after one has come."""
-    while service.running or service.visitor.is_set():
-        service.visitor.clear()
+    """Waits until no request runs and none has arrived for IDLE_SECONDS."""
+    while service.running or service.arrival.is_set():
+        service.arrival.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SECONDS):
-                await service.visitor.wait()
+                await service.arrival.wait()
 
 
 async def _measure(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
     source = random.Random(uuid.uuid4().int)
     prompt_tokens, generation = sizes(plan, service.memory.context_tokens)
     vocabulary = service.vocabulary.size
-    # The first prompt of a shape pays for compiling it.
+    # The first prompt of a shape includes its compilation.
     await _undisturbed(service, _request(prompt(prompt_tokens, vocabulary, source), 2))
     measured = await _undisturbed(service, _request(prompt(prompt_tokens, vocabulary, source), generation))
     found = report(measured, prompt_tokens, datetime.now(UTC))
@@ -156,7 +160,7 @@ async def _measure(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
 
 
 def with_peaks(found: BenchmarkReport, state: GroupState) -> BenchmarkReport:
-    """The report with every rank's peak; as it is while one of them has not said its own."""
+    """The report with the peaks of all ranks; unchanged when one is missing."""
     peaks = tuple(entry.peak_memory_bytes for entry in state.ranks)
     return found.model_copy(update={"peak_memory_bytes": peaks}) if peaks and all(peaks) else found
 
@@ -179,28 +183,28 @@ def _request(tokens: tuple[int, ...], generation: int) -> protocol.Request:
 
 
 async def _undisturbed(service: Service, request: protocol.Request) -> Run:
-    """One request, given up as soon as a client comes. Raises Interrupted."""
+    """Runs one request, cancelled as soon as a client's request arrives. Raises Interrupted."""
     running = asyncio.create_task(_one(service, request))
-    visitor = asyncio.create_task(service.visitor.wait())
+    arrival = asyncio.create_task(service.arrival.wait())
     try:
-        await asyncio.wait({running, visitor}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, arrival}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise Interrupted
         return running.result()
     finally:
-        for task in (running, visitor):
+        for task in (running, arrival):
             task.cancel()
-        await asyncio.gather(running, visitor, return_exceptions=True)
+        await asyncio.gather(running, arrival, return_exceptions=True)
 
 
 async def _one(service: Service, request: protocol.Request) -> Run:
-    begun = time.monotonic()
+    started = time.monotonic()
     first = last = 0.0
     async with contextlib.aclosing(service.submit(request)) as events:  # type: ignore[type-var]
         async for event in events:
-            now = time.monotonic() - begun
+            now = time.monotonic() - started
             if isinstance(event, protocol.Done):
                 return Run(first=first, last=last, done=event)
             last = now
             first = first or now
-    raise Unusable("the answer ended without an end")
+    raise Unusable("the answer ended unexpectedly")

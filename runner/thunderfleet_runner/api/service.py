@@ -1,9 +1,8 @@
-"""What the gateway and the benchmark see of the group: one object in the supervisor's process.
+"""Requests on their way to rank 0 and back: what the gateway and the benchmark see of the group.
 
-It stands between two things that come and go on their own: clients' requests, and ranks that live for one attempt. The
-supervisor attaches rank 0's link when the group is Ready and detaches it when the group fails; whatever runs then ends with
-Unavailable, never as if complete. It also decides when a turn is announced: idle ranks sleep outside of any collective, so
-work for them begins with a word to all of them.
+It connects clients' requests with ranks that live for one attempt. The supervisor attaches rank 0's link when the group is
+Ready and detaches it when the group fails; running requests then end with Unavailable, never as if complete. It also announces
+turns: idle ranks are blocked outside of any collective, so all work starts with a message to all of them.
 """
 
 import asyncio
@@ -21,20 +20,19 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.faults import GRACE_IS_OVER
 
 MOVED_SECONDS = 30
-"""When a client whose answer a drain has cut may find the group elsewhere."""
+"""Retry-After for a client whose answer was cut by a drain: by then the group may run elsewhere."""
 REST_SECONDS = 5.0
-"""How long the end of a turn is waited for before the all-reduce is not measured."""
+"""How long to wait for the end of a turn before the all-reduce is not measured."""
 PREPARE_SECONDS = 30.0
-"""How long a rank may take to render and count one prompt."""
+"""Time limit for rank 0 to render and count one prompt."""
 
 
 FIRST_CAUSE_SECONDS = 1.0
-"""How long requests that a failure has cut wait for its first cause to be known: ranks that see a peer go are often heard
-before the one that has gone."""
+"""How long requests cut by a failure wait for its first cause: ranks that lose a peer often report before the peer itself."""
 
 
 class Unavailable(Exception):
-    """The group does not serve now; answer 503 with Retry-After. ``retry_after`` is in seconds."""
+    """The group does not serve now: status 503 with Retry-After. ``retry_after`` is in seconds."""
 
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)
@@ -42,77 +40,77 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The request cannot be served whatever the group does; answer 400 with the text."""
+    """The request can never be served: status 400 with the text."""
 
 
 class GenerationFailed(Exception):
-    """This request failed, the group goes on; answer 500, or end the stream with an error event."""
+    """This request failed, the group continues: status 500, or an error event at the end of the stream."""
 
 
 class RankLink(Protocol):
-    """Rank 0 of a Ready group, as the supervisor offers it."""
+    """Rank 0 of a Ready group."""
 
     def send(self, message: protocol.ToRank) -> None:
-        """To rank 0's process."""
+        """Sends a message to rank 0's process."""
 
     def announce(self, turn: int) -> None:
-        """Turn ``turn`` to every rank of the group, rank 0 included."""
+        """Announces turn ``turn`` to every rank of the group."""
 
     def measure(self) -> None:
-        """The all-reduce's measurement to every rank; only between turns."""
+        """Starts the all-reduce measurement on every rank; only between turns."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the gateway must know of the model to check a request before a rank sees it."""
+    """What the gateway needs to check a request before a rank sees it."""
 
     size: int
-    """Ids are 0 <= id < size; 0: not known."""
+    """Token ids are 0 <= id < size; 0: unknown."""
     chat_template: bool
 
 
 class Service:
-    """The served model, from inside the supervisor of any rank. All methods belong to the event loop's thread."""
+    """The served model, in the supervisor of any rank. All methods run on the event loop's thread."""
 
     def __init__(self, plan: Plan, rank: int, state: Callable[[], GroupState]) -> None:
         self.plan = plan
         self.rank = rank
         self.registry = CollectorRegistry()
-        """Every metric of this supervisor; the gateway adds its own and serves all of it on /metrics."""
+        """All metrics of this supervisor; the gateway serves them at /metrics."""
         self.benchmark: BenchmarkReport | None = None
         """Set by the benchmark; the supervisor reports it in its state."""
         self.draining = False
         self.vocabulary = Vocabulary(0, True)
-        self.visitor = asyncio.Event()
-        """Set by the gateway when a client's request comes: a running benchmark gives way."""
+        self.arrival = asyncio.Event()
+        """Set by the gateway when a request arrives: a running benchmark stops for it."""
         self._state = state
         self._link: RankLink | None = None
         self._away = "the group is not formed yet"
-        self._untold: asyncio.TimerHandle | None = None
-        """Set while what a failure has cut is not told yet."""
+        self._pending_end: asyncio.TimerHandle | None = None
+        """Set while requests cut by a failure wait for its first cause."""
         self._turn = 0
         self._turn_open = False
         self._streams: dict[str, asyncio.Queue[protocol.Token | protocol.Done | Exception]] = {}
         self._ends: dict[str, Callable[[protocol.Done | None], None]] = {}
-        """Of every request that rank 0 still works on, whether or not anybody listens."""
+        """Callbacks of all requests that rank 0 still works on, whether or not a client still listens."""
         self._counts: dict[str, asyncio.Future[int]] = {}
         self._measured: asyncio.Future[protocol.Measured] | None = None
         self._between = asyncio.Event()
         """Set while no turn is open."""
         self._between.set()
         self.used_at = time.monotonic()
-        """When something was generated last."""
+        """When a request was last submitted or ended."""
 
     # --- for the gateway ---
 
     @property
     def state(self) -> GroupState:
-        """The group's state as this supervisor knows it (of rank 0: the truth)."""
+        """The group's state as this supervisor knows it; on rank 0 it is authoritative."""
         return self._state()
 
     @property
     def leader(self) -> bool:
-        """Whether this is rank 0's supervisor: the only one whose gateway serves the API."""
+        """Whether this is rank 0's supervisor, the only one whose gateway serves the API."""
         return self.rank == 0
 
     @property
@@ -123,7 +121,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be admitted. On other ranks: whether the group is Ready."""
+        """Whether a request would be admitted; on other ranks, whether the group is Ready."""
         if self.leader:
             return self._link is not None and not self.draining
         return self.state.phase.value == "Ready"
@@ -134,16 +132,16 @@ class Service:
 
     @property
     def memory(self) -> MemoryPlan:
-        """Tokens to admit by."""
+        """Token limits for admission."""
         return self.plan.memory
 
     @property
     def running(self) -> int:
-        """Requests that rank 0 has and has not ended."""
+        """Number of requests that rank 0 works on."""
         return len(self._ends)
 
     async def prepare(self, request: protocol.Request) -> int:
-        """Tokens of the request's prompt, template applied.
+        """Number of tokens of the request's prompt, with the chat template applied.
 
         Raises Refused when the model's template or tokenizer cannot make a prompt of it, Unavailable when no group is Ready.
         """
@@ -162,16 +160,16 @@ class Service:
             self._counts.pop(request.id, None)
 
     def works_on(self, request_id: str) -> bool:
-        """Whether rank 0 has the request and has not ended it: also when the client has left and it is only being cancelled."""
+        """Whether rank 0 still works on the request, also when the client has left and it is being cancelled."""
         return request_id in self._ends
 
     async def submit(
         self, request: protocol.Request, ended: Callable[[protocol.Done | None], None] = lambda done: None
     ) -> AsyncIterator[protocol.Token | protocol.Done]:
-        """The request's tokens as they come, and Done last. Leaving the iterator early (aclose) cancels the request.
+        """Yields the request's tokens as they arrive, and Done last. Closing the iterator early (aclose) cancels the request.
 
-        ``ended`` is called once when rank 0 is done with it, however slowly the tokens are taken: with its Done, or None when
-        it failed or the group did.
+        ``ended`` is called once when rank 0 is done with it, however slowly the tokens are consumed: with its Done, or None
+        when the request or the group failed.
 
         Raises Unavailable when no group is Ready or the group fails meanwhile, GenerationFailed when only this request failed.
         """
@@ -184,7 +182,7 @@ class Service:
         self.used_at = time.monotonic()
         over = False
         try:
-            # The request first: rank 0 must find it in its queue when the turn begins, or it would end the turn at once.
+            # The request first: rank 0 must find it in its queue when the turn starts, or it would end the turn at once.
             link.send(protocol.Generate(request=request))
             self._open_turn()
             while not over:
@@ -200,7 +198,7 @@ class Service:
             self.used_at = time.monotonic()
 
     async def measure_all_reduce(self) -> protocol.Measured | None:
-        """What the ranks' all-reduce takes now; None when requests run, or begin to wait, so that it would say nothing.
+        """Measures the ranks' all-reduce; None when requests are running or start to wait, which would distort it.
 
         Raises Unavailable when no group is Ready or the group fails meanwhile.
         """
@@ -213,26 +211,26 @@ class Service:
             return None
         measured: asyncio.Future[protocol.Measured] = asyncio.get_running_loop().create_future()
         self._measured = measured
-        # As a turn: requests that come meanwhile wait for its end, a few tens of milliseconds.
+        # Like a turn: requests that arrive meanwhile wait for its end, a few tens of milliseconds.
         self._open()
         link.measure()
         return await measured
 
     def queued(self, request_id: str) -> bool:
-        """Whether more of the request's tokens have come than were taken."""
+        """Whether tokens of the request have arrived that are not consumed yet."""
         stream = self._streams.get(request_id)
         return stream is not None and not stream.empty()
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request soon; its iterator gets Done with finish_reason cancelled. Nothing happens when it has ended."""
+        """Ends a request soon; its iterator yields Done with finish_reason cancelled. No effect on a request that has ended."""
         if request_id in self._ends and self._link is not None:
             self._link.send(protocol.Cancel(id=request_id))
 
     # --- for the supervisor ---
 
     def attach(self, link: RankLink, vocabulary: Vocabulary) -> None:
-        """The group is Ready: rank 0 is reached through ``link``."""
-        self._tell()
+        """The group is Ready; ``link`` leads to rank 0."""
+        self._end_streams()
         self._link = link
         self._measured = None
         self.vocabulary = vocabulary
@@ -240,9 +238,10 @@ class Service:
         self._close()
 
     def detach(self, why: str, *, settled: bool = True) -> None:
-        """The group is not Ready any more: everything that runs ends with Unavailable, and ``why``.
+        """The group is no longer Ready: running requests end with Unavailable and ``why``.
 
-        Not ``settled``: it is told by the next ``detach``, which may know better, at the latest in FIRST_CAUSE_SECONDS.
+        When not ``settled``, they end with the next ``detach``, which may know the first cause, at the latest after
+        FIRST_CAUSE_SECONDS.
         """
         self._link = None
         self._away = why
@@ -250,14 +249,14 @@ class Service:
         for ended in ends.values():
             ended(None)
         if settled:
-            self._tell()
-        elif self._untold is None:
-            self._untold = asyncio.get_running_loop().call_later(FIRST_CAUSE_SECONDS, self._tell)
+            self._end_streams()
+        elif self._pending_end is None:
+            self._pending_end = asyncio.get_running_loop().call_later(FIRST_CAUSE_SECONDS, self._end_streams)
 
-    def _tell(self) -> None:
-        if self._untold is not None:
-            self._untold.cancel()
-            self._untold = None
+    def _end_streams(self) -> None:
+        if self._pending_end is not None:
+            self._pending_end.cancel()
+            self._pending_end = None
         for stream in self._streams.values():
             stream.put_nowait(Unavailable(self._away))
         waiting: list[asyncio.Future[Any]] = [*self._counts.values()]
@@ -269,43 +268,49 @@ class Service:
                 future.set_exception(Unavailable(self._away))
 
     def deliver(self, message: protocol.FromRank) -> None:
-        """A message of rank 0's process that concerns requests; others are ignored, and all that come after a failure."""
+        """Handles a message of rank 0's process about requests; ignores others, and all messages after a failure."""
         if self._link is None:
             return
         match message:
             case protocol.Token(id=name):
-                if name in self._streams:
-                    self._streams[name].put_nowait(message)
+                self._put(name, message)
             case protocol.Done(id=name):
-                if name in self._streams:
-                    # Ranks that stop cancel what still runs; nobody has asked for that who still listens.
-                    cut = message.finish_reason == "cancelled" and self.draining
-                    self._streams[name].put_nowait(Unavailable(GRACE_IS_OVER, MOVED_SECONDS) if cut else message)
+                # Stopping ranks cancel running requests; a client that still listens has not asked for that.
+                cut = message.finish_reason == "cancelled" and self.draining
+                self._put(name, Unavailable(GRACE_IS_OVER, MOVED_SECONDS) if cut else message)
                 self._end(name, message)
             case protocol.RequestError(id=name, text=text):
-                if name in self._streams:
-                    self._streams[name].put_nowait(GenerationFailed(text))
+                self._put(name, GenerationFailed(text))
                 self._end(name, None)
-            case protocol.Prepared(id=name, prompt_tokens=tokens, error=error):
-                count = self._counts.get(name)
-                if count is not None and not count.done():
-                    if error is None:
-                        count.set_result(tokens)
-                    else:
-                        count.set_exception(Refused(error))
+            case protocol.Prepared():
+                self._prepared(message)
             case protocol.Measured() if self._measured is not None:
                 measured, self._measured = self._measured, None
-                self._close()
                 if not measured.done():
                     measured.set_result(message)
-                if self._ends:
-                    self._open_turn()
+                self._turn_ended()
             case protocol.Idle(turn=number) if number == self._turn:
-                self._close()
-                if self._ends:
-                    self._open_turn()
+                self._turn_ended()
             case _:
                 pass
+
+    def _put(self, name: str, event: protocol.Token | protocol.Done | Exception) -> None:
+        if name in self._streams:
+            self._streams[name].put_nowait(event)
+
+    def _prepared(self, message: protocol.Prepared) -> None:
+        count = self._counts.get(message.id)
+        if count is None or count.done():
+            return
+        if message.error is None:
+            count.set_result(message.prompt_tokens)
+        else:
+            count.set_exception(Refused(message.error))
+
+    def _turn_ended(self) -> None:
+        self._close()
+        if self._ends:
+            self._open_turn()
 
     def _end(self, name: str, done: protocol.Done | None) -> None:
         ended = self._ends.pop(name, None)
@@ -322,9 +327,9 @@ class Service:
 
     def _admitting(self) -> RankLink:
         if not self.leader:
-            raise Unavailable(f"rank {self.rank} does not serve; ask rank 0 at {self.leader_url}")
+            raise Unavailable(f"rank {self.rank} does not serve requests; use rank 0 at {self.leader_url}")
         if self.draining:
-            raise Unavailable("the group is draining and takes no new requests", retry_after=MOVED_SECONDS)
+            raise Unavailable("the group is draining and accepts no new requests", retry_after=MOVED_SECONDS)
         if self._link is None:
             raise Unavailable(self._away)
         return self._link

@@ -1,7 +1,7 @@
-"""A supervisor that is not rank 0: finds its leader, joins, and keeps nothing running without it.
+"""A supervisor of another rank than 0: connects to its leader, joins, and runs no rank without it.
 
-A rank without a leader is half a group, so the loss of the connection ends it; and it joins only when no process is left,
-which is what lets the leader take a join for "nothing runs there".
+A rank without a leader is half a group, so losing the connection ends the rank. The supervisor joins only when no process is
+left: to the leader, a join means that nothing runs there.
 """
 
 import asyncio
@@ -16,17 +16,18 @@ from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.net import peers
-from thunderfleet_runner.net.control import Connection, JoinRefused, join_group
+from thunderfleet_runner.net.connection import Connection
+from thunderfleet_runner.net.join import JoinRefused, join_group
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = (0.1, 0.6)
-"""Bounds of the wait between two tries to join; the wait is drawn anew each time, so that ranks do not come in step. A group
-whose rank 0 is the last one up waits as long as the longest of them."""
+"""Bounds of the random wait between two tries to join, so that ranks do not join in step. A group whose rank 0 starts last
+waits for the longest of them."""
 
 
 class Follower:
-    """``hello`` is asked anew whenever rank 0 has answered it: the model may be another by then."""
+    """``hello`` is called again after every answer of rank 0: the model may have changed."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Follower:
         self.plan = plan
         self.member: Member | None = None
         self.released = asyncio.Event()
-        """The leader's word that the group has stopped, or its loss while we wait to leave."""
+        """Set when the leader reports that the group has stopped, or is lost while this supervisor waits to exit."""
         self._tls = tls
         self._hello = hello
         self._on_change = on_change
@@ -55,15 +56,16 @@ class Follower:
 
     @property
     def state(self) -> GroupState:
-        """The group's state as rank 0 told it last; Waiting, with the reason, while there is no connection."""
+        """The group's state as last received from rank 0; Waiting, with the reason, without a connection."""
         return self._state
 
     def report(self, report: peers.Report) -> None:
+        """Sends a report to the leader; drops it without a connection."""
         if self._connection is not None:
             self._connection.send(report)
 
     def leave(self) -> None:
-        """Asks the leader to stop the group; ``released`` is set when it has, or at once without a leader."""
+        """Asks the leader to stop the group; ``released`` is set when it has stopped, or at once without a leader."""
         self._leaving = True
         if self._connection is None:
             self.released.set()
@@ -71,7 +73,7 @@ class Follower:
             self._connection.send(peers.Leaving())
 
     async def run(self) -> None:
-        """Joins, again and again, until cancelled."""
+        """Joins, and rejoins after every loss, until cancelled."""
         wait, said = RETRY_SECONDS[0], ""
         hello: peers.Hello | None = None
         while True:
@@ -107,7 +109,7 @@ class Follower:
             return await connection.serve(self._ordered, pulse)
         finally:
             self._connection = None
-            lost = {"phase": GroupPhase.WAITING, "message": f"the connection to {connection.peer} was lost"}
+            lost = {"phase": GroupPhase.WAITING, "message": f"lost the connection to {connection.peer}"}
             self._change(self._state.model_copy(update=lost))
             await self.member.settle()
             if self._leaving:

@@ -1,6 +1,6 @@
-"""What a leader must still know after its own restart: that the group has served before, and how often it came back.
+"""What a leader must know after its own restart: whether the group has served before, and how often it has recovered.
 
-It is a small file in the supervisor's state folder. Losing it costs a counter, so whatever is wrong with it is not an error.
+A small file in the supervisor's state folder. Losing it only resets a counter, so an unreadable file is no error.
 """
 
 import json
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class History:
-    """Of one placement epoch."""
+    """One placement epoch's history."""
 
     was_ready: bool = False
     recoveries: int = 0
@@ -33,11 +33,11 @@ def load(path: Path, plan: Plan) -> History:
 
 
 def save(path: Path, plan: Plan, history: History) -> None:
-    """Replaces the file as a whole."""
+    """Replaces the file atomically."""
     text = json.dumps({"uid": plan.uid, "index": plan.index, "epoch": plan.epoch, **asdict(history)})
     try:
         new = path.with_suffix(".new")
         new.write_text(text, encoding="utf-8")
         new.replace(path)
     except OSError as error:
-        log.warning("%s cannot be written: %s", path, error)
+        log.warning("cannot write %s: %s", path, error)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from thunderfleet_crds.group import Failure, GroupState, RankReport
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase
 
 from thunderfleet_runner import faults, protocol
@@ -24,7 +25,7 @@ from thunderfleet_runner.group.rendezvous import Identity, Rendezvous, model_dif
 from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.net import jaccl, peers
-from thunderfleet_runner.net.control import Connection
+from thunderfleet_runner.net.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class Leader:
             part = base64.b64decode(report.data, validate=True)
             self._exchange, whole = self._exchange.put(rank, report.number, part)
         except ValueError as error:
-            fault = faults.Fault(FaultClass.BUG, "ExchangeFailed", f"JACCL's exchange: {error}")
+            fault = faults.Fault(FaultClass.BUG, Reason.EXCHANGE_FAILED, f"JACCL's exchange: {error}")
             self.feed(events.RankFailed(rank, report.attempt, fault, faults.Stage.INIT))
             return
         if whole is not None:
@@ -219,7 +220,7 @@ class Leader:
         for other, theirs in sorted(self._digests.items()):
             if mine and theirs and theirs != mine and rank in (0, other):
                 text = model_differs(self.plan, other)
-                return faults.Fault(FaultClass.CONFIGURE, "ModelDiffers", text)
+                return faults.Fault(FaultClass.CONFIGURE, Reason.MODEL_DIFFERS, text)
         return None
 
     def _update(self, rank: int, **values: int) -> None:
@@ -282,26 +283,35 @@ class Leader:
             return
         match action:
             case events.Serve(attempt=attempt):
-                past = history.History(self.machine.was_ready, self.machine.recoveries)
-                history.save(self._history_file, self.plan, past)
-                self._service().attach(_Link(self, attempt), self._vocabulary)
-                self._on_ready()
+                self._serve(attempt)
             case events.Unserve(why=why, settled=settled):
                 self._service().detach(why, settled=settled)
             case events.Admit(admit=admit):
                 self._service().draining = not admit
             case events.Cut(rank=rank):
-                if rank in self._links:
-                    self._links[rank].cut("it did not end its rank in time")
+                self._cut(rank)
             case events.SetTimer(number=number, seconds=seconds):
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
+                self._set_timer(number, seconds)
             case events.ReleaseAll():
                 self._order(peers.Release())
                 self.released.set()
             case events.GiveUp(cause=cause):
                 log.error("giving up (%s, %s): %s", cause.fault.fault, cause.fault.reason, cause.line)
+
+    def _serve(self, attempt: int) -> None:
+        past = history.History(self.machine.was_ready, self.machine.recoveries)
+        history.save(self._history_file, self.plan, past)
+        self._service().attach(_Link(self, attempt), self._vocabulary)
+        self._on_ready()
+
+    def _cut(self, rank: int) -> None:
+        if rank in self._links:
+            self._links[rank].cut("it did not end its rank in time")
+
+    def _set_timer(self, number: int, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up, number)
 
     def _ordered_by(self, action: events.Action) -> peers.Order | None:
         """The order to every member that carries out ``action``; None when the leader does so itself."""

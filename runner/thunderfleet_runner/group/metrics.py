@@ -1,4 +1,4 @@
-"""What a supervisor counts, for Prometheus: set from the state that it shows anyway, so the two never disagree."""
+"""A supervisor's metrics for Prometheus, derived from the state that it serves, so that the two never disagree."""
 
 from collections.abc import Callable, Iterable
 from typing import get_args
@@ -10,12 +10,12 @@ from thunderfleet_crds.group import Failure, GroupState
 from thunderfleet_crds.vocabulary import ReportedGroupPhase
 
 _OF_A_RANK = {
-    "loaded_bytes": "Bytes of weights that a rank has loaded.",
-    "total_bytes": "Bytes of weights of a rank's shard; 0 until it begins to load.",
-    "loaded_layers": "Layers that a rank has loaded.",
-    "peak_memory_bytes": "Peak memory of a rank's process, as MLX counts it.",
+    "loaded_bytes": "Bytes of weights that the rank has loaded.",
+    "total_bytes": "Bytes of weights in the rank's shard; 0 until it starts to load.",
+    "loaded_layers": "Layers that the rank has loaded.",
+    "peak_memory_bytes": "Peak memory of the rank's process, as counted by MLX.",
 }
-"""Of ``RankReport``."""
+"""Fields of ``RankReport``."""
 
 
 class _HeartbeatAges(Collector):
@@ -24,7 +24,9 @@ class _HeartbeatAges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
-            "thunderfleet_runner_heartbeat_age_seconds", "Seconds since the rank's process last spoke.", labels=["rank"]
+            "thunderfleet_runner_heartbeat_age_seconds",
+            "Seconds since the rank's process last sent a message.",
+            labels=["rank"],
         )
         for rank, age in sorted(self._ages().items()):
             family.add_metric([str(rank)], age)
@@ -36,12 +38,14 @@ class GroupMetrics:
 
     def __init__(self, registry: CollectorRegistry, ages: Callable[[], dict[int, float]]) -> None:
         self._phase = Gauge("thunderfleet_runner_phase", "1 for the group's phase.", ["phase"], registry=registry)
-        self._attempts = Gauge("thunderfleet_runner_attempts", "Attempts begun in this placement epoch.", registry=registry)
+        self._attempts = Gauge("thunderfleet_runner_attempts", "Attempts started in this placement epoch.", registry=registry)
         self._recoveries = Gauge(
-            "thunderfleet_runner_recoveries", "Times the group failed and was formed anew in this epoch.", registry=registry
+            "thunderfleet_runner_recoveries",
+            "Times the group recovered from a failure in this placement epoch.",
+            registry=registry,
         )
         self._failures = Counter(
-            "thunderfleet_runner_failures", "Failures of the group by first cause.", ["fault", "reason"], registry=registry
+            "thunderfleet_runner_failures", "Failures of the group, by first cause.", ["fault", "reason"], registry=registry
         )
         self._ranks = {
             field: Gauge(f"thunderfleet_runner_rank_{field}", text, ["rank", "node"], registry=registry)
@@ -51,6 +55,7 @@ class GroupMetrics:
         registry.register(_HeartbeatAges(ages))
 
     def observe(self, state: GroupState) -> None:
+        """Sets all metrics from ``state``."""
         for phase in get_args(ReportedGroupPhase):
             self._phase.labels(phase.value).set(1 if phase is state.phase else 0)
         self._attempts.set(state.attempt)

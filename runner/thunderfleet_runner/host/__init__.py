@@ -2,11 +2,13 @@
 
 ============  ================================================================
 preflight     the checks before an attempt
-rdma          whether this Mac's RDMA devices work
-wired_memory  memory that a killed process left wired
+rdma          whether the planned RDMA devices can be used
+memory        free and wired memory
+wired_memory  memory that stays wired after a rank was killed; pure but for
+              its reader
 rankprocess   a rank's process: start, messages, end, exit code
 parentdeath   ends a rank's process when its supervisor dies
-weightfiles   a model's weight files: tensors, shapes, types
-commands      the commands of this Mac
+weightfiles   the tensors in a model's weight files
+commands      runs commands, and remembers those that hang
 ============  ================================================================
 """

@@ -1,7 +1,7 @@
-"""A rank must not outlive its supervisor.
+"""Ends a rank's process when its supervisor dies.
 
-While MLX's init runs, the interpreter is held and no thread of the rank sees the socketpair close; only the kernel can end
-it. Linux does so when asked. macOS has no such call: there the next supervisor ends what its state folder names.
+While MLX's init holds the interpreter, no thread of the rank sees the socketpair close; only the kernel can end the process.
+Linux has a call for this. macOS has none: there the next supervisor ends the process that its state folder names.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Asks the kernel to end this process when its parent ``parent`` ends; exits at once if it has already."""
+    """Makes the kernel end this process when its parent ``parent`` ends; exits at once if it already has."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

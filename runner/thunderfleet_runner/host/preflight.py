@@ -1,22 +1,20 @@
-"""What is checked on a Mac before a rank is started on it: everything that MLX would only hang or lie about later.
+"""Checks on a Mac before a rank starts there: everything on which MLX would later hang or report a misleading error.
 
-Failures are typed here, because here it is known what each of them means. Reading model files is disk work, so callers run
-``check`` in a thread.
+``check`` reads files, so callers run it in a thread.
 """
 
 import hashlib
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host import rdma, weightfiles
+from thunderfleet_runner.host import memory, rdma, weightfiles
 from thunderfleet_runner.host.commands import HOST
 from thunderfleet_runner.net import jaccl, ports
 
@@ -45,58 +43,58 @@ class PreflightFailed(Exception):
 
 @dataclass(frozen=True)
 class Passed:
-    """What preflight found out on the way. ``digest`` names the model's content but for the weights' values."""
+    """Results of a preflight. ``digest`` identifies the model's content except for the weights' values."""
 
     digest: str
     weight_bytes: int
 
 
 def check(plan: Plan, entry: RankPlan, held: int = 0) -> Passed:
-    """All checks for one rank. ``held``: bytes of its reservation that its own process has already.
+    """Runs all checks for one rank. ``held``: bytes of its reservation that its own process already uses.
 
-    Raises PreflightFailed at the first that fails.
+    Raises PreflightFailed for the first check that fails.
     """
     check_addresses(plan, entry)
     if plan.backend is Backend.JACCL:
         check_rdma(plan, entry)
     passed = check_model(plan, entry)
-    free = free_memory_bytes()
+    free = memory.free_bytes()
     check_memory(entry, None if free is None else free + held)
     return passed
 
 
 def check_addresses(plan: Plan, entry: RankPlan) -> None:
-    """The addresses of the plan are this Mac's."""
+    """This Mac has the planned addresses."""
     wanted = [entry.address, *plan.relay_addresses(entry.rank)]
     if plan.backend is Backend.RING and entry.ring_address:
         wanted.append(entry.ring_address)
     for address in wanted:
         if not ports.is_ours(address):
             raise PreflightFailed(
-                Fault(FaultClass.REPLAN, "AddressLost", f"the planned address {address} is not on node {entry.node} any more")
+                Fault(FaultClass.REPLAN, Reason.ADDRESS_LOST, f"node {entry.node} no longer has the planned address {address}")
             )
 
 
 def check_rdma(plan: Plan, entry: RankPlan) -> None:
-    """The devices that face this rank's peers are there, Active, and have an address."""
+    """The RDMA devices towards this rank's peers exist, are Active, and have an address."""
     try:
         row = jaccl.device_matrix(plan)[entry.rank]
     except ValueError as error:
-        raise PreflightFailed(Fault(FaultClass.REPLAN, "DeviceMatrix", str(error))) from error
+        raise PreflightFailed(Fault(FaultClass.REPLAN, Reason.DEVICE_MATRIX, str(error))) from error
     fault = rdma.check(HOST, entry.node, tuple(dict.fromkeys(device for device in row if device is not None)))
     if fault is not None:
         raise PreflightFailed(fault)
 
 
 def check_model(plan: Plan, entry: RankPlan) -> Passed:
-    """Every tensor is there, in files of the right length. Reads headers and small files only."""
+    """The model is complete: every tensor, in files of the right length. Reads headers and small files only."""
     folder = Path(plan.model_path)
     if not (folder / "config.json").is_file():
         raise PreflightFailed(
             Fault(
                 FaultClass.CONFIGURE,
-                "ModelNotFound",
-                f"no model in {folder} on node {entry.node}: it has no config.json; put the model there or change spec.model",
+                Reason.MODEL_NOT_FOUND,
+                f"no model in {folder} on node {entry.node} (no config.json); copy the model there or change spec.model",
             )
         )
     try:
@@ -104,27 +102,27 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
         return Passed(_digest(folder, tensors), sum(tensor.nbytes for tensor in tensors))
     except weightfiles.IncompleteModel as error:
         text = f"the model in {folder} on node {entry.node} is incomplete: {error}"
-        raise PreflightFailed(Fault(FaultClass.CONFIGURE, "ModelIncomplete", text)) from error
+        raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, text)) from error
     except OSError as error:
         text = f"the model in {folder} on node {entry.node} cannot be read: {error.strerror} ({error.filename})"
-        raise PreflightFailed(Fault(FaultClass.CONFIGURE, "ModelUnreadable", text)) from error
+        raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNREADABLE, text)) from error
 
 
 def check_memory(entry: RankPlan, free: int | None) -> None:
-    """What the plan reserves is really free now, not only unrequested. Not known is not a failure."""
+    """The planned memory is really free now, not only unrequested. Unknown free memory is no failure."""
     if free is not None and free < entry.memory_bytes:
         raise PreflightFailed(
             Fault(
                 FaultClass.RETRY,
-                "MemoryNotFree",
+                Reason.MEMORY_NOT_FREE,
                 f"node {entry.node} has {free / _GIB:.1f} GiB free, the plan reserves {entry.memory_bytes / _GIB:.1f} GiB: "
-                "something else on it uses the memory",
+                "another program on it uses the memory",
             )
         )
 
 
 def digest(plan: Plan) -> str:
-    """The model's digest, or "" while it cannot be read."""
+    """The model's digest, or "" when it cannot be read."""
     try:
         return check_model(plan, plan.ranks[0]).digest
     except PreflightFailed:
@@ -149,37 +147,3 @@ def version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def free_memory_bytes() -> int | None:
-    """Bytes that a new process could have without pushing others out, or None when the system does not say."""
-    if sys.platform == "linux":
-        try:
-            return available_of_meminfo(Path("/proc/meminfo").read_text())
-        except OSError:
-            return None
-    try:
-        done = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return available_of_vm_stat(done.stdout)
-
-
-def available_of_meminfo(text: str) -> int | None:
-    """MemAvailable of Linux's /proc/meminfo, in bytes."""
-    for line in text.splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def available_of_vm_stat(text: str) -> int | None:
-    """Free, inactive, speculative and purgeable pages of macOS's ``vm_stat``, in bytes."""
-    size, pages, found = 16384, 0, False
-    for line in text.splitlines():
-        if "page size of" in line:
-            size = int(line.split("page size of", 1)[1].split()[0])
-        name, _, value = line.partition(":")
-        if name in ("Pages free", "Pages inactive", "Pages speculative", "Pages purgeable"):
-            pages, found = pages + int(value.strip().rstrip(".")), True
-    return pages * size if found else None

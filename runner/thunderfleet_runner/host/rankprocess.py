@@ -1,8 +1,7 @@
-"""The rank's process, as its supervisor holds it: started, heard, ended, reaped.
+"""A rank's process from its supervisor's side: start, messages, end, exit code.
 
-One process an attempt, in a process group of its own, so that nothing it started outlives it. It may be started before there
-is an attempt: then it imports MLX and waits for ``Start``. Its end is known by the kernel and by its socket, whichever comes
-first; the end of what it wrote to stderr is kept, since that is often all it said.
+One process for each attempt, in its own process group, so that nothing it starts outlives it. It may start before its attempt:
+then it imports MLX and waits for ``Start``. The last lines of its output are kept: often they are the only trace of an error.
 """
 
 import asyncio
@@ -16,33 +15,38 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from thunderfleet_lib.hostcmd import Output
+
 from thunderfleet_runner import framing, protocol
+from thunderfleet_runner.host.commands import HOST
 
 log = logging.getLogger(__name__)
 rank_log = logging.getLogger("rank")
 
 RANK_MODULE = "thunderfleet_runner.rank"
-"""In the command line of every rank: what it is started by begins so."""
+"""The module in the command line of every rank."""
 TAIL_LINES = 40
+PS_SECONDS = 5.0
 TERM_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 LEAVE_SECONDS = 1.0
-"""How long one that waits for an attempt has to leave by itself."""
+"""How long a waiting process may take to exit by itself."""
 _OF_A_GROUP = ("MLX_", "JACCL_", "THUNDERFLEET_RANK")
 _OF_ONE_PROCESS = {"MLX_DISABLE_COMPILE", "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER", "MLX_BFS_MAX_WIDTH"}
-"""How MLX works by itself: what the image or the pod says of that holds."""
+"""MLX settings of a single process, which the image or the pod may set."""
 
 
 def rank_command(group: str, epoch: int, rank: int) -> list[str]:
-    """The rank's command line. What follows the module is read by nobody but people with ``ps`` and ``end_orphan``."""
-    told = ["--group", group, "--epoch", str(epoch), "--rank", str(rank)]
-    # -P: the folder that the pod happens to work in is not searched for modules.
-    return [sys.executable, "-P", "-m", RANK_MODULE, *told]
+    """The rank's command line. The arguments are only for people with ``ps`` and for ``end_orphan``."""
+    arguments = ["--group", group, "--epoch", str(epoch), "--rank", str(rank)]
+    # -P: do not search the working directory for modules.
+    return [sys.executable, "-P", "-m", RANK_MODULE, *arguments]
 
 
 def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
-    """The supervisor's environment without anything by which MLX or a rank would find a group, plus what a rank needs to be
-    heard. What MLX is to know of its group comes with ``Start``.
+    """The supervisor's environment without variables by which MLX would find a group, plus the rank's end of the socketpair.
+
+    MLX's variables for its group come with ``Start``.
     """
     clean = {name: value for name, value in base.items() if name in _OF_ONE_PROCESS or not name.startswith(_OF_A_GROUP)}
     clean |= {framing.FD_VARIABLE: str(fd), framing.PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
@@ -51,8 +55,9 @@ def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
 
 
 class RankProcess:
-    """One started rank. ``on_message`` gets what it says; ``on_exit`` its return code, once, when it is reaped and its socket
-    is read to the end.
+    """One started process.
+
+    ``on_message`` gets its messages; ``on_exit`` its exit code, once, when it is reaped and its socket is read to the end.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, end: socket.socket, pid_file: Path) -> None:
@@ -64,7 +69,7 @@ class RankProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._gone = asyncio.Event()
         self.failed: protocol.Failed | None = None
-        """Its last words, when it had any."""
+        """Its Failed message, if it sent one."""
 
     @classmethod
     async def start(
@@ -75,7 +80,7 @@ class RankProcess:
         on_message: Callable[[protocol.FromRank], None],
         on_exit: Callable[[int], None],
     ) -> "RankProcess":
-        """Starts ``command`` and begins to listen. Raises OSError when it cannot be started."""
+        """Starts ``command`` and listens to it. Raises OSError when it cannot be started."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -102,15 +107,16 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self._process.pid
 
     @property
     def tail(self) -> str:
-        """The last lines that it wrote."""
+        """The last lines of its output."""
         return "\n".join(self._tail)
 
     def send(self, message: protocol.ToRank) -> None:
-        """Never blocks: what the rank does not take now waits in memory. A rank that has gone takes nothing."""
+        """Never blocks: unsent data waits in memory. Dropped when the process has exited."""
         if self._gone.is_set() or self._socket.fileno() < 0:
             return
         waiting = bool(self._outgoing)
@@ -119,12 +125,12 @@ class RankProcess:
             self._flush()
 
     def signal(self, number: int) -> None:
-        """To the whole process group; nothing happens when it has gone."""
+        """Signals the whole process group; no effect when it has exited."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     async def leave(self) -> None:
-        """Ends one that waits for an attempt: asked first. Returns when it is reaped."""
+        """Ends a waiting process: asks it to exit first. Returns when it is reaped."""
         self.send(protocol.Stop())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
@@ -142,6 +148,7 @@ class RankProcess:
         await self._gone.wait()
 
     async def wait(self) -> None:
+        """Returns when it is reaped."""
         await self._gone.wait()
 
     # --- inside ---
@@ -191,7 +198,7 @@ class RankProcess:
 
     async def _reap(self, said: "asyncio.Task[None]", wrote: "asyncio.Task[None]", on_exit: Callable[[int], None]) -> None:
         code = await self._process.wait()
-        # Whatever it started goes with it; a child that holds its pipes open must not hold us.
+        # Ends its children too; one that keeps the pipes open must not block the supervisor.
         self.signal(signal.SIGKILL)
         await asyncio.wait({said, wrote}, timeout=1.0)
         for task in (said, wrote):
@@ -206,7 +213,7 @@ class RankProcess:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds; 0 when the system does not say. May take a moment."""
+    """Resident bytes of a process; 0 when unknown. May block for a moment."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, ValueError, IndexError):
             return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -220,9 +227,9 @@ def _remember(pid_file: Path, pid: int) -> None:
 
 
 def end_orphan(pid_file: Path, group: str) -> int | None:
-    """Ends the rank that an earlier supervisor of this pod left behind, if it is one; its process id, or None.
+    """Ends the rank that an earlier supervisor of this pod left, if any; returns its process id.
 
-    The command line must name the module and the group: process ids are used again.
+    Its command line must name the module and the group, because process ids are reused.
     """
     try:
         pid = int(pid_file.read_text())
@@ -248,10 +255,5 @@ def _command_line(pid: int) -> str:
 
 
 def _ps(pid: int, column: str) -> str:
-    import subprocess
-
-    try:
-        done = subprocess.run(["/bin/ps", "-o", column, "-p", str(pid)], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
+    outcome = HOST.run(("/bin/ps", "-o", column, "-p", str(pid)), PS_SECONDS)
+    return outcome.text if isinstance(outcome, Output) else ""

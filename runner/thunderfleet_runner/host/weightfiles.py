@@ -1,8 +1,8 @@
-"""What a model's safetensors files hold, read from their headers alone.
+"""The tensors in a model's safetensors files, read from their headers alone.
 
-A safetensors index names files but no sizes, and a file that was cut short still opens: so completeness is checked here, by
-name, before anything is loaded, and sizes are added up without touching a weight. No MLX: the supervisor's preflight may
-use it too. The format: 8 bytes little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), data.
+A safetensors index names files but no sizes, and a truncated file still opens; so this module checks completeness by name
+before anything is loaded, and adds up sizes without reading weights. It needs no MLX, so the supervisor's preflight can use it.
+The format: 8 bytes little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), data.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 INDEX = "model.safetensors.index.json"
 PATTERN = "model*.safetensors"
-"""The files that mlx-lm loads; others in the folder are not part of the model."""
+"""The files that mlx-lm loads; other files are not part of the model."""
 _HEADER_LIMIT = 256 * 1024 * 1024
 _NAMED = 5
 _BITS = {
@@ -25,12 +25,12 @@ _BITS = {
 
 
 class IncompleteModel(ValueError):
-    """The model's files do not hold what they name; the text says which tensor and which file."""
+    """The model's files are incomplete or inconsistent; the text names the tensor and the file."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor in one file. ``nbytes`` is its size there, in bytes."""
+    """One tensor in one file. ``nbytes`` is its size in bytes."""
 
     name: str
     file: str
@@ -53,7 +53,7 @@ def _header(path: Path) -> tuple[Mapping[str, Any], int]:
             raise IncompleteModel(f"{path.name} has {size} bytes and no safetensors header")
         (length,) = struct.unpack("<Q", start)
         if length > _HEADER_LIMIT or 8 + length > size:
-            raise IncompleteModel(f"{path.name} has {size} bytes; its header alone should have {length}")
+            raise IncompleteModel(f"{path.name} has {size} bytes, its header alone needs {length}")
         try:
             header = json.loads(file.read(length))
         except ValueError as error:
@@ -68,23 +68,23 @@ def _tensor(path: Path, name: str, entry: Any, available: int) -> Tensor:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         begin, end = (int(n) for n in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise IncompleteModel(f"tensor {name} in {path.name} has a broken header entry") from error
+        raise IncompleteModel(f"tensor {name} in {path.name} has an invalid header entry") from error
     if not 0 <= begin <= end:
-        raise IncompleteModel(f"tensor {name} in {path.name} has impossible offsets {begin} to {end}")
+        raise IncompleteModel(f"tensor {name} in {path.name} has invalid offsets {begin} to {end}")
     expected = math.prod(shape) * _BITS[dtype] // 8 if dtype in _BITS else end - begin
     if expected != end - begin:
         raise IncompleteModel(f"tensor {name} in {path.name} has {end - begin} bytes, its shape needs {expected}")
     if end > available:
         raise IncompleteModel(
-            f"{path.name} is cut short: tensor {name} ends at byte {end} of the data, only {available} are there"
+            f"{path.name} is truncated: tensor {name} ends at byte {end} of the data, the file has {available}"
         )
     return Tensor(name=name, file=path.name, dtype=dtype, shape=shape, nbytes=end - begin)
 
 
 def read(folder: Path) -> tuple[Tensor, ...]:
-    """Every tensor of the model in ``folder``, by name. Reads headers only.
+    """All tensors of the model in ``folder``, sorted by name. Reads headers only.
 
-    Raises IncompleteModel naming the first tensor that is missing, cut short or malformed; OSError when a file cannot be read.
+    Raises IncompleteModel for a missing, truncated or malformed tensor; OSError when a file cannot be read.
     """
     files = sorted(folder.glob(PATTERN))
     if not files:

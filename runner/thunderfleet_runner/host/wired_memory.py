@@ -1,8 +1,8 @@
-"""What a killed rank leaves behind: wired memory that is not given back, and a limit to how often that is risked.
+"""Memory that stays wired after a rank was killed, and a limit on how often that is risked.
 
-A hard kill of a rank that has loaded its shard can leave the shard's memory wired until the Mac is rebooted. So memory is read
-before a rank is started and, after a kill, until it is back; nothing is started on the Mac meanwhile. Only macOS has this, and
-only there it is read.
+Killing a rank that has loaded its shard can leave the shard's memory wired until the Mac is rebooted. So wired memory is read
+before a rank starts and, after a kill, until it is released; no rank starts on the Mac until then. Only macOS behaves like
+this, and wired memory is only read there.
 """
 
 import sys
@@ -10,23 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
-from thunderfleet_lib.hostcmd import Output
 
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host.commands import HOST
+from thunderfleet_runner.host import memory
 
 BACK_SECONDS = 30.0
-"""How long after a kill its memory may take to come back."""
+"""How long the memory of a killed rank may take to be released."""
 KILLS = 2
 KILLS_SECONDS = 3600.0
-"""So many kills of a loaded rank within so long, and the group waits."""
+"""After KILLS kills of a loaded rank within KILLS_SECONDS, the group waits."""
 SLACK_BYTES = 512 << 20
-"""Other programs wire memory too."""
+"""Allowance for memory that other programs wire."""
 _GIB = 1 << 30
 
 Reader = Callable[[], int | None]
-"""Bytes that are wired on this Mac now; None when it does not say."""
+"""Returns the bytes wired on this Mac; None when unknown."""
 
 
 class MemoryState(Enum):
@@ -34,21 +34,22 @@ class MemoryState(Enum):
 
     FREE = "free"
     WAIT = "wait"
-    """Not back yet, and there is time."""
+    """Not released yet, and within the time limit."""
     STRANDED = "stranded"
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What is known of kills on this Mac. Times are seconds of one clock that only goes forward."""
+    """Kills on this Mac. Times are seconds of one monotonic clock."""
 
     before: int | None = None
     """Bytes wired before the rank was started."""
     killed_at: float | None = None
-    """When a loaded rank was killed whose memory is not known to be back."""
+    """When a loaded rank was killed whose memory is not known to be released."""
     kills: tuple[float, ...] = ()
 
     def started(self, wired: int | None) -> "Ledger":
+        """A rank starts; ``wired`` bytes are wired now."""
         return replace(self, before=wired)
 
     def killed(self, now: float) -> "Ledger":
@@ -57,7 +58,7 @@ class Ledger:
         return replace(self, killed_at=now, kills=(*recent, now))
 
     def state(self, now: float, wired: int | None, reserved: int) -> MemoryState:
-        """Whether the killed rank's memory is back. ``reserved`` bytes were the rank's; a part of it counts as all."""
+        """Whether the killed rank's memory is released; ``reserved`` bytes were the rank's, of which an eighth may remain."""
         if self.killed_at is None or self.before is None or wired is None:
             return MemoryState.FREE
         if wired <= self.before + max(SLACK_BYTES, reserved // 8):
@@ -65,49 +66,33 @@ class Ledger:
         return MemoryState.WAIT if now - self.killed_at < BACK_SECONDS else MemoryState.STRANDED
 
     def settled(self) -> "Ledger":
-        """The memory is back."""
+        """The memory is released."""
         return replace(self, killed_at=None)
 
     def hold_seconds(self, now: float) -> float:
-        """How long nothing may be started because of the kills; 0 when it may."""
+        """Seconds for which no rank may start because of the kills; 0 when one may."""
         recent = [at for at in self.kills if now - at < KILLS_SECONDS]
         return recent[-KILLS] + KILLS_SECONDS - now if len(recent) >= KILLS else 0.0
 
 
 def stranded(node: str, before: int, wired: int) -> Fault:
+    """The memory of a killed rank was not released in time."""
     text = (
         f"{(wired - before) / _GIB:.1f} GiB on {node} are still wired {BACK_SECONDS:g} s after a rank was killed there "
-        f"({before / _GIB:.1f} GiB were before it started): only a reboot of {node} gives them back"
+        f"({before / _GIB:.1f} GiB were wired before it started): reboot {node} to release them"
     )
-    return Fault(FaultClass.REBOOT, "MemoryStranded", text)
+    return Fault(FaultClass.REBOOT, Reason.MEMORY_STRANDED, text)
 
 
 def held(node: str, seconds: float) -> Fault:
+    """Too many kills: no rank starts for ``seconds``."""
     text = (
-        f"a loaded rank was killed {KILLS} times within an hour on {node}, which can strand its memory: nothing is started "
-        f"there for {max(1, round(seconds / 60))} min; look at the failures before it, or delete the pod to go on now"
+        f"a loaded rank was killed {KILLS} times within an hour on {node}, which can leave its memory wired: no rank "
+        f"starts there for {max(1, round(seconds / 60))} min; check the earlier failures, or delete the pod to continue now"
     )
-    return Fault(FaultClass.CONFIGURE, "KilledTooOften", text)
+    return Fault(FaultClass.CONFIGURE, Reason.KILLED_TOO_OFTEN, text)
 
 
 def reader() -> Reader | None:
-    """How wired memory is read here; None where a kill strands nothing."""
-    return wired_bytes if sys.platform == "darwin" else None
-
-
-def wired_bytes() -> int | None:
-    """Wired memory as ``vm_stat`` says it."""
-    outcome = HOST.run(("vm_stat",), 5.0)
-    return parse_wired(outcome.text) if isinstance(outcome, Output) else None
-
-
-def parse_wired(text: str) -> int | None:
-    """``Pages wired down`` of ``vm_stat``, in bytes."""
-    size = 16384
-    for line in text.splitlines():
-        if "page size of" in line:
-            size = int(line.split("page size of", 1)[1].split()[0])
-        name, _, value = line.partition(":")
-        if name == "Pages wired down":
-            return int(value.strip().rstrip(".")) * size
-    return None
+    """How wired memory is read on this system; None where a kill leaves none wired."""
+    return memory.wired_bytes if sys.platform == "darwin" else None

@@ -1,10 +1,13 @@
 """Connections between the pods of a group.
 
-=======  =====================================================================
-control  the control port: join, state, drain
-peers    messages between supervisors
-relay    relays of the ring for links over which MLX cannot connect directly
-jaccl    what JACCL needs of a plan, and its exchange through the supervisors
-ports    the next free port of a rank's block
-=======  =====================================================================
+============  ================================================================
+control       the control port: state, drain, join, relay
+join          how a member connects to rank 0
+connection    one end of a connection between supervisors
+peers         messages between supervisors
+relay         hops of the ring without a Thunderbolt cable
+socket_owner  which process holds a TCP connection
+jaccl         what JACCL needs of a plan, and its exchange
+ports         the next free port of a rank's block
+============  ================================================================
 """

@@ -1,12 +1,12 @@
-"""JACCL without its own rendezvous: what MLX is told by the environment, and the all-gather that supervisors relay.
+"""JACCL without its own rendezvous: MLX's environment variables, and the all-gather that supervisors relay.
 
-MLX's own side channel is a TCP port without a time limit or a password; `init(all_gather_factory=...)` replaces it. MLX still
-takes the rank and the devices from the environment (found in the headers that MLX installs): MLX_RANK, MLX_IBV_DEVICES (a file
-with one row a rank; its length is the world size), and MLX_JACCL_RING, whose mere presence asks for a ring. A name that begins
-with JACCL_ beats the one with MLX_. MLX_JACCL_COORDINATOR is needed only without a factory.
+MLX's own side channel is a TCP port without a time limit or authentication; ``init(all_gather_factory=...)`` replaces it. MLX
+still takes the rank and the devices from the environment (source: the headers that MLX installs): MLX_RANK, MLX_IBV_DEVICES (a
+file with one row for each rank; its length is the world size), and MLX_JACCL_RING, whose presence selects a ring. A JACCL_
+variable takes precedence over its MLX_ counterpart. MLX_JACCL_COORDINATOR is needed only without a factory.
 
-JACCL gathers five times: the number of each rank's connections, the connections (device's local id, queue pair, GID), two
-barriers. Each gather is for all ranks the n-th, so a number is enough to put the parts together.
+JACCL gathers five times: the number of each rank's connections, the connections (device's local id, queue pair, GID), and two
+barriers. All ranks gather in the same order, so a gather's number identifies it.
 """
 
 import json
@@ -18,25 +18,25 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
 
 MESH_RANKS = 8
-"""MLX refuses a mesh of more."""
+"""Maximum ranks of a mesh in MLX."""
 PART_LIMIT = 64 * 1024
-"""Bytes of one rank's part of a gather; what JACCL sends is a few hundred."""
+"""Maximum bytes of one rank's part of a gather; JACCL sends a few hundred."""
 
 
 def is_ring(plan: Plan) -> bool:
-    """Whether the plan's devices make a ring rather than a mesh."""
+    """Whether the plan's devices form a ring rather than a mesh."""
     full = all(device is not None for entry in plan.ranks for rank, device in enumerate(entry.devices) if rank != entry.rank)
     return plan.jaccl_ring or not full
 
 
 def device_matrix(plan: Plan) -> list[list[str | None]]:
-    """``[i][j]``: the RDMA device on rank i that faces rank j. Raises ValueError for what MLX would refuse in worse words.
+    """``[i][j]``: the RDMA device on rank i towards rank j. Raises ValueError for a plan that MLX would refuse.
 
-    Of a ring, only neighbours are told: MLX counts the others' entries when it looks for a ring.
+    In a ring only neighbours have entries: MLX counts entries to recognize a ring.
     """
     size, ring = plan.world_size, is_ring(plan)
     if not ring and size > MESH_RANKS:
-        raise ValueError(f"a JACCL mesh has at most {MESH_RANKS} ranks, the plan has {size}: a ring is needed")
+        raise ValueError(f"a JACCL mesh has at most {MESH_RANKS} ranks, the plan has {size}: use a ring")
     matrix: list[list[str | None]] = []
     for entry in plan.ranks:
         row: list[str | None] = []
@@ -45,7 +45,7 @@ def device_matrix(plan: Plan) -> list[list[str | None]]:
             if peer == entry.rank or (ring and not beside):
                 row.append(None)
             elif device is None:
-                raise ValueError(f"the plan names no RDMA device of rank {entry.rank} ({entry.node}) that faces rank {peer}")
+                raise ValueError(f"the plan names no RDMA device of rank {entry.rank} ({entry.node}) towards rank {peer}")
             else:
                 row.append(device)
         matrix.append(row)
@@ -53,17 +53,17 @@ def device_matrix(plan: Plan) -> list[list[str | None]]:
 
 
 def environment(plan: Plan, rank: int, devices_file: Path, coordinator: str = "") -> dict[str, str]:
-    """MLX's variables for one rank; ``coordinator`` (ip:port of rank 0) only where the factory is not used."""
-    told = {"MLX_RANK": str(rank), "MLX_IBV_DEVICES": str(devices_file)}
+    """MLX's variables for one rank; ``coordinator`` (ip:port of rank 0) only without a factory."""
+    variables = {"MLX_RANK": str(rank), "MLX_IBV_DEVICES": str(devices_file)}
     if is_ring(plan):
-        told["MLX_JACCL_RING"] = "1"
+        variables["MLX_JACCL_RING"] = "1"
     if coordinator:
-        told["MLX_JACCL_COORDINATOR"] = coordinator
-    return told
+        variables["MLX_JACCL_COORDINATOR"] = coordinator
+    return variables
 
 
 def write_devices(plan: Plan, folder: Path, attempt: int) -> Path:
-    """The file for MLX_IBV_DEVICES, a new one for each attempt."""
+    """Writes the file for MLX_IBV_DEVICES, a new one for each attempt."""
     for old in folder.glob("devices-*.json"):
         old.unlink(missing_ok=True)
     path = folder / f"devices-{attempt}.json"
@@ -72,29 +72,29 @@ def write_devices(plan: Plan, folder: Path, attempt: int) -> Path:
 
 
 def wants_coordinator(plan: Plan) -> bool:
-    """Whether the plan is one of JACCL, so that the flag for plain JACCL's environment means something."""
+    """Whether the plan uses JACCL, so that --jaccl-environment applies."""
     return plan.backend is Backend.JACCL
 
 
 class UnevenParts(ValueError):
-    """Two ranks do not send the same number of bytes to one gather: they do not run the same JACCL."""
+    """Two ranks sent different numbers of bytes to one gather: their JACCL versions or devices differ."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The gathers of one attempt, as the leader sees them."""
+    """The gathers of one attempt, at the leader."""
 
     size: int
     parts: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
-    """By number of the gather, then by rank."""
+    """Parts by number of the gather, then by rank."""
 
     def put(self, rank: int, number: int, part: bytes) -> tuple["Exchange", bytes | None]:
-        """With a rank's part; and the whole, in order of ranks, when it was the last one.
+        """The exchange with a rank's part, and the whole in order of ranks when the part was the last one.
 
-        Raises UnevenParts, ValueError for a part that is too large.
+        Raises UnevenParts, or ValueError for a part that is too large.
         """
         if len(part) > PART_LIMIT:
-            raise ValueError(f"rank {rank} sent {len(part)} bytes to gather {number}, at most {PART_LIMIT} are taken")
+            raise ValueError(f"rank {rank} sent {len(part)} bytes to gather {number}, at most {PART_LIMIT} are allowed")
         gathered = {**self.parts.get(number, {}), rank: part}
         for other, theirs in sorted(gathered.items()):
             if len(theirs) != len(part):
@@ -109,7 +109,7 @@ class Exchange:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks whose part the oldest unfinished gather waits for; empty when none is under way."""
+        """Ranks whose part the oldest unfinished gather waits for; empty when none is in progress."""
         if not self.parts:
             return ()
         oldest = self.parts[min(self.parts)]

@@ -1,7 +1,7 @@
-"""The next port of a rank's block.
+"""The next free port of a rank's block.
 
-MLX binds its ring port with SO_REUSEPORT, so an orphan of an earlier attempt that still listens there does not show as an
-error: it steals the peer. A plain bind shows it. And a port that failed once is left alone until its turn comes again.
+MLX binds its ring port with SO_REUSEPORT, so an orphan of an earlier attempt that still listens there causes no error: it
+receives the peer's connection. A plain bind detects it. A port that failed is only tried again after all others.
 """
 
 import socket
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 
 class NoFreePort(Exception):
-    """Every port of the block is taken on this Mac."""
+    """Every port of the block is in use on this Mac."""
 
 
 class PortBlock:
-    """A rank's ring ports, taken in order, round and round."""
+    """A rank's ring ports, used round-robin."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         self._ports = tuple(ports)
         self._next = 0
 
     def take(self, address: str) -> int:
-        """The next port that a plain bind to ``address`` accepts.
+        """The next port that can be bound at ``address``.
 
-        Raises NoFreePort, or OSError when the address is not ours.
+        Raises NoFreePort, or OSError when this Mac does not have the address.
         """
         for _ in self._ports:
             port = self._ports[self._next]
@@ -37,7 +37,7 @@ def _free(address: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, port))
-            # Two sockets may be bound to one port as long as none listens; the one that listens is the one that matters.
+            # Two sockets may be bound to one port while none listens; only listening conflicts.
             probe.listen(1)
         except OSError as error:
             if is_ours(address):
@@ -47,7 +47,7 @@ def _free(address: str, port: int) -> bool:
 
 
 def is_ours(address: str) -> bool:
-    """Whether ``address`` belongs to an interface of this machine: only then can port 0 be bound on it."""
+    """Whether ``address`` belongs to an interface of this machine: only then can port 0 be bound there."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))

@@ -1,13 +1,13 @@
-"""A ring over anything but a Thunderbolt cable: its hops, carried by the supervisors over their mutual TLS.
+"""Hops of a ring without a Thunderbolt cable, relayed by the supervisors over mutual TLS.
 
-Whoever reaches a ring's port can run code in the rank, and MLX knows neither encryption nor passwords. So where no cable
-joins two ranks, both talk to loopback alone: the rank that dials, dials its own supervisor; that one passes the bytes on to the
-peer's supervisor, which connects to its own rank. Either of the two may have opened the connection between them, so one
-direction in which the Macs reach each other is enough.
+Anyone who reaches a ring's port can run code in the rank, and MLX has neither encryption nor authentication. So where no cable
+connects two ranks, both use loopback only: the dialling rank connects to its own supervisor, which passes the bytes to the
+peer's supervisor, which connects to its own rank. Either supervisor may have opened the connection between them, so it is
+enough that the Macs reach each other in one direction.
 
-What happens on one side happens on the other: bytes in their order, as fast as the slower end takes them (nothing is kept but
-what the sockets hold), the end of one direction without that of the other, and a loss. An end that comes with the rank's own
-end is no news; a connection that is lost under a living rank is (``broken``).
+A relay is transparent: bytes in order, at the speed of the slower end (nothing is buffered beyond the sockets), half-closes,
+and losses. The end of a connection together with its rank is expected; one that is lost under a running rank is a fault
+(``broken``).
 """
 
 import asyncio
@@ -17,43 +17,39 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
-from thunderfleet_lib.hostcmd import FailureKind, Output
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host.commands import HOST
+from thunderfleet_runner.net.socket_owner import owns
 
 log = logging.getLogger(__name__)
 
 RELAY_PATH = "/v1/relay"
 CHUNK = 256 * 1024
-"""Bytes read at once; a message on the connection is at most so long."""
+"""Maximum bytes of one read and of one message on the connection."""
 OPEN_SECONDS = 15.0
-"""How long the connection between two supervisors is tried for, from the start of the ranks on."""
+"""Time limit for opening the connection between two supervisors, from the start of the ranks."""
 DIAL_SECONDS = 5.0
 RETRY_SECONDS = (0.01, 0.2)
-TABLE_READS = 5
-LSOF_SECONDS = 15.0
 LOST_SECONDS = 3
-"""A connection whose peer's system acknowledges nothing for so long is lost."""
+"""A connection whose peer acknowledges nothing for this long is lost."""
 _END = "end"
-"""The text that tells of the end of one direction."""
+"""Text message that marks the end of one direction."""
 _DONE = "the rank has ended"
 _Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 class RelayLost(ConnectionError):
-    """The connection between the two supervisors ended under the ranks; the text says how."""
+    """The connection between two supervisors ended while their ranks run; the text says how."""
 
 
 class Relays:
-    """What one supervisor carries in one attempt: at most the hop out of its rank and the hop into it."""
+    """One supervisor's relays in one attempt: at most the hop out of its rank and the hop into it."""
 
     def __init__(self, plan: Plan, rank: int, attempt: int, tls: ssl.SSLContext, broken: Callable[[Fault], None]) -> None:
         self._plan = plan
@@ -69,7 +65,7 @@ class Relays:
         self._taken: set[int] = set()
         self._closed = False
         self._lost = False
-        """Whether the hop out of our rank has ended: a rank that dials it now is to hear that."""
+        """Whether the hop out of our rank has ended: a rank that dials it now gets a reset."""
 
     @property
     def out(self) -> int | None:
@@ -78,10 +74,11 @@ class Relays:
         return following if self._plan.ranks[following].relay is not None else None
 
     async def start(self, take_port: Callable[[str], int], listens: int, pid: Callable[[], int | None]) -> str | None:
-        """Begins: listens for our rank, and opens what is ours to open. Gives the ``ip:port`` for our rank to dial, None when
-        it dials for itself. ``listens``: our rank's own port. ``pid``: our rank's process, once it runs.
+        """Listens for our rank and opens the connections that are ours to open.
 
-        Raises OSError when the port cannot be had, and what ``take_port`` raises.
+        Returns the ``ip:port`` for our rank to dial, None when it dials its peer directly. ``listens`` is our rank's own port,
+        ``pid`` the process id of our rank once it runs. Raises OSError when the port cannot be bound, and what ``take_port``
+        raises.
         """
         self._listens, self._pid = listens, pid
         target: str | None = None
@@ -97,7 +94,7 @@ class Relays:
         return target
 
     async def close(self) -> None:
-        """Ends what is carried; when it returns, no socket and no task is left."""
+        """Ends all relays; when it returns, no socket and no task is left."""
         self._closed = True
         if self._server is not None:
             self._server.close()
@@ -106,7 +103,7 @@ class Relays:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._dialled.done() and not self._dialled.cancelled():
-            # Taken, though the peer may never have come for it.
+            # Accepted, though the peer may never have opened its side.
             self._dialled.result().end(clean=False)
         self._dialled.cancel()
 
@@ -119,7 +116,7 @@ class Relays:
     # --- our rank's side ---
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection to our port on loopback: it is taken when it is our rank's, and then no other is."""
+        """A connection to our port on loopback: accepted once, and only from our rank."""
         local = _Local(reader, writer)
         peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
         pid = self._pid()
@@ -128,7 +125,7 @@ class Relays:
             local.end(clean=False)
             return
         if known is False or self._dialled.done() or self._closed:
-            log.warning("a connection from %s to the relay is not our rank's: closed", peer)
+            log.warning("closed a connection from %s to the relay: it is not our rank's", peer)
             local.end(clean=False)
             return
         self._dialled.set_result(local)
@@ -144,20 +141,20 @@ class Relays:
             try:
                 return _Local(*await asyncio.open_connection(address, self._listens, limit=CHUNK))
             except OSError:
-                # Our rank does not listen yet. The leader has the deadline.
+                # Our rank does not listen yet. The leader enforces the deadline.
                 await asyncio.sleep(wait)
                 wait = min(wait * 1.5, RETRY_SECONDS[1])
 
     # --- the connection between the supervisors ---
 
     async def _open(self, hop: int) -> None:
-        """Opens the connection for the hop into rank ``hop`` and carries it to its end."""
+        """Opens the connection for the hop into rank ``hop`` and relays it to its end."""
         dialled = self._plan.relay_ends(hop)[1]
         relay, peer = self._plan.ranks[hop].relay, self._plan.ranks[dialled]
         assert relay is not None
         where = f"rank {dialled} ({peer.node}) at {relay.address}:{peer.control_port}"
         url = f"https://{relay.address}:{peer.control_port}{RELAY_PATH}"
-        told = {
+        query = {
             "uid": self._plan.uid,
             "index": self._plan.index,
             "epoch": self._plan.epoch,
@@ -168,53 +165,57 @@ class Relays:
         async with aiohttp.ClientSession(
             timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls, limit=1, force_close=True)
         ) as session:
-            wait, why = RETRY_SECONDS[0], ""
             try:
-                async with asyncio.timeout(OPEN_SECONDS):
-                    while True:
-                        try:
-                            channel = await session.ws_connect(
-                                url,
-                                params={key: str(value) for key, value in told.items()},
-                                server_hostname=GROUP_TLS_NAME,
-                                max_msg_size=2 * CHUNK,
-                                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                            )
-                            break
-                        except aiohttp.WSServerHandshakeError as error:
-                            why = f"it answered {error.status}"
-                            if error.status != NOT_YET:
-                                raise RelayLost(f"{where} does not take the relay: {why}") from error
-                        except (aiohttp.ClientError, OSError) as error:
-                            why = " ".join(str(error).split())[:300]
-                        await asyncio.sleep(wait)
-                        wait = min(wait * 1.5, RETRY_SECONDS[1])
-            except TimeoutError:
-                text = f"the relay to {where} cannot be opened within {OPEN_SECONDS:g} s: {why or 'no answer'}"
-                self._say(faults.relay_refused(text))
-                return
+                channel = await self._dial(session, url, {key: str(value) for key, value in query.items()}, where)
             except RelayLost as error:
                 self._say(faults.relay_refused(str(error)))
                 return
             await self._carry(hop, channel, where)
 
+    async def _dial(
+        self, session: aiohttp.ClientSession, url: str, query: Mapping[str, str], where: str
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Connects, trying again while the peer is not in this attempt yet. Raises RelayLost."""
+        wait, why = RETRY_SECONDS[0], "no answer"
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                while True:
+                    try:
+                        return await session.ws_connect(
+                            url,
+                            params=query,
+                            server_hostname=GROUP_TLS_NAME,
+                            max_msg_size=2 * CHUNK,
+                            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                        )
+                    except aiohttp.WSServerHandshakeError as error:
+                        why = f"it answered {error.status}"
+                        if error.status != NOT_YET:
+                            raise RelayLost(f"{where} refused the relay: {why}") from error
+                    except (aiohttp.ClientError, OSError) as error:
+                        why = " ".join(str(error).split())[:300] or why
+                    await asyncio.sleep(wait)
+                    wait = min(wait * 1.5, RETRY_SECONDS[1])
+        except TimeoutError as error:
+            raise RelayLost(f"cannot open the relay to {where} within {OPEN_SECONDS:g} s: {why}") from error
+
     def refusal(self, query: Mapping[str, str]) -> tuple[int, str] | None:
-        """Why a supervisor that asks for a relay does not get it, with HTTP's status; None when it does."""
+        """Status and reason when a peer's relay is refused; None when it is accepted."""
         plan = self._plan
         mine = {"uid": plan.uid, "index": str(plan.index), "epoch": str(plan.epoch)}
         if any(query.get(key) != value for key, value in mine.items()):
             return 403, f"this is epoch {plan.epoch} of group {plan.uid}/{plan.index}"
         hops = [entry.rank for entry in plan.ranks if entry.relay and plan.relay_ends(entry.rank)[1] == self._rank]
         if query.get("hop", "") not in map(str, hops):
-            return 403, f"rank {self._rank} is not dialled for that hop"
+            return 403, f"rank {self._rank} is not an end of that hop"
         if query.get("attempt") != str(self._attempt) or self._closed:
             return NOT_YET, f"this is attempt {self._attempt}"
         if int(query["hop"]) in self._taken:
-            return 409, "that hop is carried already"
+            return 409, "that hop is already relayed"
         return None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """A peer's supervisor opens a hop: carries it to its end."""
+        """A peer's supervisor opens a hop: relays it to its end."""
         if (refused := self.refusal(request.query)) is not None:
             return not_taken(*refused)
         hop = int(request.query["hop"])
@@ -235,7 +236,7 @@ class Relays:
         _watch(channel.get_extra_info("socket"))
         found = asyncio.ensure_future(self._local(hop))
         ended = asyncio.Event()
-        # The peer is heard from the begin on: it may go before our rank is there.
+        # Reads from the peer from the start: it may leave before our rank has connected.
         inward = asyncio.create_task(_inward(channel, found, ended))
         outward = asyncio.create_task(_outward(channel, found))
         both: asyncio.Future[Any] = asyncio.gather(outward, ended.wait())
@@ -249,7 +250,7 @@ class Relays:
         except RelayLost as error:
             self._say(faults.relay_lost(f"the relay to {where} was lost: {error}"))
         except OSError as error:
-            # Our rank's own socket, or the peer's rank: whose rank has gone says so itself.
+            # Our rank's own socket, or the peer's rank: its supervisor reports that itself.
             log.debug("the relay to %s has ended: %s", where, error)
         finally:
             self._lost = self._lost or hop == self.out
@@ -267,11 +268,11 @@ class Relays:
 
 
 NOT_YET = 425
-"""HTTP's Too Early: the peer is not in that attempt yet, or not any more."""
+"""HTTP status Too Early: the peer is not in that attempt yet, or no longer."""
 
 
 def not_taken(status: int, why: str) -> web.Response:
-    """The answer to a peer whose relay is not taken."""
+    """The response to a peer whose relay is refused."""
     return web.json_response({"message": why}, status=status)
 
 
@@ -283,7 +284,7 @@ class _Local:
         self.writer = writer
 
     def end(self, clean: bool) -> None:
-        """After what was written, or at once, so that the rank hears of a loss now."""
+        """Closes after everything is written, or resets at once so that the rank notices the loss."""
         if clean:
             self.writer.close()
         else:
@@ -291,7 +292,7 @@ class _Local:
 
 
 async def _outward(channel: _Socket, found: "asyncio.Future[_Local]") -> None:
-    """Our rank's bytes to the peer, then the end of them. Raises RelayLost, OSError when our rank's socket breaks."""
+    """Sends our rank's bytes to the peer, then their end. Raises RelayLost, or OSError when our rank's socket fails."""
     local = await asyncio.shield(found)
     while data := await local.reader.read(CHUNK):
         try:
@@ -303,8 +304,9 @@ async def _outward(channel: _Socket, found: "asyncio.Future[_Local]") -> None:
 
 
 async def _inward(channel: _Socket, found: "asyncio.Future[_Local]", ended: asyncio.Event) -> None:
-    """The peer's bytes to our rank; ``ended`` is set at their end. Returns never but by RelayLost, or OSError when a rank has
-    gone.
+    """Writes the peer's bytes to our rank; sets ``ended`` at their end.
+
+    Never returns: raises RelayLost, or OSError when a rank has exited.
     """
     while True:
         message = await channel.receive()
@@ -323,8 +325,9 @@ async def _inward(channel: _Socket, found: "asyncio.Future[_Local]", ended: asyn
 
 
 def _watch(end: socket.socket | None) -> None:
-    """Lets the system notice a peer that is gone without a word. Not with messages of our own: a rank that computes takes none,
-    for as long as it computes, and a message would wait behind its bytes.
+    """Lets the system detect a peer that vanished.
+
+    Not with messages of our own: they would wait behind the bytes that a computing rank does not read.
     """
     if end is None:
         return
@@ -341,41 +344,3 @@ def _watch(end: socket.socket | None) -> None:
     for level, name, value in options:
         with contextlib.suppress(OSError):
             end.setsockopt(level, name, value)
-
-
-def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
-    """Whether process ``pid`` holds the TCP socket that is bound to ``end`` here and connected to ``other``; None when the
-    system does not tell.
-    """
-    address, port = end[:2]
-    if sys.platform == "linux":
-        try:
-            # The table is not read in one piece: while others come and go, a row may be passed over.
-            tables = (Path("/proc/net/tcp").read_text() for _ in range(TABLE_READS))
-            inode = next((found for table in tables if (found := inode_of(table, end, other)) is not None), None)
-            links = list(Path(f"/proc/{pid}/fd").iterdir())
-        except OSError:
-            return None
-        return inode is not None and any(_leads_to(link, f"socket:[{inode}]") for link in links)
-    outcome = HOST.run(("lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-t"), LSOF_SECONDS)
-    if isinstance(outcome, Output):
-        return str(pid) in outcome.text.split()
-    # lsof exits with an error when it finds no such socket.
-    return False if outcome.kind is FailureKind.FAILED else None
-
-
-def _leads_to(link: Path, target: str) -> bool:
-    try:
-        return link.readlink().name == target
-    except OSError:
-        # Closed meanwhile.
-        return False
-
-
-def inode_of(table: str, end: tuple[str, int], other: tuple[str, int]) -> str | None:
-    """The inode of the socket between two IPv4 ends, in Linux's /proc/net/tcp. One end does not name a socket: the port of a
-    connection that is over (inode 0) is given again for one to elsewhere.
-    """
-    wanted = [f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}" for address, port in (end[:2], other[:2])]
-    rows = (line.split() for line in table.splitlines()[1:])
-    return next((row[9] for row in rows if len(row) > 9 and row[1:3] == wanted), None)

@@ -1,4 +1,4 @@
-"""What the MLX in this image can do on this machine. The agent asks in a child with a time limit: MLX may not even load."""
+"""What this image's MLX supports on this machine. The agent runs it in a child with a time limit: MLX may fail to load."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ BACKENDS = ("ring", "jaccl")
 
 
 def capabilities() -> dict[str, object]:
-    """``mlxVersion``, ``mlxLmVersion``, the ``backends`` that MLX says it can run, and its default ``device``: gpu or cpu."""
+    """``mlxVersion``, ``mlxLmVersion``, the ``backends`` that MLX supports, and its default ``device``: gpu or cpu."""
     import mlx.core as mx
 
     return {
@@ -20,11 +20,11 @@ def capabilities() -> dict[str, object]:
 
 
 def main() -> int:
-    """Prints it as JSON. Returns the exit code."""
+    """Prints the capabilities as JSON. Returns the exit code."""
     try:
         found = capabilities()
     except ImportError as error:
-        print(f"MLX cannot be loaded: {error}", file=sys.stderr)
+        print(f"cannot load MLX: {error}", file=sys.stderr)
         return 1
     json.dump(found, sys.stdout)
     print()

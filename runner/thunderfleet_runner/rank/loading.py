@@ -1,7 +1,7 @@
 """Loads one rank's part of a model: strictly, layer by layer, with progress, in no more memory than the weights.
 
-mlx-lm's ``sharded_load`` cannot be used: it loads without ``strict`` (a rank whose file is missing serves noise), splits
-pipelines evenly, and evaluates everything at once, without progress and a third above the weights.
+mlx-lm's ``sharded_load`` does not fit: it loads without ``strict`` (a rank with a missing file generates noise), splits
+pipelines evenly, and evaluates everything at once, without progress and with a third more memory than the weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Report = Callable[[int, int, int], None]
 
 
 class CannotSplit(ValueError):
-    """The model cannot be cut as the plan says; the text is mlx-lm's own where it has one."""
+    """The model cannot be split as planned; the text is mlx-lm's where it has one."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,24 @@ class Loaded:
 
 
 def pipeline_split(ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Layers of each rank, by rank, as mlx-lm wants them: the last rank holds the first layers.
+    """The number of layers of each rank, by rank, for mlx-lm: the last rank holds the first layers.
 
-    ``ranges`` are the plan's, by rank: first layer included, last excluded. Raises CannotSplit when they leave a gap, overlap
-    or run the other way.
+    ``ranges`` are the plan's, by rank: first layer included, last excluded. Raises CannotSplit when they have a gap, overlap
+    or are in the opposite order.
     """
     begin = 0
     for rank in reversed(range(len(ranges))):
         first, last = ranges[rank]
         if first != begin or last <= first:
             raise CannotSplit(
-                f"pipeline layers {[list(entry) for entry in ranges]} must follow each other from the last rank to rank 0"
+                f"pipeline layers {[list(entry) for entry in ranges]} must be contiguous from the last rank to rank 0"
             )
         begin = last
     return [last - first for first, last in ranges]
 
 
 def split_model(model: Any, split: Split, group: Any, ranges: Sequence[tuple[int, int]] = ()) -> None:
-    """Cuts a lazily loaded model in place. ``group`` needs ``rank()`` and ``size()`` only. Raises CannotSplit."""
+    """Splits a lazily loaded model in place. ``group`` needs only ``rank()`` and ``size()``. Raises CannotSplit."""
     if split is Split.NONE:
         return
     try:
@@ -61,7 +61,7 @@ def split_model(model: Any, split: Split, group: Any, ranges: Sequence[tuple[int
             if not hasattr(model, "shard"):
                 raise CannotSplit(f"mlx-lm cannot split {mlxlm.architecture(model)} by tensor parallelism")
             model.shard(group)
-            # Some of mlx-lm's shares are slices, which would keep the whole weight in memory behind them.
+            # Some of mlx-lm's shards are slices, which would keep the whole weight in memory.
             model.update(tree_map(mx.contiguous, model.parameters()))
             return
         inner = getattr(model, "model", None)
@@ -75,7 +75,7 @@ def split_model(model: Any, split: Split, group: Any, ranges: Sequence[tuple[int
 
 
 def _parts(model: Any) -> Iterator[tuple[bool, list[Any]]]:
-    """The model's arrays in the order of loading: one layer at a time, then what belongs to no layer."""
+    """The model's arrays in loading order: layer by layer, then those outside of layers."""
     seen: set[int] = set()
     for layer in mlxlm.layers(model):
         arrays = [array for _, array in tree_flatten(layer.parameters())]
@@ -100,9 +100,9 @@ def evaluate(model: Any, report: Report) -> tuple[int, int]:
 def load(
     folder: Path, *, split: Split = Split.NONE, group: Any = None, ranges: Sequence[tuple[int, int]] = (), report: Report
 ) -> Loaded:
-    """This rank's part of the model in ``folder``; all ranks of ``group`` have theirs when it returns.
+    """Loads this rank's part of the model in ``folder``; when it returns, all ranks of ``group`` have loaded theirs.
 
-    Raises IncompleteModel for a missing or cut-short tensor, by name; CannotSplit; ValueError with mlx-lm's text otherwise.
+    Raises IncompleteModel for a missing or truncated tensor, CannotSplit, or ValueError with mlx-lm's text.
     """
     if not folder.is_dir():
         raise weightfiles.IncompleteModel(f"{folder} is not a folder on this Mac")
@@ -117,5 +117,5 @@ def load(
 
 
 def barrier(group: Any) -> None:
-    """Waits for every rank of ``group``. On the CPU stream: a GPU stream would give up when a rank is slow to come."""
+    """Waits for every rank of ``group``. Uses the CPU stream: a GPU stream would time out when a rank is late."""
     mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group, stream=mx.cpu))

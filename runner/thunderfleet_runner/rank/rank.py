@@ -1,10 +1,10 @@
-"""One rank of a group: the process that has MLX in it. Started by its supervisor, one for each attempt, and ended with it.
+"""A rank's process from the formation of its group on: MLX, one process for each attempt.
 
-What it does before, until its ring has formed, is in ``rankstart``.
+``start`` has what happens before.
 
-MLX's init, collectives and evaluations hold their thread, some the interpreter, without a time limit; so nothing here decides
-when to give up. The supervisor does, from outside. Three threads: main (all of MLX), a reader (the supervisor's messages; ends
-the process when the supervisor is gone), and the heartbeat.
+MLX's init, collectives and evaluations block their thread, some the interpreter, without a time limit; so the supervisor
+enforces all limits from outside. Three threads: main (all of MLX), a reader (the supervisor's messages; it ends the process
+when the supervisor is gone), and the heartbeat.
 """
 
 import base64
@@ -23,21 +23,21 @@ from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.rank.channel import Channel
 from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
-from thunderfleet_runner.rank.step_clock import Pulse
+from thunderfleet_runner.rank.step_clock import StepClock
 
 if TYPE_CHECKING:
-    from thunderfleet_runner.rank.generation import Engine
+    from thunderfleet_runner.rank.engine import Engine
 
 log = logging.getLogger("thunderfleet.rank")
 
 
 class Rank:
-    """The process's state: where it stands, and how its threads reach each other."""
+    """The process's state, shared by its threads."""
 
     def __init__(self, started: Started) -> None:
         self._started = started
         self._channel = Channel(started.end)
-        self._pulse = Pulse()
+        self._clock = StepClock()
         self._engine: Engine | None = None
         self._early: list[protocol.ToRank] = []
         self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
@@ -45,7 +45,7 @@ class Rank:
         self.stage: Literal["init", "load", "check", "serve", "stop"] = "init"
 
     def send(self, *messages: Any) -> None:
-        """To the supervisor; a supervisor that is gone ends the process."""
+        """Sends to the supervisor; ends the process when the supervisor is gone."""
         if any(isinstance(message, protocol.Ready) for message in messages):
             self.stage = "serve"
         try:
@@ -57,7 +57,7 @@ class Rank:
     # --- threads ---
 
     def read(self) -> None:
-        """The reader thread. Never returns while the supervisor lives."""
+        """The reader thread; ends the process when the supervisor is gone."""
         try:
             while True:
                 self._route(self._channel.receive())
@@ -65,7 +65,7 @@ class Rank:
             log.error("the supervisor's channel ended: %s", error)
         except Exception:
             log.exception("the reader thread failed")
-        # The main thread may be stuck in MLX: there is no gentler way out.
+        # The main thread may be blocked in MLX, so only _exit works.
         os._exit(1)
 
     def _route(self, message: protocol.ToRank) -> None:
@@ -90,23 +90,23 @@ class Rank:
             case protocol.Cancel(id=name):
                 engine.cancel(name)
             case protocol.Start() | protocol.Gathered():
-                log.error("a message of type %s came too late and was ignored", message.type)
+                log.error("ignored a late message of type %s", message.type)
 
     def exchange(self, rank: int, size: int) -> Callable[[bytes, int], bytes]:
-        """What MLX asks for as ``all_gather_factory``: gathers through the supervisors, who know the peers and the deadline."""
+        """MLX's ``all_gather_factory``: gathers through the supervisors, which know the peers and enforce the deadline."""
         number = 0
 
         def gather(part: bytes, length: int) -> bytes:
             nonlocal number
             number += 1
             self.send(protocol.Gather(number=number, data=base64.b64encode(part).decode()))
-            # Without a limit: the supervisor has it, and ends this process.
+            # No timeout: the supervisor enforces the limit by ending this process.
             answer = self._gathered.get()
             whole = base64.b64decode(answer.data)
             if answer.number != number or len(whole) != size * length:
                 raise NotFormed(
-                    f"gather {number} of rank {rank} should give {size * length} bytes, "
-                    f"gather {answer.number} gave {len(whole)}"
+                    f"gather {number} of rank {rank} expected {size * length} bytes, "
+                    f"got {len(whole)} from gather {answer.number}"
                 )
             return whole
 
@@ -118,7 +118,7 @@ class Rank:
 
         pause = threading.Event()
         while not pause.wait(protocol.HEARTBEAT_SECONDS):
-            reading = self._pulse.read()
+            reading = self._clock.read()
             self.send(
                 protocol.Heartbeat(
                     steps=reading.steps,
@@ -132,7 +132,7 @@ class Rank:
     # --- the main thread ---
 
     def run(self) -> None:
-        """The whole life, as the protocol tells it. Raises what went wrong; ``stage`` says where."""
+        """Runs from formation to exit. After an exception, ``stage`` says where it happened."""
         start = protocol.Start.model_validate_json(json.dumps(self._started.start))
         group = self._started.group
         if start.backend is not Backend.RING:
@@ -140,7 +140,7 @@ class Rank:
             self.send(formed(group))
         threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
         self.stage = "load"
-        with self._pulse.work("loading"):
+        with self._clock.work("loading"):
             engine = self._load(start, group)
         with self._lock:
             self._engine = engine
@@ -158,14 +158,14 @@ class Rank:
         import mlx.core as mx
 
         from thunderfleet_runner.rank import loading, mlxlm
-        from thunderfleet_runner.rank.generation import Engine
+        from thunderfleet_runner.rank.engine import Engine
 
         mlxlm.forget_wired_limit()
         if mx.metal.is_available():
             mx.set_wired_limit(start.memory_bytes)
 
         def report(loaded: int, total: int, layers: int) -> None:
-            self._pulse.step("loading")
+            self._clock.step("loading")
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
@@ -178,7 +178,7 @@ class Rank:
         memory = start.memory
         engine = Engine(
             mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),
-            self._pulse,
+            self._clock,
             self.send,
             group=group,
             vocabulary=vocabulary(loaded.config),
@@ -195,18 +195,17 @@ Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
 
 
 def form(start: protocol.Start, exchange: Gathers) -> Any:
-    """MLX's group for the plan's rank and size, where it is no ring; None for one Mac alone. Waits as long as MLX does.
+    """Forms MLX's group for other backends than the ring; None for a single rank. Blocks without a limit.
 
-    ``exchange`` is JACCL's: given (rank, size), it gives an all-gather of bytes.
-
-    Raises NotFormed for another group than the plan's, RuntimeError with MLX's text when it cannot be made.
+    ``exchange`` is for JACCL: given (rank, size), it returns an all-gather of bytes. Raises NotFormed when the group differs
+    from the plan, RuntimeError with MLX's text when it cannot be formed.
     """
     import mlx.core as mx
 
     if start.backend is Backend.NONE:
         size = mx.distributed.init().size()
         if size != 1:
-            raise NotFormed(f"one rank alone was planned, MLX made a group of {size}: are MLX_* variables set?")
+            raise NotFormed(f"a single rank was planned, MLX formed a group of {size}: check for MLX_* variables")
         return None
     if not start.jaccl_environment:
         group = mx.distributed.init(strict=True, backend="jaccl", all_gather_factory=exchange)
@@ -216,14 +215,14 @@ def form(start: protocol.Start, exchange: Gathers) -> Any:
 
 
 def formed(group: Any) -> protocol.Formed:
-    """What the group says of itself, an all-sum of every rank's number (from 1) included."""
+    """The group's rank, size and all-sum of (rank + 1)."""
     if group is None:
         return protocol.Formed(rank=0, size=1, all_sum=1)
     return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=all_sum(group))
 
 
 def vocabulary(config: dict[str, Any]) -> int:
-    """How many token ids a model's configuration speaks of; 0 when it does not say."""
+    """The number of token ids in a model's configuration; 0 when it has none."""
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
             return int(part["vocab_size"])

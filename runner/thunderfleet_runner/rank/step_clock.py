@@ -1,7 +1,7 @@
-"""Whether a rank's work moves: counted where the work is done, read by the heartbeat thread.
+"""Whether a rank's work makes progress: written by the working thread, read by the heartbeat thread.
 
-MLX waits on a dead peer without a limit, so the thread that computes cannot say that it is stuck. It marks the begin and the
-end of each step here; the heartbeat thread, which keeps running meanwhile, tells the supervisor how long the step has taken.
+MLX waits for a dead peer without a limit, so the working thread cannot report that it is stuck. It marks the start and the end
+of each step here; the heartbeat thread keeps running and reports how long the step has taken.
 """
 
 import threading
@@ -16,7 +16,7 @@ Shape = Literal["loading", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class Reading:
-    """``steps`` ended since the start; the running step's seconds so far, and the longest ended one of its shape."""
+    """``steps`` completed since the start, the running step's seconds so far, and the longest completed step of its shape."""
 
     steps: int
     in_step: bool
@@ -24,8 +24,8 @@ class Reading:
     longest_step_seconds: float
 
 
-class Pulse:
-    """Written by the working thread, read by any."""
+class StepClock:
+    """Written by the working thread, read by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class Pulse:
 
     @contextmanager
     def work(self, shape: Shape) -> Iterator[None]:
-        """While the rank is at work (a load, a turn) rather than idle."""
+        """While the rank works (a load, a turn) rather than idles."""
         self.wake(shape)
         try:
             yield
@@ -45,17 +45,17 @@ class Pulse:
             self.rest()
 
     def wake(self, shape: Shape) -> None:
-        """Work begins, with a step of this shape."""
+        """Work starts, with a step of this shape."""
         with self._lock:
             self._working, self._shape, self._since = True, shape, time.monotonic()
 
     def rest(self) -> None:
-        """Nothing is left to do."""
+        """The rank is idle."""
         with self._lock:
             self._working = False
 
     def step(self, shape: Shape) -> None:
-        """A step of this shape has ended and the next one begins."""
+        """A step of this shape has ended and the next one starts."""
         now = time.monotonic()
         with self._lock:
             self._steps += 1
@@ -68,6 +68,7 @@ class Pulse:
             self._shape, self._since = shape, time.monotonic()
 
     def read(self) -> Reading:
+        """The current figures."""
         with self._lock:
             return Reading(
                 steps=self._steps,

@@ -1,10 +1,10 @@
-"""Finds stop strings in text that comes in pieces, and never shows a part of one."""
+"""Finds stop strings in streamed text, and never releases a part of one. Pure."""
 
 from collections.abc import Sequence
 
 
 class StopFinder:
-    """Feed it text; it gives back what can be shown. ``stops`` are non-empty strings."""
+    """Takes text piece by piece and returns what may be shown."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -12,7 +12,7 @@ class StopFinder:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """(what can be shown, whether a stop string is complete). Text from the stop string on is dropped."""
+        """(the text that may be shown, whether a stop string is complete). Text from the stop string on is dropped."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -32,6 +32,6 @@ class StopFinder:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, when no more comes."""
+        """The text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""From plain facts to sizes: all of sizing that needs neither MLX nor a file, so that it can be tested with numbers."""
+"""From the facts of a dry run to sizes. Pure: no MLX and no files."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _WIDE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
 @dataclass(frozen=True)
 class StandIn:
-    """As much of MLX's group as splitting a model asks for."""
+    """The part of MLX's group that splitting a model uses."""
 
     place: int
     members: int
@@ -44,7 +44,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Held:
-    """What one layer's cache was seen to hold: bytes after fewer and after more tokens, of what a window bounds and the rest.
+    """Bytes of one layer's cache after fewer and after more tokens: of what a window bounds, and of the rest.
 
     ``window_tokens`` is the window of the first two; None when nothing is bounded.
     """
@@ -56,7 +56,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Sample:
-    """Peak bytes of workspace of a step of ``tokens`` tokens that see ``seen`` tokens, themselves among them."""
+    """Peak bytes of workspace of a step of ``tokens`` tokens that attend to ``seen`` tokens, including themselves."""
 
     tokens: int
     seen: int
@@ -73,7 +73,7 @@ class Workspace:
 
 @dataclass
 class Facts:
-    """What a dry run found. ``ended`` says why it found no more; what it did not come to is None or missing."""
+    """Results of a dry run. ``ended`` says why it stopped early; results it did not reach are None or missing."""
 
     total_bytes: int | None = None
     layers: int | None = None
@@ -82,7 +82,7 @@ class Facts:
     pipeline_refusal: str | None = None
     pipeline_asked: bool = False
     tensor: dict[int, tuple[int, ...] | str] = field(default_factory=dict)
-    """World size → bytes of each rank, or the refusal."""
+    """World size to the bytes of each rank, or to the refusal."""
     kv: tuple[KVLayer, ...] | None = None
     kv_problem: str | None = None
     workspace: Workspace | None = None
@@ -91,7 +91,7 @@ class Facts:
 
 
 def text(error: object) -> str:
-    """A reason as one line that fits the API."""
+    """A reason as one line, within the API's length limit."""
     return " ".join(str(error).split())[:TEXT_LIMIT] or type(error).__name__
 
 
@@ -99,14 +99,14 @@ def text(error: object) -> str:
 
 
 def number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """The first positive integer under one of these names, in the configuration or its text model's."""
+    """The first positive integer with one of these names, in the configuration or in its text model's."""
     parts = [part for part in (config, config.get("text_config"), config.get("llm_config")) if isinstance(part, dict)]
     found = [part[name] for part in parts for name in names if type(part.get(name)) is int]
     return next((int(value) for value in found if 0 < value < 2**63), None)
 
 
 def quantization(config: Mapping[str, Any]) -> tuple[bool, int | None]:
-    """Whether weights are quantised, and the bits of most of them where the configuration says so."""
+    """Whether weights are quantized, and the bits of most of them where the configuration gives them."""
     inner = config.get("text_config")
     parts = [config, inner] if isinstance(inner, dict) else [config]
     for section in (part.get(name) for part in parts for name in ("quantization", "quantization_config")):
@@ -137,7 +137,7 @@ def _common(path: str, config: Mapping[str, Any], nbytes: int) -> dict[str, Any]
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Longest sequence in tokens, where the configuration says it."""
+    """The longest sequence in tokens; None when the configuration gives none."""
     return number(config, _CONTEXT_NAMES)
 
 
@@ -151,10 +151,10 @@ def caches_by_configuration(config: Mapping[str, Any]) -> tuple[KVLayer, ...]:
 
 
 def workspace_by_configuration(config: Mapping[str, Any], step: int) -> Workspace | None:
-    """An upper estimate for a model that could not be traced, of a step of so many tokens.
+    """An upper estimate for a step of ``step`` tokens of a model that could not be traced.
 
     The widest activations of a layer (hidden, the MLP's three, queries and the rest of attention) in float32. None when the
-    configuration names no width.
+    configuration gives no width.
     """
     hidden = number(config, _HIDDEN_NAMES)
     if hidden is None:
@@ -167,7 +167,7 @@ def workspace_by_configuration(config: Mapping[str, Any], step: int) -> Workspac
 
 
 def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], why: str) -> Model:
-    """A model that mlx-lm cannot build: bytes as its files have them, on one Mac."""
+    """A model that mlx-lm cannot build: sized by its files, for one Mac."""
     layer_bytes: dict[int, int] = {}
     for tensor in tensors:
         match = _LAYER.search(tensor.name)
@@ -192,9 +192,9 @@ def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], wh
 
 
 def by_mlx(path: str, config: Mapping[str, Any], facts: Facts, world_sizes: Sequence[int]) -> Model:
-    """A model as the dry run found it; what the run did not come to is refused, or estimated upwards."""
+    """A model sized by the dry run; results it did not reach are refused, or estimated from above."""
     total = facts.total_bytes or 0
-    ended = text(facts.ended or "the dry run did not come to it")
+    ended = text(facts.ended or "the dry run did not reach it")
     workspace = facts.workspace or workspace_by_configuration(config, 2048)
     return Model(
         **_common(path, config, total),
@@ -221,7 +221,7 @@ def _tensor_size(world_size: int, found: tuple[int, ...] | str, total: int) -> T
 
 
 def asked_ranks(world_size: int) -> tuple[int, ...]:
-    """The ranks that are asked first: those that a model could treat differently. When they differ, all are asked."""
+    """The ranks to try first: those that a model may treat differently. When they differ, all are tried."""
     return tuple(sorted({0, 1, world_size // 2, world_size - 1} & set(range(world_size))))
 
 
@@ -229,13 +229,13 @@ def asked_ranks(world_size: int) -> tuple[int, ...]:
 
 
 def cache_of(held: Held, few: int, many: int, tensor_split: bool) -> KVLayer:
-    """A layer's cache from what it held after ``few`` and after ``many`` tokens. Rounded up."""
+    """A layer's cache, from what it held after ``few`` and after ``many`` tokens. Rounded up."""
     fixed, per_token = growth(*held.rest, few, many)
     window_fixed, window_per_token = growth(*held.windowed, few, many)
     if held.window_tokens is None or not window_per_token:
         return KVLayer(fixed_bytes=fixed + window_fixed, bytes_per_token=per_token, tensor_split=tensor_split)
     if per_token:
-        # One layer with both: the bounded part counts as if it were full.
+        # A layer with both: the bounded part counts as full.
         bounded = window_fixed + window_per_token * held.window_tokens
         return KVLayer(fixed_bytes=fixed + bounded, bytes_per_token=per_token, tensor_split=tensor_split)
     return KVLayer(
@@ -247,24 +247,25 @@ def cache_of(held: Held, few: int, many: int, tensor_split: bool) -> KVLayer:
 
 
 def growth(small: int, large: int, few: int, many: int) -> tuple[int, int]:
-    """(fixed bytes, bytes a token) of what was ``small`` after ``few`` tokens and ``large`` after ``many``. Rounded up."""
+    """(fixed bytes, bytes per token), rounded up, from ``small`` bytes after ``few`` tokens and ``large`` after ``many``."""
     per_token = -(-max(large - small, 0) // (many - few))
     return max(small - per_token * few, 0), per_token
 
 
 def workspace_of_steps(near: Sample, far: Sample | None, kv: Sequence[KVLayer]) -> Workspace:
-    """The workspace from two full steps, at the start of a sequence and at its end. It bends upwards, so what is in between is
-    below the line.
+    """The workspace from two full steps, at the start of a sequence and at its end.
+
+    It is convex, so the line between the two is an upper bound.
     """
     slope = max(far.nbytes - near.nbytes, 0) / (far.seen - near.seen) if far is not None else 0.0
     return _workspace(near.nbytes, slope, near.tokens, kv)
 
 
 def workspace_of_samples(samples: Sequence[Sample], step: int, kv: Sequence[KVLayer]) -> Workspace:
-    """The workspace of a full step, from four short ones: it grows with the step's tokens, with the tokens they see, and (where
-    attention writes out its scores) with the product of both.
+    """The workspace of a full step, from four short ones.
 
-    ``samples``: two steps, each with few and with more tokens before it.
+    It grows with the step's tokens, with the tokens they attend to, and (where attention stores its scores) with the product of
+    both. ``samples``: two steps, each after few and after more tokens.
     """
     (short_near, short_far), (long_near, long_far) = _pairs(samples)
     slopes = [
@@ -281,7 +282,7 @@ def workspace_of_samples(samples: Sequence[Sample], step: int, kv: Sequence[KVLa
 
 
 def _workspace(nbytes: float, per_token: float, step: int, kv: Sequence[KVLayer]) -> Workspace:
-    """Adds the room for one layer's cache while it grows, and what windows keep until the step after."""
+    """Adds the copy of one layer's cache while it grows, and what windows keep until the next step."""
     growing = max((layer.bytes_per_token for layer in kv if layer.window_tokens is None), default=0)
     overhang = sum(layer.bytes_per_token for layer in kv if layer.window_tokens is not None) * (step - 1)
     return Workspace(ceil(nbytes) + overhang + growing * step, ceil(per_token) + growing)
@@ -297,7 +298,7 @@ def _pairs(samples: Sequence[Sample]) -> tuple[tuple[Sample, Sample], tuple[Samp
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of a computation: its kind, the names of what it reads, and the names and bytes of what it writes."""
+    """One operation: its kind, the names of its operands, and the names and bytes of its results."""
 
     kind: str
     reads: tuple[str, ...]
@@ -310,13 +311,13 @@ VIEWS = frozenset(
         "Squeeze", "StopGradient", "Transpose", "Unflatten", "AsStrided", "View", "Copy", "NumberOfElements",
     )
 )  # fmt: skip
-"""Operations whose result is (nearly always) the memory of their first operand seen differently."""
+"""Operations whose result (nearly always) shares the memory of their first operand."""
 
 
 def peak_bytes(nodes: Sequence[Node], kept: frozenset[str]) -> int:
-    """The most bytes that are alive at once while ``nodes`` run in order, each result freed after its last use.
+    """Peak bytes alive while ``nodes`` run in order, each result freed after its last use.
 
-    What a node reads that no node has written is there already and not counted; nor is what becomes ``kept``.
+    Operands that no node has written are not counted, nor are results in ``kept``.
     """
     owner: dict[str, str] = {}
     sizes: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Models without values: enough to split them and to run them on paper, with nothing read and nothing computed.
+"""Models without values: enough to split and trace them, with nothing read and nothing computed.
 
-MLX is lazy, so shapes are known without a value, unless some line asks for one (routing in Python, a check of the weights).
-Within ``no_values`` such a line gets zeros, and collectives answer from here.
+MLX is lazy, so shapes are known without values, unless code reads one (routing in Python, a check of the weights). Within
+``no_values`` such code gets zeros, and collectives are replaced by functions with the right shapes.
 """
 
 import copy
@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 
 
 def nbytes(module: Any) -> int:
-    """Bytes of a module's parameters; one that several layers use counts once."""
+    """Bytes of a module's parameters; one that several layers share counts once."""
     return sum(unique(module).values())
 
 
@@ -29,7 +29,7 @@ def hollow(model: Any) -> None:
 
     def stand_in(array: Any) -> Any:
         if id(array) not in stand_ins:
-            # The array is kept with its stand-in: its identity must not be given to another one meanwhile.
+            # Keeps the array with its stand-in, so that its id is not reused.
             stand_ins[id(array)] = (mx.broadcast_to(mx.zeros((), array.dtype), array.shape), array)
         return stand_ins[id(array)][0]
 
@@ -43,7 +43,7 @@ def twin(model: Any) -> Any:
 
 @contextmanager
 def replaced(owner: Any, stubs: dict[str, Any]) -> Iterator[None]:
-    """``owner`` with other attributes of these names, for a while."""
+    """Replaces attributes of ``owner`` within the context."""
     kept = {name: getattr(owner, name) for name in stubs}
     try:
         for name, stub in stubs.items():
@@ -71,7 +71,7 @@ def _gathered(x: Any, *, group: Any = None, stream: Any = None) -> Any:
 
 @contextmanager
 def no_values() -> Iterator[None]:
-    """Nothing is evaluated in here, by whoever asks, and collectives return what has the right shape."""
+    """Nothing is evaluated within the context, and collectives return arrays of the right shape."""
     collectives = {
         "all_sum": lambda x, **_: x,
         "all_max": lambda x, **_: x,

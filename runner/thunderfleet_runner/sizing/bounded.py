@@ -1,7 +1,8 @@
-"""Runs the dry run in a child with limits: some model's trace is large, and none may cost a Mac its memory or its agent's time.
+"""Runs the dry run in a child process with limits of time and memory, because some models' traces are large.
 
-The child prints what it knows after each step, one JSON object a line, so that a run that is cut short has still said most.
-Memory is bounded twice: by the system where it honours RLIMIT_AS (Linux), and by the child's own watch over its resident size.
+The child prints its results after each step, one JSON object per line, so that a run that is cut short still gives most
+of them.
+Memory is bounded twice: by RLIMIT_AS where the system enforces it (Linux), and by the child's own watch on its resident size.
 """
 
 import json
@@ -27,21 +28,22 @@ EXIT_UNKNOWN = 3
 EXIT_MEMORY = 4
 _LOOK_SECONDS = 0.05
 _ADDRESS_SPACE = 4
-"""Address space allowed, as a multiple of the resident limit: libraries reserve far more than they use."""
+"""Allowed address space as a multiple of the resident limit: libraries reserve far more than they use."""
 _STDERR = 2000
 
 
 @dataclass(frozen=True)
 class Limits:
-    """``seconds`` for the whole child; ``resident_bytes`` for its memory, of which Python and MLX take 0.1 GB."""
+    """``seconds`` for the whole child; ``resident_bytes`` for its memory, of which Python and MLX use 0.1 GB."""
 
     seconds: float = 120.0
     resident_bytes: int = 3 * 2**30
 
 
 def run(folder: Path, world_sizes: Sequence[int], limits: Limits) -> Facts:
-    """What the dry run of the model in ``folder`` found within ``limits``; ``ended`` says why it found no more. Never raises
-    for what the child does.
+    """Results of the dry run of the model in ``folder`` within ``limits``; ``ended`` says why it stopped early.
+
+    Never raises for what the child does.
     """
     command = [sys.executable, "-m", __name__, str(folder.absolute()), str(limits.resident_bytes)]
     command += [str(world_size) for world_size in world_sizes]
@@ -51,14 +53,14 @@ def run(folder: Path, world_sizes: Sequence[int], limits: Limits) -> Facts:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limits.seconds, env=environment, check=False
         )
     except subprocess.TimeoutExpired as late:
-        return _last(late.stdout or b"", f"mlx-lm's dry run did not end within {limits.seconds:g} s")
+        return _last(late.stdout or b"", f"mlx-lm's dry run did not complete within {limits.seconds:g} s")
     if ended.returncode == 0:
         return _last(ended.stdout, None)
     said = ended.stderr.decode("utf-8", "replace")[-_STDERR:].strip().rsplit("\n", 1)[-1]
     match ended.returncode:
-        case 3:
+        case _ if ended.returncode == EXIT_UNKNOWN:
             why = said
-        case 4:
+        case _ if ended.returncode == EXIT_MEMORY:
             why = f"mlx-lm's dry run needed more than {limits.resident_bytes / 2**30:.1f} GiB"
         case code:
             why = f"mlx-lm's dry run ended with {'signal' if code < 0 else 'exit code'} {abs(code)}: {said}"
@@ -66,7 +68,7 @@ def run(folder: Path, world_sizes: Sequence[int], limits: Limits) -> Facts:
 
 
 def _last(output: bytes, ended: str | None) -> Facts:
-    """The last whole line of the child's output."""
+    """The results in the last complete line of the child's output."""
     for line in reversed(output.splitlines()):
         try:
             found = from_json(json.loads(line))
@@ -74,7 +76,7 @@ def _last(output: bytes, ended: str | None) -> Facts:
             continue
         found.ended = ended
         return found
-    return Facts(ended=ended or "mlx-lm's dry run said nothing")
+    return Facts(ended=ended or "mlx-lm's dry run printed nothing")
 
 
 def to_json(found: Facts) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def to_json(found: Facts) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Facts:
-    """The reverse. Raises KeyError, TypeError or ValueError for anything else."""
+    """Facts from plain JSON. Raises KeyError, TypeError or ValueError for anything else."""
     answers = {int(size): answer if isinstance(answer, str) else tuple(answer) for size, answer in value["tensor"].items()}
     return Facts(
         **{
@@ -105,13 +107,13 @@ def from_json(value: dict[str, Any]) -> Facts:
 
 
 def resident_peak() -> int:
-    """The most bytes that this process has had resident."""
+    """Peak resident bytes of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _watch(limit: int) -> None:
-    """Ends this process as soon as it has used more than ``limit`` bytes."""
+    """Ends this process as soon as its resident size exceeds ``limit`` bytes."""
 
     def look() -> None:
         while resident_peak() <= limit:
@@ -123,12 +125,12 @@ def _watch(limit: int) -> None:
 
 
 def child(arguments: Sequence[str]) -> int:
-    """``FOLDER BYTES WORLD-SIZE...``: prints facts as they become known. Exit code 3: mlx-lm cannot build the model."""
+    """``FOLDER BYTES WORLD-SIZE...``: prints results as they become known. Exit code 3: mlx-lm cannot build the model."""
     folder, limit, world_sizes = Path(arguments[0]), int(arguments[1]), tuple(map(int, arguments[2:]))
     logging.basicConfig(stream=sys.stderr, level="WARNING")
     if sys.platform != "darwin":
         resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE * limit,) * 2)
-    # What mlx-lm itself prints must not mix with the answer.
+    # Keeps mlx-lm's own output out of the results.
     answer, sys.stdout = sys.stdout, sys.stderr
     _watch(limit)
 
@@ -143,7 +145,7 @@ def child(arguments: Sequence[str]) -> int:
     except MemoryError:
         return EXIT_MEMORY
     except Exception as error:
-        # Anything can come out of an architecture that mlx-lm does not know; files can be added up whatever it is.
+        # An unknown architecture can raise anything; the model is then sized by its files.
         print(arithmetic.text(f"mlx-lm cannot build this model: {type(error).__name__}: {error}"), file=sys.stderr)
         return EXIT_UNKNOWN
     return 0

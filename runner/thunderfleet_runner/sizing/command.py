@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None) -> Model:
-    """The model in ``folder``, sized for tensor parallelism over each of ``world_sizes``, for pipelines, and its caches.
+    """The sizes of the model in ``folder``: for tensor parallelism over each of ``world_sizes``, for pipelines, and of caches.
 
-    Takes at most ``limits``' seconds and bytes of memory. Raises IncompleteModel when its files are not whole, ValueError when
-    its configuration cannot be read, OSError.
+    Within the time and memory of ``limits``. Raises IncompleteModel for incomplete files, ValueError when the configuration is
+    invalid, OSError.
     """
     tensors = weightfiles.read(folder)
     config = _config(folder)
     facts = bounded.run(folder, world_sizes, limits or Limits())
     if facts.total_bytes is None:
-        log.warning("%s: %s; it is sized by its files", folder, facts.ended)
-        return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm said nothing")
+        log.warning("%s: %s; sizing it by its files", folder, facts.ended)
+        return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")
     if facts.ended:
         log.warning("%s: %s", folder, facts.ended)
     return arithmetic.by_mlx(str(folder.absolute()), config, facts, world_sizes)
@@ -39,14 +39,14 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} is not a JSON object")
     return config
 
 
 def main(path: Path, world_sizes: Sequence[int]) -> int:
-    """Prints the sizes as JSON. Returns the exit code: 2 when the folder holds no whole model."""
+    """Prints the sizes as JSON. Returns the exit code: 2 when the folder has no complete model."""
     try:
         found = size(path, world_sizes)
     except (IncompleteModel, ValueError, OSError) as error:

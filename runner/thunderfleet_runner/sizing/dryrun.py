@@ -1,4 +1,4 @@
-"""Asks mlx-lm itself: builds the model lazily, splits it for each world size, and runs it on paper. In the child only."""
+"""Builds the model lazily with mlx-lm, splits it for each world size, and traces it. Runs in the child process only."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,24 +17,24 @@ from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, Sta
 log = logging.getLogger(__name__)
 
 TRY = 8
-"""Tokens of the forward that shows whether a split model runs, and which caches it divides."""
+"""Tokens of the forward pass that shows whether a split model runs, and which caches it divides."""
 FEW, MANY = 128, 256
-"""Tokens of the two forwards that show how caches grow: multiples of the groups in which any model compresses its cache."""
+"""Tokens of the two forward passes that show how caches grow: multiples of all models' cache compression groups."""
 STEPS = (64, 128)
 BEFORE = 128
-"""Steps that show whether a trace grows with its tokens; if so, they are traced for the workspace, at a sequence's start and
-after so many tokens. mlx-lm's mixtures of experts sort their tokens from 64 choices on, which is an operation more or less and
-must not pass for growth: with one expert a token, 64 tokens are the first that are sorted as a full step is."""
+"""Steps that show whether a trace grows with its tokens; if it does, they are traced for the workspace, at the start of a
+sequence and after BEFORE tokens. mlx-lm's mixtures of experts sort their tokens from 64 choices on, one more operation, which
+must not count as growth: with one expert per token, 64 tokens are the first that are sorted like a full step."""
 LONGEST = 131072
-"""Tokens of context at most for which the workspace is traced; beyond, it goes on growing alike."""
+"""Maximum context in tokens for which the workspace is traced; beyond it, growth continues linearly."""
 LAYER_LIMIT = 512
 Report = Callable[[Facts], None]
 
 
 def facts(folder: Path, world_sizes: Sequence[int], report: Report) -> Facts:
-    """Everything that mlx-lm says of the model in ``folder``. ``report`` gets what is known so far, after each step.
+    """All facts about the model in ``folder``. ``report`` gets the facts so far after each step.
 
-    Raises whatever mlx-lm raises when it cannot build the model.
+    Raises mlx-lm's error when it cannot build the model.
     """
     with blank.no_values():
         model, config = mlxlm.load_lazily(folder)
@@ -43,7 +43,7 @@ def facts(folder: Path, world_sizes: Sequence[int], report: Report) -> Facts:
 
 
 def of_model(model: Any, world_sizes: Sequence[int], report: Report, context: int = LONGEST) -> Facts:
-    """The same of a lazily built model. Within ``blank.no_values`` only."""
+    """As ``facts``, for a lazily built model. Only within ``blank.no_values``."""
     found = Facts()
     _weights(model, found)
     report(found)
@@ -81,14 +81,14 @@ def of_model(model: Any, world_sizes: Sequence[int], report: Report, context: in
 
 
 def forward(model: Any, tokens: int, cache: list[Any] | None = None) -> list[Any]:
-    """A lazy forward over so many tokens; the caches that it filled (their shapes are known, nothing is computed)."""
+    """A lazy forward pass over ``tokens`` tokens; returns the caches it filled. Shapes are known, nothing is computed."""
     cache = _fine_caches(model) if cache is None else cache
     model(mx.zeros((1, tokens), mx.int32), cache=cache)
     return cache
 
 
 def _fine_caches(model: Any) -> list[Any]:
-    """Fresh caches that grow token by token where they would reserve room for 256: what they hold is what they need."""
+    """New caches that grow token by token instead of in steps of 256, so that they hold no reserve."""
     caches = mlxlm.prompt_cache(model)
     for leaf in (leaf for entry in caches for leaf in _leaves(entry)):
         if isinstance(getattr(leaf, "step", None), int):
@@ -127,7 +127,7 @@ def _weights(model: Any, found: Facts) -> None:
 
 
 def _tensor(model: Any, world_size: int, *, runs: bool) -> tuple[tuple[int, ...], list[int] | None]:
-    """Bytes of each rank, and the most that any of them holds in each layer's cache. Raises with the refusal."""
+    """Bytes of each rank, and the maximum over ranks of each layer's cache. Raises the refusal."""
     per_rank: dict[int, int] = {}
     caches: list[int] | None = None
     ranks: Sequence[int] = arithmetic.asked_ranks(world_size)
@@ -146,7 +146,7 @@ def _tensor(model: Any, world_size: int, *, runs: bool) -> tuple[tuple[int, ...]
 
 
 def _try(part: Any, world_size: int) -> list[Any]:
-    """A forward of a split model. Heads that do not divide are found here only; mlx-lm's text then speaks of shapes."""
+    """A forward pass of a split model, which is where heads that do not divide fail, with a text about shapes."""
     try:
         return forward(part, TRY)
     except Exception as error:
@@ -155,7 +155,7 @@ def _try(part: Any, world_size: int) -> list[Any]:
 
 
 def _pipeline(model: Any, found: Facts, *, runs: bool) -> None:
-    """Whether the model can be a pipeline: asked with two ranks and with as many as the longest would have."""
+    """Whether the model can be a pipeline: tries two ranks, and the most that are useful."""
     found.pipeline_asked = True
     layers = len(found.layer_bytes)
     if layers < 2:
@@ -219,7 +219,7 @@ def _window(leaf: Any) -> int | None:
 
 
 def _workspace(model: Any, kv: Sequence[KVLayer], context: int) -> Workspace:
-    """A full step traced as it will be; from short ones where the trace grows with its tokens (recurrences that are loops)."""
+    """Traces a full step; extrapolates from short ones where the trace grows with its tokens (recurrences as loops)."""
     small, large = (_step(model, tokens, 0) for tokens in STEPS)
     step = mlxlm.PREFILL_STEP
     if len(small[0]) == len(large[0]):
@@ -236,7 +236,7 @@ def _sample(tokens: int, before: int, traced: tuple[list[Node], set[str]]) -> Sa
 
 
 def _step(model: Any, tokens: int, before: int) -> tuple[list[Node], set[str]]:
-    """The operations of a step as prefill has it (the caches are evaluated, the logits are not), and their results' names."""
+    """The operations of a prefill step, which evaluates the caches but not the logits, and the names of its results."""
     cache = _fine_caches(model)
     if before:
         forward(model, before, cache)
@@ -245,7 +245,7 @@ def _step(model: Any, tokens: int, before: int) -> tuple[list[Node], set[str]]:
     names = [name for name, _ in weights]
 
     def step(prompt: Any, *given: Any) -> list[Any]:
-        # Weights are operands, or the way to each of them would be part of the computation.
+        # Weights are operands; otherwise their loading would be part of the trace.
         model.load_weights(list(zip(names, given, strict=True)), strict=False)
         model(prompt, cache=cache)
         return [array for entry in cache for array in graph.arrays(entry)]

@@ -1,4 +1,4 @@
-"""The operations of a forward, by MLX's own export, as nodes with bytes: nothing is computed to count them."""
+"""The operations of a forward pass as nodes with bytes, from MLX's export: nothing is computed."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from thunderfleet_runner.sizing.blank import replaced
 
 
 def nodes(function: Callable[..., list[Any]], *operands: Any) -> tuple[list[Node], set[str]]:
-    """The operations of ``function(*operands)`` in the order of their evaluation, and the names of its results."""
+    """The operations of ``function(*operands)`` in evaluation order, and the names of its results."""
     found: list[Node] = []
     results: set[str] = set()
 
@@ -29,12 +29,12 @@ def nodes(function: Callable[..., list[Any]], *operands: Any) -> tuple[list[Node
 
 
 def _rewritten(array: Any, *_: Any, **__: Any) -> Any:
-    """An operation that writes its operand anew, as ``contiguous`` does, which MLX cannot export."""
+    """An operation that copies its operand, as ``contiguous`` does, which MLX cannot export."""
     return mx.where(True, array, array)
 
 
 def arrays(value: Any, depth: int = 6) -> list[Any]:
-    """The arrays in a cache's object, whatever it is made of."""
+    """All arrays in a cache, whatever its structure."""
     if isinstance(value, mx.array):
         return [value]
     if depth == 0 or value is None or isinstance(value, str | int | float | bool):
@@ -47,7 +47,7 @@ def arrays(value: Any, depth: int = 6) -> list[Any]:
 
 
 def blanked(value: Any, depth: int = 6) -> Any:
-    """The same cache with each array replaced by one without memory or history (in place where it is an object)."""
+    """The cache with each array replaced by one without memory or history; objects are changed in place."""
     if isinstance(value, mx.array):
         return mx.broadcast_to(mx.zeros((), value.dtype), value.shape)
     if depth == 0 or value is None or isinstance(value, str | int | float | bool):

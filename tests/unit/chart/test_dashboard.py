@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from thunderfleet_agent.metrics import Metrics as AgentMetrics
 from thunderfleet_kubelet.pods.queries import PodCounts
 from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
-from thunderfleet_runner.api import gateway
+from thunderfleet_runner.api.admission import Admission
+from thunderfleet_runner.api.metrics import GatewayMetrics
 from thunderfleet_runner.group.metrics import GroupMetrics
 
 Json = dict[str, Any]
@@ -39,8 +39,8 @@ def registries() -> Iterator[CollectorRegistry]:
     yield kubelet.registry
     runner = CollectorRegistry()
     GroupMetrics(runner, lambda: {0: 0.0})
-    admission = SimpleNamespace(waiting=0, running=0)
-    gateway._Metrics(SimpleNamespace(registry=runner), lambda: admission)  # type: ignore[arg-type, return-value]
+    admission = Admission(budget=1, slots=1, queue=1)
+    GatewayMetrics(runner, lambda: admission)
     yield runner
 
 

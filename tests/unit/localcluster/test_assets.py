@@ -1,4 +1,4 @@
-"""Building the control plane: progress, and nothing half whatever happens. Go is a script here."""
+"""Building the control plane: progress, and no partial results. Go is a script here."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ BUNDLE = Bundle("controlplane", {"one": ("example/one", 10), "two": ("example/tw
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Go that writes its arguments into the program it is asked for; what else it does a test may append."""
+    """A stand-in for Go that writes its arguments into the program that it builds. Tests may append to it."""
     folder = tmp_path / "go-bin"
     folder.mkdir()
     script = folder / "go"

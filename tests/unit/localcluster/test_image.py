@@ -1,4 +1,4 @@
-"""The image of our programs: works for an unprivileged user, is made once, goes when nobody uses it."""
+"""The image of our programs: works for an unprivileged user, is built once, is removed when unused."""
 
 import fcntl
 import os

@@ -25,7 +25,7 @@ from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group import attempts, follower
 from thunderfleet_runner.host.rankprocess import rank_command
-from thunderfleet_runner.supervisor import Settings, Supervisor
+from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
 from tests.support.waiting import until_async
 
@@ -130,8 +130,8 @@ class Group:
             }
         )
 
-    def settings(self, rank: int, **changes: Any) -> Settings:
-        settings = Settings(
+    def settings(self, rank: int, **changes: Any) -> SupervisorSettings:
+        settings = SupervisorSettings(
             plan=self.plan,
             pod=f"tiny-0-{rank}",
             node=f"studio-{rank}",

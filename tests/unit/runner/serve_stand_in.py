@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from thunderfleet_crds.plan import Plan
-from thunderfleet_runner.supervisor import Settings, serve
+from thunderfleet_runner.supervisor import SupervisorSettings, serve
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 plan_file, pod, keys, state = sys.argv[1:]
@@ -15,7 +15,7 @@ node = next(entry.node for entry in plan.ranks if entry.pod == pod)
 stand_in = str(Path(__file__).with_name("stand_in_rank.py"))
 asyncio.run(
     serve(
-        Settings(
+        SupervisorSettings(
             plan=plan,
             pod=pod,
             node=node,

@@ -355,31 +355,34 @@ class World:
             self.feed(answers[name])
 
     def honest(self) -> None:
-        """Everybody does what the stage asks for."""
+        """Every rank does what the phase expects."""
         machine = self.machine
-        n = machine.attempt
         for rank in range(machine.size):
-            match machine.phase:
-                case Phase.WAITING:
-                    if rank not in self.machine.present:
-                        self.feed(Joined(rank))
-                case Phase.CHECKING:
-                    self.feed(Checked(rank, n, 21000))
-                case Phase.FORMING:
-                    self.feed(RankFormed(rank, n))
-                case Phase.LOADING:
-                    self.feed(RankLoaded(rank, n))
-                case Phase.COMPARING:
-                    self.feed(RankReady(rank, n, (1,)))
-                case Phase.ENDING | Phase.STOPPING:
-                    if rank in self.machine.present:
-                        self.processes.pop(rank, None)
-                        self.feed(RankEnded(rank, n))
-                case Phase.BACKOFF | Phase.GAVE_UP:
-                    if rank == 0:
-                        self.feed(Timer(machine.timer))
-                case _:
-                    pass
+            self.obey(rank, machine)
+
+    def obey(self, rank: int, machine: StateMachine) -> None:
+        n = machine.attempt
+        events: dict[Phase, Event] = {
+            Phase.CHECKING: Checked(rank, n, 21000),
+            Phase.FORMING: RankFormed(rank, n),
+            Phase.LOADING: RankLoaded(rank, n),
+            Phase.COMPARING: RankReady(rank, n, (1,)),
+        }
+        match machine.phase:
+            case Phase.WAITING:
+                if rank not in self.machine.present:
+                    self.feed(Joined(rank))
+            case Phase.ENDING | Phase.STOPPING:
+                if rank in self.machine.present:
+                    self.processes.pop(rank, None)
+                    self.feed(RankEnded(rank, n))
+            case Phase.BACKOFF | Phase.GAVE_UP:
+                if rank == 0:
+                    self.feed(Timer(machine.timer))
+            case phase if phase in events:
+                self.feed(events[phase])
+            case _:
+                pass
 
 
 @settings(max_examples=400, deadline=None)

@@ -54,7 +54,7 @@ async def test_a_wait_that_is_none_is_refused_with_a_sentence(make_group: Any, w
     await group.until(lambda: leader.role.machine.present, "the leader waits")
     status, said = await _get(group, wait=wait, phase="Waiting", attempt="0")
     assert status == 400
-    assert "wait is a number of seconds from 0 to 30" in said["message"]
+    assert "wait must be a number of seconds from 0 to 30" in said["message"]
 
 
 async def test_a_supervisor_that_ends_keeps_nobody_waiting(make_group: Any) -> None:

@@ -105,7 +105,7 @@ KNOWN = [
     ),
     (Stage.LOAD, "ValueError: Model type foo not supported.", FaultClass.CONFIGURE, "ModelUnsupported", False),
     (Stage.LOAD, "ValueError: Missing 3 parameters: model.norm", FaultClass.CONFIGURE, "ModelIncomplete", False),
-    (Stage.LOAD, "IncompleteModel: a.safetensors is cut short: tensor w", FaultClass.CONFIGURE, "ModelIncomplete", False),
+    (Stage.LOAD, "IncompleteModel: a.safetensors is truncated: tensor w", FaultClass.CONFIGURE, "ModelIncomplete", False),
     (Stage.LOAD, "CannotSplit: qwen2 over 3 ranks: Cannot shard", FaultClass.CONFIGURE, "ModelCannotSplit", False),
     (Stage.LOAD, "[metal::malloc] Insufficient Memory", FaultClass.RETRY, "OutOfMemory", False),
     (Stage.LOAD, "ZeroDivisionError: nobody knows this", FaultClass.BUG, "Unknown", False),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_runner import protocol, supervisor
-from thunderfleet_runner.net import control, peers
+from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.net.ports import PortBlock
 
 MakeGroup = Callable[..., Any]
@@ -226,13 +226,13 @@ async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> No
     await group.until(lambda: 1 in leader.role.machine.present, "rank 1 has joined")
     assert other.state.phase is not None and "127.0.0.99" in group.plan.control_addresses(0)
 
-    async def serve(_: control.Connection) -> str:
+    async def serve(_: connection.Connection) -> str:
         raise AssertionError("nobody is there")
 
     nobody = unheard.model_copy(update={"control_port": 1})
     gone = group.plan.model_copy(update={"ranks": (nobody, one)})
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.98:1 cannot be joined.*; rank 0 at 127\.0\.0\.99:1"):
-        await control.join_group(gone, control.client_tls(group.keys), other._hello(), serve)
+        await join.join_group(gone, control.client_tls(group.keys), other._hello(), serve)
 
 
 def test_a_block_goes_round_and_meets_no_port_twice_in_a_row() -> None:

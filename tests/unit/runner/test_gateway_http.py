@@ -1,6 +1,7 @@
 """The gateway over HTTP, with a group that is a script: statuses, headers, streams, and who may enter."""
 
 import asyncio
+import functools
 import io
 import json
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, gateway
+from thunderfleet_runner.api import benchmark, gateway, stream
 from thunderfleet_runner.api.admission import Admission, Full
 from thunderfleet_runner.api.service import Service, Vocabulary
 
@@ -55,6 +56,9 @@ class Script:
 
     def announce(self, turn: int) -> None:
         self.turns = turn
+
+    def measure(self) -> None:
+        """Measures nothing."""
 
     def send(self, message: protocol.ToRank) -> None:
         match message:
@@ -189,12 +193,16 @@ async def test_one_failed_request_is_a_500(client: TestClient[Any, Any], script:
     assert answer.status == 500 and (await answer.json())["error"]["message"] == "odd"
 
 
+def _more_than(found: list[protocol.Request], count: int) -> bool:
+    return len(found) > count
+
+
 async def test_a_client_that_leaves_cancels_its_request(client: TestClient[Any, Any], script: Script) -> None:
     script.auto = 0
-    for stream in (False, True):
-        posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": stream}))
+    for streamed in (False, True):
+        posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": streamed}))
         begun = len(script.requests)
-        await until_async(lambda begun=begun: len(script.requests) > begun)
+        await until_async(functools.partial(_more_than, script.requests, begun))
         posted.cancel()
         await until_async(lambda: script.requests[-1].id in script.cancelled)
     await until_async(lambda: script.service.running == 0)
@@ -246,7 +254,7 @@ async def test_a_client_that_reads_slowly_holds_no_place(client: TestClient[Any,
 async def test_a_client_that_reads_nothing_is_left(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "READ_SECONDS", 0.05)
     script.auto = 0
     slow = await _raw(client, CHAT | {"stream": True})
     await until_async(lambda: script.requests)
@@ -261,11 +269,11 @@ async def test_a_client_that_reads_nothing_is_left(
 async def test_a_stream_that_has_nothing_to_say_yet_shows_that_it_lives(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "FIRST_EVENT_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "FIRST_EVENT_SECONDS", 0.0)
     script.auto = 0
     answer = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
     lines = [await answer.content.readline() for _ in range(3)]
-    assert lines[0].startswith(b"data: {") and lines[2] == b": still at work\n"
+    assert lines[0].startswith(b"data: {") and lines[2] == b": still working\n"
     script.say(2, done=True)
     assert (await answer.text()).endswith("data: [DONE]\n\n")
 
@@ -335,7 +343,7 @@ async def test_metrics_count_tokens_and_statuses(client: TestClient[Any, Any]) -
 
 
 async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
-    admission = Admission(budget=10, places=2, queue=2)
+    admission = Admission(budget=10, slots=2, queue=2)
     order: list[str] = []
 
     async def visit(name: str, tokens: int, leave: asyncio.Event, timeout: float = 10) -> None:
@@ -344,7 +352,7 @@ async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
             order.append(name)
             await leave.wait()
         finally:
-            place.leave()
+            place.free()
 
     leave = asyncio.Event()
     first = asyncio.create_task(visit("first", 8, leave))
@@ -362,8 +370,8 @@ async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
     place = await admission.enter(10)
     with pytest.raises(Full):
         await visit("late", 5, leave, timeout=0)
-    place.leave()
-    place.leave()
+    place.free()
+    place.free()
     assert admission.running == 0
 
 
@@ -434,7 +442,7 @@ async def test_a_benchmark_in_a_group_that_fails_says_one_sentence(
     async with asyncio.timeout(10):
         await keeping
     assert [record.getMessage() for record in caplog.records if "benchmark" in record.getMessage()] == [
-        "no benchmark: odd; again in 0 s", "the benchmark waits for the group: rank 1 was killed",
+        "benchmark failed: odd; next try in 0 s", "benchmark postponed: rank 1 was killed",
     ]  # fmt: skip
     assert not any(record.exc_info for record in caplog.records)
 

@@ -50,7 +50,7 @@ def test_a_missing_cable_makes_a_ring_of_neighbours_only() -> None:
 def test_a_ring_with_a_gap_and_a_mesh_that_is_too_large_are_refused() -> None:
     rows = full(4)
     rows[0][1] = None
-    with pytest.raises(ValueError, match=r"rank 0 \(studio-0\) that faces rank 1"):
+    with pytest.raises(ValueError, match=r"rank 0 \(studio-0\) towards rank 1"):
         jaccl.device_matrix(plan(rows))
     with pytest.raises(ValueError, match="at most 8 ranks"):
         jaccl.device_matrix(plan(full(9)))

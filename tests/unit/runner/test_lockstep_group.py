@@ -26,9 +26,9 @@ load, seen = rank.Rank._load, 0
 
 def load_and_lie(self, *arguments):
     # Not before init, whose deadline this import would take.
-    from thunderfleet_runner.rank import mlxlm
+    from mlx_lm import server
 
-    honest = mlxlm._generate.BatchGenerator.next
+    honest = server.BatchGenerator.next
 
     def lie(self):
         global seen
@@ -40,7 +40,7 @@ def load_and_lie(self, *arguments):
                 response.token = (response.token + 1) % 256
         return prompts, tokens
 
-    mlxlm._generate.BatchGenerator.next = lie
+    server.BatchGenerator.next = lie
     return load(self, *arguments)
 
 
@@ -105,7 +105,7 @@ def _cut_short(model: Path) -> None:
     [
         (_other_tokenizer, "is not the one on studio-0"),
         (_missing_tensor, "is not the one on studio-0"),
-        (_cut_short, "model.safetensors is cut short: tensor w"),
+        (_cut_short, "model.safetensors is truncated: tensor w"),
     ],
 )
 async def test_a_rank_with_another_model_is_refused_by_name(

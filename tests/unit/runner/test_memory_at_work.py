@@ -21,15 +21,15 @@ from pathlib import Path
 import mlx.core as mx
 from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import loading, mlxlm
-from thunderfleet_runner.rank.generation import Engine
-from thunderfleet_runner.rank.step_clock import Pulse
+from thunderfleet_runner.rank.engine import Engine
+from thunderfleet_runner.rank.step_clock import StepClock
 
 folder, context, requests, cached = Path(sys.argv[1]), *map(int, sys.argv[2:])
 loaded = loading.load(folder, report=lambda *_: None)
 said = []
 provider = mlxlm.Provider(loaded.model, loaded.tokenizer, "m", sequences=requests)
-engine = Engine(provider, Pulse(), lambda *messages: said.extend(messages), group=None, vocabulary=256, memory_tokens=cached,
-                context=context, share_tokens=False, trimmable=True)
+engine = Engine(provider, StepClock(), lambda *messages: said.extend(messages), group=None, vocabulary=256,
+                memory_tokens=cached, context=context, share_tokens=False, trimmable=True)
 source, number = random.Random(1), 0
 
 

@@ -97,7 +97,7 @@ def test_mlx_lm_leaves_the_wired_limit_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_queue_items_are_classified() -> None:
-    assert mlxlm.classify(None) == mlxlm.Ended()
+    assert mlxlm.classify(None) == mlxlm.Finished()
     assert isinstance(mlxlm.classify((1, 2)), mlxlm.Prefilling)
     assert isinstance(mlxlm.classify(ValueError("x")), mlxlm.Broken)
     sampled = mlxlm.classify(server.Response("a", 3, -0.5, None, ({"id": 4, "token": "b", "logprob": -1.0},)))

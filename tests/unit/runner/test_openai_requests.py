@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_runner import framing, protocol
-from thunderfleet_runner.api import openai
+from thunderfleet_runner.api import requests, responses
+from thunderfleet_runner.api.errors import ApiError
 
-LIMITS = openai.Limits(model="org/m", vocabulary=256, context_tokens=100)
+LIMITS = requests.ModelLimits(model="org/m", vocabulary=256, context_tokens=100)
 CHAT: dict[str, Any] = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "org/m", "prompt": "hi"}
 
 
-def parse(body: Any, endpoint: openai.Endpoint = "chat", limits: openai.Limits = LIMITS) -> openai.Call:
-    return openai.parse(endpoint, json.dumps(body).encode(), limits)
+def parse(body: Any, endpoint: requests.Endpoint = "chat", limits: requests.ModelLimits = LIMITS) -> requests.Call:
+    return requests.parse(endpoint, json.dumps(body).encode(), limits)
 
 
-def refused(body: Any, endpoint: openai.Endpoint = "chat") -> openai.ApiError:
-    with pytest.raises(openai.ApiError) as caught:
+def refused(body: Any, endpoint: requests.Endpoint = "chat") -> ApiError:
+    with pytest.raises(ApiError) as caught:
         parse(body, endpoint)
     return caught.value
 
@@ -32,24 +33,24 @@ _JSON = st.recursive(
 
 
 @given(raw=st.binary(max_size=200), endpoint=st.sampled_from(["chat", "completion"]))
-def test_no_bytes_crash_the_parser(raw: bytes, endpoint: openai.Endpoint) -> None:
-    with pytest.raises(openai.ApiError):
-        openai.parse(endpoint, raw, LIMITS)
+def test_no_bytes_crash_the_parser(raw: bytes, endpoint: requests.Endpoint) -> None:
+    with pytest.raises(ApiError):
+        requests.parse(endpoint, raw, LIMITS)
 
 
 @given(
-    body=st.fixed_dictionaries({}, optional={n: _JSON for n in sorted({*openai.allowed_fields("chat"), "prompt", "echo"})}),
+    body=st.fixed_dictionaries({}, optional={n: _JSON for n in sorted({*requests.allowed_fields("chat"), "prompt", "echo"})}),
     endpoint=st.sampled_from(["chat", "completion"]),
     whole=st.booleans(),
 )
 def test_no_fields_crash_the_parser_and_what_passes_can_be_framed(
-    body: dict[str, Any], endpoint: openai.Endpoint, whole: bool
+    body: dict[str, Any], endpoint: requests.Endpoint, whole: bool
 ) -> None:
     base = CHAT if endpoint == "chat" else TEXT
     body = body | base if whole else base | body
     try:
         call = parse(body, endpoint)
-    except openai.ApiError as error:
+    except ApiError as error:
         assert error.status in (400, 404)
         assert error.body()["error"]["message"]
         return
@@ -151,26 +152,26 @@ def test_messages_are_built_anew() -> None:
     ],
 )
 def test_json_that_later_readers_would_choke_on(raw: bytes) -> None:
-    with pytest.raises(openai.ApiError) as caught:
-        openai.parse("completion", raw, LIMITS)
+    with pytest.raises(ApiError) as caught:
+        requests.parse("completion", raw, LIMITS)
     assert caught.value.status == 400
 
 
 def test_max_tokens_must_fit_behind_the_prompt() -> None:
-    assert openai.fit(parse(CHAT), 90, LIMITS) == 10
-    assert openai.fit(parse(CHAT | {"max_tokens": 10}), 90, LIMITS) == 10
+    assert requests.fit(parse(CHAT), 90, LIMITS) == 10
+    assert requests.fit(parse(CHAT | {"max_tokens": 10}), 90, LIMITS) == 10
     for body, prompt in ((CHAT | {"max_tokens": 11}, 90), (CHAT, 100), (CHAT, 0)):
-        with pytest.raises(openai.ApiError):
-            openai.fit(parse(body), prompt, LIMITS)
+        with pytest.raises(ApiError):
+            requests.fit(parse(body), prompt, LIMITS)
 
 
 def test_a_model_without_a_template_has_no_chats() -> None:
-    with pytest.raises(openai.ApiError, match="/v1/completions"):
-        parse(CHAT, limits=openai.Limits("org/m", 256, 100, chat_template=False))
+    with pytest.raises(ApiError, match="/v1/completions"):
+        parse(CHAT, limits=requests.ModelLimits("org/m", 256, 100, chat_template=False))
 
 
-def _writer(body: dict[str, Any], endpoint: openai.Endpoint = "chat") -> openai.Writer:
-    return openai.Writer(parse(body, endpoint), "org/m", "id-1", 5)
+def _writer(body: dict[str, Any], endpoint: requests.Endpoint = "chat") -> responses.Writer:
+    return responses.Writer(parse(body, endpoint), "org/m", "id-1", 5)
 
 
 def _token(token: int, text: str, **more: Any) -> protocol.Token:

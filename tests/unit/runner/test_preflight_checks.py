@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass
-from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host import memory, preflight
 from thunderfleet_runner.host.preflight import PreflightFailed
 
 
@@ -69,12 +69,12 @@ def test_the_digest_follows_tokenizer_and_tensors_but_not_their_values(group: An
 
 
 def test_free_memory_as_the_systems_say_it() -> None:
-    assert preflight.available_of_meminfo("MemTotal: 9 kB\nMemAvailable:   1024 kB\n") == 1 << 20
+    assert memory.available_of_meminfo("MemTotal: 9 kB\nMemAvailable:   1024 kB\n") == 1 << 20
     text = (
         "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
         "Pages free:                               10.\nPages active:                            500.\n"
         "Pages inactive:                            5.\nPages speculative:                         1.\n"
         "Pages purgeable:                           0.\n"
     )
-    assert preflight.available_of_vm_stat(text) == 16 * 16384
-    assert preflight.available_of_vm_stat("nothing") is None
+    assert memory.available_of_vm_stat(text) == 16 * 16384
+    assert memory.available_of_vm_stat("nothing") is None

@@ -17,7 +17,7 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
-from thunderfleet_runner.net import control, relay
+from thunderfleet_runner.net import control, relay, socket_owner
 
 MakeGroup = Callable[..., Any]
 SECONDS = 150.0
@@ -209,10 +209,10 @@ class Hop:
         )  # fmt: skip
         tls = control.client_tls(self.keys)
         self.ends = [relay.Relays(self.plan, rank, 1, tls, self.said.append) for rank in range(2)]
-        self.server = await control.serve_control(
-            self.plan, 1, control.server_tls(self.keys), state=none, join=none, drain=none, changes=control.Changes(),
-            relay=self.ends[1].answer,
-        )  # fmt: skip
+        server = control.ControlServer(
+            self.plan, 1, state=none, join=none, drain=none, changes=control.Changes(), relay=self.ends[1].answer
+        )
+        self.server = await server.listen(control.server_tls(self.keys))
         self.taken: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         listens = self.plan.ranks[1].ring_ports[0]
         self.rank = await asyncio.start_server(lambda *pair: self.taken.put_nowait(pair), "127.0.0.2", listens)
@@ -420,9 +420,9 @@ def test_loopback_is_where_a_mac_meets_itself() -> None:
 def test_whose_socket_it_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as end:
         ends = end.getsockname(), server.getsockname()
-        assert relay.owns(os.getpid(), *ends) is True
-        assert relay.owns(os.getppid(), *ends) in (False, None)
-        assert relay.owns(1 << 22, *ends) is None
+        assert socket_owner.owns(os.getpid(), *ends) is True
+        assert socket_owner.owns(os.getppid(), *ends) in (False, None)
+        assert socket_owner.owns(1 << 22, *ends) is None
 
 
 def test_whose_socket_it_is_when_its_port_was_anothers_a_moment_ago() -> None:
@@ -437,5 +437,5 @@ def test_whose_socket_it_is_when_its_port_was_anothers_a_moment_ago() -> None:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             end.bind((address, port))
             end.connect(second.getsockname())
-            assert relay.owns(os.getpid(), end.getsockname(), second.getsockname()) is True
-            assert relay.owns(os.getpid(), end.getsockname(), first.getsockname()) is False
+            assert socket_owner.owns(os.getpid(), end.getsockname(), second.getsockname()) is True
+            assert socket_owner.owns(os.getpid(), end.getsockname(), first.getsockname()) is False

@@ -9,7 +9,7 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import texts
-from thunderfleet_runner.host import wired_memory
+from thunderfleet_runner.host import memory, wired_memory
 from thunderfleet_runner.host.wired_memory import Ledger, MemoryState
 
 GIB = 1 << 30
@@ -49,9 +49,9 @@ def test_two_kills_within_an_hour_hold_the_group() -> None:
 def test_vm_stat_as_a_mac_prints_it() -> None:
     layout = plan_layout(parse_fleet("machines: [{name: a, model: Mac Studio (M3 Ultra), memory: 96 GB}]\n"), "namespaces")
     text = texts(layout, layout.machine("a"))["vm_stat"]
-    wired = wired_memory.parse_wired(text)
+    wired = memory.wired_of_vm_stat(text)
     assert wired is not None and 0 < wired < 96 * GIB
-    assert wired_memory.parse_wired("nothing") is None
+    assert memory.wired_of_vm_stat("nothing") is None
 
 
 async def test_a_group_on_a_mac_that_keeps_memory_gives_up_with_the_reason(

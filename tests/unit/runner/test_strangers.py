@@ -100,7 +100,7 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     leader = group.start(0, **settings)
     await group.until(lambda: leader.role.machine.present, "the leader is up")
     await stranger.tries_everything()
-    assert leader.state.phase is GroupPhase.WAITING and leader.state.attempt == 0
+    assert (leader.state.phase, leader.state.attempt) == (GroupPhase.WAITING, 0)
 
     group.start(1, **settings)
     await group.until(lambda: leader.state.phase is GroupPhase.FORMING, "the ranks are in init")
@@ -109,7 +109,7 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     (group.faults / "init-hang-1").unlink()
     await group.until(lambda: leader.state.phase is GroupPhase.LOADING, "the group has formed all the same")
     await stranger.tries_everything()
-    assert leader.state.phase is GroupPhase.LOADING
+    assert leader.state.phase == GroupPhase.LOADING
     (group.faults / "slow-load-0").unlink()
     await group.until_ready()
 

@@ -88,7 +88,7 @@ def test_a_broken_plan_says_what_is_wrong(make_group: Callable[..., Any], caplog
     given = arguments(group)
     (group.folder / "plan.json").write_text(group.plan.model_dump_json(by_alias=True).replace('"ring"', '"carrier pigeon"'))
     assert cli.main(given) == 2
-    assert "is no plan" in caplog.text
+    assert "is not a valid plan" in caplog.text
     assert "'none', 'ring' or 'jaccl'" in caplog.text
 
 

@@ -20,7 +20,7 @@ from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import events, heartbeats, stall
 from thunderfleet_runner.group.attempts import Phase
 from thunderfleet_runner.group.leader import Leader
-from thunderfleet_runner.net import control, peers
+from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.supervisor import Supervisor
 
 from tests.support.processes import exists
@@ -287,11 +287,11 @@ async def test_a_second_claimant_is_refused_and_the_group_goes_on(make_group: Ma
     other = group.start(1)
     await group.until_ready()
 
-    async def serve(_: control.Connection) -> str:
+    async def serve(_: connection.Connection) -> str:
         raise AssertionError("a second claimant was let in")
 
-    with pytest.raises(control.JoinRefused, match="held by a supervisor that is still connected"):
-        await control.join_group(group.plan, control.client_tls(group.keys), other._hello(), serve)
+    with pytest.raises(join.JoinRefused, match="held by a supervisor that is still connected"):
+        await join.join_group(group.plan, control.client_tls(group.keys), other._hello(), serve)
     assert leader.state.phase is GroupPhase.READY
 
 

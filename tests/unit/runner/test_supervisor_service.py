@@ -15,6 +15,8 @@ from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFaile
 
 
 class Link:
+    """Records what the service sends to rank 0."""
+
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.announced = asyncio.Event()
@@ -89,7 +91,7 @@ async def test_a_request_that_came_too_late_for_a_turn_gets_the_next(service: Se
 
 
 async def test_a_client_that_leaves_cancels(service: Service, link: Link) -> None:
-    stream = service.submit(request("gone"))
+    stream: Any = service.submit(request("gone"))
     service.deliver(protocol.Token(id="gone", token=1, text=""))
     task = asyncio.create_task(anext(stream))
     await settle()

@@ -1,5 +1,6 @@
-"""Two real ranks of a model whose caches do not batch: mlx-lm serves it one request at a time, and by itself knows neither how
-ranks end a request together nor whether they still agree.
+"""Two real ranks of a model whose caches do not batch.
+
+mlx-lm serves such a model one request at a time, and cannot end a request on all ranks together or notice ranks that differ.
 """
 
 import json
@@ -28,10 +29,10 @@ load = rank.Rank._load
 def load_unbatched(self, *arguments):
     from mlx_lm.models import qwen2
     from mlx_lm.models.cache import ChunkedKVCache
-    from thunderfleet_runner.rank import mlxlm
+    from mlx_lm import server
 
     qwen2.Model.make_cache = lambda model: [ChunkedKVCache(1 << 20) for _ in model.layers]
-    honest = mlxlm._server.stream_generate
+    honest = server.stream_generate
 
     def told(*positional, **named):
         for response in honest(*positional, **named):
@@ -40,7 +41,7 @@ def load_unbatched(self, *arguments):
                 response.token = (response.token + 1) % 256
             yield response
 
-    mlxlm._server.stream_generate = told
+    server.stream_generate = told
     engine = load(self, *arguments)
     assert not engine._stoppable, "these caches must not batch"
     return engine

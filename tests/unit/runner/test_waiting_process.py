@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_runner.host import preflight
+from thunderfleet_runner.host import memory
 from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 
 from tests.support.processes import exists
@@ -30,7 +30,7 @@ async def test_the_process_that_waited_becomes_the_rank_and_its_memory_is_its_ow
     group = make_group(2)
     reserved = group.plan.ranks[0].memory_bytes
     # Less than the reservation, by no more than what the processes themselves hold.
-    monkeypatch.setattr(preflight, "free_memory_bytes", lambda: reserved - (1 << 16))
+    monkeypatch.setattr(memory, "free_bytes", lambda: reserved - (1 << 16))
     leader = group.start(0)
     await group.until(lambda: _waiting(leader), "a process waits")
     assert leader.state.phase is GroupPhase.WAITING
@@ -47,7 +47,9 @@ async def test_one_that_dies_costs_no_attempt(make_group: MakeGroup) -> None:
     group = make_group(2)
     leader = group.start(0)
     await group.until(lambda: _waiting(leader), "a process waits")
-    os.kill(_waiting(leader), signal.SIGKILL)
+    waiting = _waiting(leader)
+    assert waiting is not None
+    os.kill(waiting, signal.SIGKILL)
     await group.until(lambda: _waiting(leader) is None, "its end is noticed")
     group.start(1)
     await group.until_ready()

@@ -1,13 +1,13 @@
-"""The wire of a recorded JACCL group, a process beside its rank: carries the ring's bytes over the cable, and tells nobody.
+"""The wire of a recorded JACCL group: a process beside each rank that carries the ring's bytes over the cable.
 
-JACCL's queue pairs have no connection: when the peer dies, nothing arrives and nothing is said, for ever. A TCP ring would
-notice at once. So each rank's MLX talks to this process only, which keeps MLX's sockets open whatever becomes of the peer. It
-is a process because MLX's init holds the interpreter.
+JACCL's queue pairs have no connection: when the peer dies, nothing arrives and no error is reported. A TCP ring would notice.
+So each rank's MLX connects to this process only, which keeps MLX's sockets open when the peer dies. It is a process of its own
+because MLX's init holds the interpreter lock.
 
     recorded_cable.py ADDRESS MLX-PORT
 
-It listens on ADDRESS (the cable to the left neighbour) and on loopback (for MLX's dial to the right), prints both ports, reads
-``IP PORT`` of the right neighbour from stdin, and ends when stdin does.
+It listens on ADDRESS (the cable to the left neighbour) and on loopback (for MLX's connection to the right), prints both ports,
+reads ``IP PORT`` of the right neighbour from stdin, and ends when stdin ends.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ _held: list[socket.socket] = []
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
-    """Copies until either end has gone; closes neither."""
+    """Copy until either end is closed; close neither."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
-    """Tries until it is accepted: who asked has no other way to know when the other side listens."""
+    """Connect, with retries: the other side may not listen yet."""
     while True:
         try:
             made = socket.create_connection(address, timeout=5)
@@ -41,7 +41,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def join(listener: socket.socket, far: tuple[str, int]) -> None:
-    """For each connection that is accepted one to ``far``, and bytes both ways."""
+    """For each accepted connection, connect to ``far`` and copy both ways."""
     while True:
         near, _ = listener.accept()
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

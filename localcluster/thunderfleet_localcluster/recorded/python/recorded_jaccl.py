@@ -1,14 +1,14 @@
-"""JACCL as a recorded Mac has it: its checks, its exchange, its words when it fails, and a group that is a ring underneath.
+"""A stand-in for JACCL on a recorded Mac: its checks, its exchange, its errors, and a group that is a TCP ring underneath.
 
-The order of what is done, the texts and the exception types are those of JACCL's source (MLX 0.32): devices are opened, each
-gets a protection domain, completion queue and queue pair, buffers are registered, queue pairs go to INIT, addresses are
-exchanged by all-gathers, queue pairs go to RTR and RTS, two barriers. ``jaccl.json`` beside this file says which devices the
-Mac has and what is at the other end of each cable. ``control.json``, when somebody puts it there, says what fails:
+The order of steps, the texts and the exception types are those of JACCL's source (MLX 0.32): devices are opened, each gets a
+protection domain, completion queue and queue pair, buffers are registered, queue pairs go to INIT, addresses are exchanged by
+all-gathers, queue pairs go to RTR and RTS, two barriers. ``jaccl.json`` beside this file has the Mac's devices and what is at
+the other end of each cable. ``control.json``, if it exists, says what fails:
 
     {"points": [{"at": "rtr", "errno": 96, "device": "rdma_en2", "attempts": [1, 2], "delaySeconds": 0.5, "hang": false}]}
 
-``at`` is one of POINTS; with ``"fail": false`` it is slow only; without ``device`` any, without ``attempts`` (the runner's
-numbers) always.
+``at`` is one of POINTS; with ``"fail": false`` the point only waits. Without ``device`` it holds for every device, without
+``attempts`` (of the runner) for every attempt.
 """
 
 import atexit

@@ -1,0 +1,23 @@
+"""The demo's model and its questions: the one place that decides which model the demo serves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from thunderfleet_localcluster.models import demo_model
+from thunderfleet_localcluster.models.demo_model.conversations import DEMO_QUESTIONS
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """A model: its repository in examples/tiny.yaml, what writes it into a folder, questions, and tokens per answer."""
+
+    repository: str
+    install: Callable[[Path], None]
+    questions: tuple[str, str, str]
+    tokens: int
+
+
+def the_model() -> DemoModel:
+    """The model that the demo serves."""
+    return DemoModel(demo_model.REPOSITORY, demo_model.install, DEMO_QUESTIONS, demo_model.ANSWER_TOKENS)

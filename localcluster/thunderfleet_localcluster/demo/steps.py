@@ -1,0 +1,193 @@
+"""The steps of the demo. They do what a user would type: kubectl, helm, a request to the endpoint."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from thunderfleet_localcluster.client.control import remove, running
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
+from thunderfleet_localcluster.demo.follow import is_ready
+from thunderfleet_localcluster.demo.session import (
+    COMMAND_SECONDS,
+    DEPLOYMENT,
+    NAME,
+    POLL_SECONDS,
+    READY_SECONDS,
+    STEPS,
+    Session,
+    say,
+)
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.programs import find_programs
+from thunderfleet_localcluster.progress import Progress
+
+NAMESPACE = "thunderfleet-system"
+ROOT = Path(__file__).resolve().parents[3]
+"""The checkout, with the chart and the example."""
+INSTALL_SECONDS = 180
+
+Json = dict[str, Any]
+
+
+def play(session: Session, keep: bool) -> None:
+    """All steps. Raises LocalClusterError at the first failure."""
+    with session.step("The control plane's programs (built once, then cached)"):
+        with Progress(sys.stdout) as progress:
+            folder = find_programs(progress.event)
+        say(f"      {folder}")
+    with session.step("A control plane; three recorded Macs and two Linux nodes join it with bootstrap tokens"):
+        session.up()
+        session.model.install(session.cluster.models / session.model.repository)
+    with session.step("Install the chart"):
+        install(session)
+    with session.step("What the agents discovered: Macs and Thunderbolt links"):
+        wait_for_discovery(session)
+        session.show("get", "nodes,np,tbl")
+    with session.step("Deploy a model on two Macs"):
+        deploy(session)
+    with session.step("Ask questions; each answer must equal that of one mlx-lm process, token by token"):
+        ask(session)
+    with session.step("Observe: status, logs, benchmark, metrics"):
+        observe(session)
+    with session.step("Kill a rank with SIGKILL; the group recovers by itself"):
+        kill_rank(session)
+        session.until_ready(lambda found: not is_ready(found), "reported as failed")
+        session.until_ready(is_ready, "Ready again")
+        session.check(session.model.questions[2], "after the failure")
+    if keep:
+        show_how_to_go_on(session)
+        return
+    with session.step("Remove everything"):
+        session.down()
+        if running(session.folder) or (left := leftovers(session.folder)):
+            raise LocalClusterError("still there: " + ", ".join(left or ["the supervisor"]))
+        remove(session.folder)
+        say("      no process, port, namespace or mount is left")
+
+
+def install(session: Session) -> None:
+    """Install the chart into its namespace."""
+    session.kubectl("create", "namespace", NAMESPACE)
+    session.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
+    say(f"      $ helm install thunderfleet charts/thunderfleet --namespace {NAMESPACE} --wait …")
+    session.cluster.helm(
+        *("install", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--wait"),
+        *("--set", f"agent.modelFolders={{{session.cluster.models}}}", "--timeout", f"{INSTALL_SECONDS}s"),
+        seconds=INSTALL_SECONDS + 30,
+    )
+    session.show("get", "pods", "-n", NAMESPACE, "-o", "wide")
+
+
+def deploy(session: Session) -> None:
+    """Apply the example and wait until it is Ready."""
+    example = ROOT / "examples/tiny.yaml"
+    for line in example.read_text().splitlines():
+        say(f"      | {line}")
+    session.show("apply", "-f", str(example))
+    show_group(session.until_ready(is_ready, "Ready"))
+
+
+def show_group(deployment: Json) -> None:
+    """How the group is split, and by which transport its ranks communicate."""
+    group = deployment["status"]["groups"][0]
+    nodes = " and ".join(rank["node"] for rank in group["ranks"])
+    say(f"      Ready on {nodes}: parallelism {group['parallelism']}, transport {group['transport']}")
+
+
+def ask(session: Session) -> None:
+    """Ask, change the parallelism, and ask again."""
+    first = session.deployment()["status"]["groups"][0]["parallelism"]
+    session.check(session.model.questions[0], first)
+    other = "Tensor" if first == "Pipeline" else "Pipeline"
+    session.show("patch", "md", DEPLOYMENT, "--type=merge", "-p", json.dumps({"spec": {"parallelism": other}}))
+    show_group(session.until_ready(lambda found: is_ready(found, other), f"Ready as {other}"))
+    session.check(session.model.questions[1], other)
+
+
+def observe(session: Session) -> None:
+    """Show status, logs, benchmark and metrics."""
+    session.until_ready(lambda found: bool(found["status"].get("tokensPerSecond")), "benchmarked")
+    session.show("get", "md")
+    session.show("logs", rank_zero(session)["pod"], "--tail=6")
+    benchmark = session.deployment()["status"]["benchmark"]
+    say("      status.benchmark: " + ", ".join(f"{key} {value}" for key, value in benchmark.items()))
+    show_metrics(session)
+
+
+def show_how_to_go_on(session: Session) -> None:
+    """Commands for a cluster that is left running."""
+    cluster = session.cluster
+    session.number += 1
+    say(f"\n[{session.number}/{STEPS}] The cluster is still running. To use it:")
+    say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
+    say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
+    say("      kubectl get md,np,tbl,pods")
+    say(f"      {sys.argv[0]} status --name {NAME}    # processes, addresses, logs")
+    say(f"      {sys.argv[0]} down --name {NAME}      # end it")
+
+
+def leftovers(folder: ClusterFolder) -> list[str]:
+    """Processes whose command line contains the cluster's folder."""
+    done = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, timeout=10, check=False)
+    return [line.strip() for line in done.stdout.splitlines() if str(folder.root) in line]
+
+
+def wait_for_discovery(session: Session) -> None:
+    """Wait until every Mac's NodeProfile has the sizes of the model, and every cable is a ThunderboltLink with both ends."""
+    limit = time.monotonic() + READY_SECONDS
+    cables = sum(len(machine.cables) for machine in session.cluster.machines.values()) // 2
+    macs = [n["metadata"]["name"] for n in session.json("get", "nodes", "-l", "kubernetes.io/os=darwin")["items"]]
+    while True:
+        profiles = {p["metadata"]["name"]: p.get("status", {}) for p in session.json("get", "np")["items"]}
+        links = session.json("get", "tbl")["items"]
+        models = {mac: profiles.get(mac, {}).get("models", []) for mac in macs}
+        missing = [mac for mac, found in models.items() if not any(model.get("sizedBy") for model in found)]
+        whole = [link for link in links if len(link.get("status", {}).get("endpoints", [])) == 2]
+        if not missing and len(whole) == cables:
+            return
+        if time.monotonic() > limit:
+            raise LocalClusterError(
+                f"after {READY_SECONDS} s: no model sizes on {missing}; {len(whole)} of {cables} links have both ends"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def rank_zero(session: Session) -> Json:
+    """Rank 0 in the deployment's status."""
+    rank: Json = session.deployment()["status"]["groups"][0]["ranks"][0]
+    return rank
+
+
+def kill_rank(session: Session) -> None:
+    """Send SIGKILL to rank 1 on its Mac."""
+    rank: Json = session.deployment()["status"]["groups"][0]["ranks"][1]
+    command = ["pkill", "-KILL", "-f", "thunderfleet_runner.rank"]
+    say(f"      {rank['node']} $ {' '.join(command)}")
+    if session.cluster.machines[rank["node"]].run(command).returncode:
+        raise LocalClusterError(f"no rank process on {rank['node']}")
+
+
+def show_metrics(session: Session) -> None:
+    """Show some metrics of the active operator."""
+    pods = session.json("get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")["items"]
+    wanted = ("thunderfleet_operator_reconcile", "thunderfleet_operator_groups", "thunderfleet_operator_queue")
+    best: list[str] = []
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": session.cluster.proxy}))
+    for pod in pods:
+        port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+        url = f"http://{pod['status']['podIP']}:{port}/metrics"
+        try:
+            with opener.open(url, timeout=COMMAND_SECONDS) as response:
+                text = response.read().decode()
+        except OSError as error:
+            raise LocalClusterError(f"{url}: {error}") from error
+        lines = [
+            line for line in text.splitlines() if line.startswith(wanted) and "_bucket" not in line and "_created" not in line
+        ]
+        best = max(best, lines, key=len)
+    for line in best[:8]:
+        say(f"      {line}")

@@ -1,0 +1,35 @@
+"""The gateway's metrics for Prometheus."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from thunderfleet_runner.api.admission import Admission
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)
+
+
+class GatewayMetrics:
+    """Counters and histograms of one gateway, in its supervisor's registry."""
+
+    def __init__(self, registry: CollectorRegistry, admission: Callable[[], Admission]) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"thunderfleet_runner_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"thunderfleet_runner_{name}", text, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"thunderfleet_runner_{name}", text, registry=registry).set_function(value)
+
+        self.requests = counter("requests", "API requests by endpoint and HTTP status.", "endpoint", "code")
+        self.errors = counter("stream_errors", "Streams that ended with an error event.")
+        self.first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS)
+        self.rate = histogram("decode_tokens_per_second", "Tokens per second of one request after its first.", _RATES)
+        self.queued = histogram("queue_seconds", "Seconds that requests waited in the queue.", _SECONDS)
+        self.prompt = counter("prompt_tokens", "Tokens of prompts served.")
+        self.cached = counter("cached_tokens", "Prompt tokens taken from the prompt cache.")
+        self.generated = counter("generated_tokens", "Tokens generated for clients.")
+        gauge("queue_depth", "Requests waiting in the queue.", lambda: admission().waiting)
+        gauge("requests_running", "Requests being generated.", lambda: admission().running)

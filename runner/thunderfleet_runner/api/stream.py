@@ -1,0 +1,93 @@
+"""A response as server-sent events: written in few pieces, kept alive, and cut when the client does not read."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+FIRST_EVENT_SECONDS = 5.0
+"""How long an error can still become an HTTP status, before the stream starts with a comment."""
+KEEPALIVE_SECONDS = 15.0
+READ_SECONDS = 60.0
+"""How long a client may read nothing of a stream that has data for it."""
+
+
+class ClientGone(ConnectionError):
+    """The client does not read its response."""
+
+
+class EventStream:
+    """Collects events and writes them; the response starts with the first write."""
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        self._request = request
+        self._response = web.StreamResponse(headers={
+            "Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers
+        })  # fmt: skip
+        self._written = time.monotonic()
+        self._waiting = bytearray()
+        self._writing = asyncio.Lock()
+
+    @property
+    def started(self) -> bool:
+        """Whether the response's status is sent."""
+        return self._response.prepared
+
+    def put(self, chunk: dict[str, Any] | None) -> None:
+        """Adds an event; None adds nothing."""
+        if chunk is not None:
+            self._waiting.extend(b"data: " + json.dumps(chunk, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
+
+    def put_done(self) -> None:
+        """Adds the mark that the answer is complete."""
+        self._waiting.extend(b"data: [DONE]\n\n")
+
+    async def flush(self) -> None:
+        """Writes everything that was added, in one piece. Raises ClientGone when the client reads nothing for READ_SECONDS."""
+        if not self._waiting:
+            return
+        async with self._writing:
+            if not self._response.prepared:
+                await self._response.prepare(self._request)
+            data = bytes(self._waiting)
+            self._waiting.clear()
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await self._response.write(data)
+            except TimeoutError:
+                if self._request.transport is not None:
+                    # abort, not close: close would wait for the client to read the rest.
+                    self._request.transport.abort()
+                raise ClientGone(f"the client read nothing for {READ_SECONDS:g} s") from None
+            self._written = time.monotonic()
+
+    async def end(self) -> web.StreamResponse:
+        """Writes the rest and ends the response."""
+        await self.flush()
+        await self._response.write_eof()
+        return self._response
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """Writes a comment now and then while nothing else is written."""
+        keeping = asyncio.create_task(self._keep_alive())
+        try:
+            yield
+        finally:
+            # Not in the middle of a write.
+            async with self._writing:
+                keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _keep_alive(self) -> None:
+        patience = FIRST_EVENT_SECONDS
+        while True:
+            await asyncio.sleep(max(patience - (time.monotonic() - self._written), 0.1))
+            if time.monotonic() - self._written >= patience and not self._writing.locked():
+                self._waiting.extend(b": still working\n\n")
+                await self.flush()
+                patience = KEEPALIVE_SECONDS

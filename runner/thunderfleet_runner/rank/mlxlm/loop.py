@@ -1,0 +1,255 @@
+"""mlx-lm's serving loop, on the caller's thread and in step with the other ranks."""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from queue import Queue
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm import server as _server
+
+from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
+from thunderfleet_runner.rank.mlxlm.models import prompt_cache
+from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
+from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
+from thunderfleet_runner.rank.mlxlm.work import Work
+from thunderfleet_runner.rank.step_clock import StepClock
+
+PREFILL_SEQUENCES = 8
+"""Maximum prompts in one step of prefill, as long as together, each padded to the longest, they do not exceed PREFILL_STEP."""
+_DIGEST_PRIME = (1 << 31) - 1
+LEAST_TOP_P = 1e-6
+"""A smaller top_p keeps the likeliest token only, as this one does. A top_p that vanishes beside a sum of probabilities in
+float32 makes mlx-lm read its threshold past the end of the row, where ranks have different values."""
+
+
+class Diverged(RuntimeError):
+    """Ranks of one group have sampled different tokens or reused different prefixes: further output would be wrong."""
+
+
+class Provider:
+    """mlx-lm's ModelProvider for one model that is already loaded and never changes."""
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, *, sequences: int) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.model_key: tuple[str, None, None] | None = (name, None, None)
+        self.processor = None
+        self.draft_model = None
+        self.is_batchable = all(hasattr(entry, "merge") for entry in prompt_cache(model))
+        self.cli_args = Namespace(
+            decode_concurrency=sequences,
+            prompt_concurrency=min(sequences, PREFILL_SEQUENCES),
+            prefill_step_size=PREFILL_STEP,
+            prompt_cache_bytes=None,
+            kv_bits=None,
+            kv_group_size=64,
+            quantized_kv_start=0,
+            chat_template_args={},
+        )
+
+    def load_default(self) -> None:
+        """Does nothing: the model is loaded."""
+
+    def load(self, *_names: object) -> tuple[Any, Any]:
+        return self.model, self.tokenizer
+
+    def reset(self) -> None:
+        self.model = self.tokenizer = self.model_key = None
+
+
+class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
+    """mlx-lm's serving loop, run on the caller's thread, because MLX's streams belong to threads.
+
+    ``group`` is MLX's, or None for one rank. With ``share_tokens`` all ranks use rank 0's sampled tokens.
+    """
+
+    def __init__(
+        self, provider: Provider, cache: PromptCache, source: Source, clock: StepClock, group: Any, *, share_tokens: bool
+    ):
+        # Not the base's: it starts another thread.
+        self.model_provider = provider
+        self.prompt_cache = cache
+        self.requests: Queue[Any] = Queue()
+        self.source = source
+        self.clock = clock
+        self.group = group
+        self.share_tokens = share_tokens and group is not None
+        self.distributed = group is not None
+        self._is_distributed = self.distributed
+        self._rank = group.rank() if group is not None else 0
+        self._size = group.size() if group is not None else 1
+        self._state_machine_cache: dict[Any, Any] = {}
+        self._time_budget = Budget(self)
+        self.prefill_sequences = int(provider.cli_args.prompt_concurrency)
+        self._stop = False
+        self._work: dict[str, Work] = {}
+        self._ends = True
+        self._digest = 1
+        self._shared_samplers: dict[int, tuple[Any, Any]] = {}
+        cache.on_hit = lambda count: self.digest(count, 0, 2)
+        Batch.loop = self
+        _server.BatchGenerator = Batch
+
+    def run(self) -> None:
+        """Serves until the source ends the loop, then frees the model. Any exception means that the group is lost."""
+        self._generate()
+
+    # --- the state that all ranks must agree on ---
+
+    def digest(self, *values: int) -> None:
+        """Adds values to this rank's digest."""
+        for value in values:
+            self._digest = (self._digest * 1_000_003 + value + 17) % _DIGEST_PRIME
+
+    def word(self, wanted: Callable[[], bool]) -> Any:
+        """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
+        flag = 1 if self._rank == 0 and wanted() else 0
+        answer = mx.distributed.all_sum(mx.array([flag, self._digest], mx.int64), group=self.group)
+        mx.async_eval(answer)  # type: ignore[no-untyped-call]
+        return answer, self._digest
+
+    def read(self, word: Any) -> bool:
+        """Whether rank 0 wants the loop to look up. Raises Diverged."""
+        answer, mine = word
+        flag, total = answer.tolist()
+        if total != mine * self._size:
+            raise Diverged(
+                f"rank {self._rank}: the ranks of this group no longer sample the same tokens (digest {mine}, "
+                f"the sum over {self._size} ranks is {total})"
+            )
+        return bool(flag)
+
+    def sharing(self, sampler: Any) -> Any:
+        """``sampler`` with rank 0's choice for every rank. One object for each sampler, so that requests stay in one batch."""
+        known = self._shared_samplers.get(id(sampler))
+        if known is not None:
+            return known[1]
+
+        def shared(logprobs: Any) -> Any:
+            chosen = sampler(logprobs)
+            return mx.distributed.all_sum(chosen if self._rank == 0 else mx.zeros_like(chosen), group=self.group)
+
+        if sampler is _generate.greedy_sampler:
+            self._shared_samplers[id(sampler)] = (sampler, shared)
+        return shared
+
+    # --- what mlx-lm's loop calls ---
+
+    def _next_request(self, timeout: float | None = None) -> tuple[Sink, Any, Any] | None:
+        # mlx-lm passes a timeout exactly when no request runs.
+        idle = timeout is not None
+        self._time_budget.settle()
+        if idle:
+            self.prompt_cache.uncached.clear()
+        while True:
+            said: dict[str, Any] | None = None
+            if self._rank == 0:
+                work = self.source.take()
+                if work is not None:
+                    said = {"work": work.to_json()}
+                elif idle:
+                    said = {"sleep": True}
+            said = self._share_object(said)
+            if said is None:
+                return None
+            if "work" in said:
+                return self._admit(Work.from_json(said["work"]))
+            if self.distributed:
+                # The last step's unread work must be complete before this rank leaves the collective.
+                mx.synchronize()
+            if not self.source.asleep():
+                self._stop = True
+                return None
+
+    def _share_object(self, obj: Any) -> Any:
+        if not self.distributed:
+            return obj
+        data = b"" if not obj or self._rank != 0 else json.dumps(obj, separators=(",", ":")).encode()
+        size: Any = mx.distributed.all_sum(mx.array(len(data), mx.int32), group=self.group).item()
+        if size == 0:
+            return None
+        content = mx.array(list(data), mx.uint8) if self._rank == 0 else mx.zeros(size, mx.uint8)
+        values: Any = mx.distributed.all_sum(content, group=self.group).tolist()
+        return json.loads(bytes(values))
+
+    def _admit(self, work: Work) -> tuple[Sink, Any, Any]:
+        sink = self.source.admitted(work)
+        if not self.model_provider.is_batchable:
+            sink = Alone(sink, self)
+        self._work[work.id] = work
+        if not work.cache:
+            self.prompt_cache.uncached.append(work.prompt)
+        request = _server.CompletionRequest("text", work.id, [], None, None)
+        sampling = work.sampling
+        arguments = _server.GenerationArguments(
+            model=_server.ModelDescription("default_model", None, None),
+            sampling=_server.SamplingArguments(
+                sampling.temperature,
+                max(sampling.top_p, LEAST_TOP_P) if sampling.top_p > 0 else 0,
+                sampling.top_k,
+                sampling.min_p,
+                xtc_probability=0.0,
+                xtc_threshold=0.1,
+            ),
+            logits=_server.LogitsProcessorArguments(
+                sampling.logit_bias or None,
+                sampling.repetition_penalty,
+                sampling.repetition_context_size,
+                sampling.presence_penalty,
+                sampling.presence_context_size,
+                sampling.frequency_penalty,
+                sampling.frequency_context_size,
+            ),
+            # Rank 0 finds stop strings in the text: mlx-lm looks for their tokens, but a text has many tokenizations.
+            stop_words=[],
+            max_tokens=work.max_tokens,
+            num_draft_tokens=0,
+            logprobs=work.logprobs,
+            top_logprobs=work.top_logprobs if work.logprobs else 0,
+            seed=None,
+            chat_template_kwargs=None,
+        )
+        return sink, request, arguments
+
+    def _serve_single(self, request: Any, stream: Any) -> None:
+        make = _server._make_sampler
+        if self.share_tokens:
+            _server._make_sampler = lambda *arguments: self.sharing(make(*arguments))
+        try:
+            super()._serve_single(request, stream)
+        finally:
+            _server._make_sampler = make
+
+    def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
+        """Hands over the tokens that rank 0 has computed with ``tokenize``."""
+        work = self._work.pop(request.prompt)
+        self.prompt_cache.bypass = not work.cache
+        self._ends = work.ends
+        segments = [list(segment) for segment in work.segments]
+        return work.prompt, segments, list(work.segment_types), work.initial_state, None
+
+    def _make_state_machine(self, model_key: Any, tokenizer: Any, stop_words: Any) -> tuple[Any, Any]:
+        # Called for the request that was just tokenized.
+        stops, machine = super()._make_state_machine(model_key, tokenizer, stop_words)
+        return (stops if self._ends else _generate.StopSequences()), machine
+
+    def _log_cache_stats(self) -> None:
+        """Does nothing: two log lines for each request are noise."""
+
+    # --- for rank 0, on any thread (no MLX) ---
+
+    def tokenize(
+        self, *, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: str
+    ) -> tuple[list[list[int]], list[str], str]:
+        """Segments, their types and the initial state of a chat, or of ``prompt`` when there are no messages.
+
+        Raises whatever the model's template raises.
+        """
+        tokenizer = self.model_provider.tokenizer
+        copied = json.loads(json.dumps(list(messages)))
+        request = _server.CompletionRequest("chat" if messages else "text", prompt, copied, list(tools) or None, None)
+        arguments = Namespace(chat_template_kwargs=None)
+        _, segments, types, state, _ = super()._tokenize(tokenizer, request, arguments)
+        return [list(map(int, segment)) for segment in segments], list(types), str(state)

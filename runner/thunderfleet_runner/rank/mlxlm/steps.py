@@ -1,0 +1,188 @@
+"""What happens between the steps of mlx-lm's loop: counts, digests, and rank 0's wish that all ranks look up."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from mlx_lm import server as _server
+
+from thunderfleet_runner.rank.mlxlm.work import Work
+from thunderfleet_runner.rank.step_clock import Shape, StepClock
+
+PREFILL_STEP = 2048
+"""Prompt tokens in one step of prefill: bounds the workspace and how long a step takes."""
+
+
+class Sink(Protocol):
+    """Receives the loop's items about one request, on the loop's thread."""
+
+    def put(self, item: object) -> None:
+        """Takes one of mlx-lm's items; see ``items.classify``."""
+
+
+class Source(Protocol):
+    """Where the loop gets its requests; called on the loop's thread."""
+
+    def take(self) -> Work | None:
+        """Rank 0: the next request, if there is one."""
+
+    def wanted(self) -> bool:
+        """Rank 0: whether a request waits or must end, so that the loop should look up."""
+
+    def ending(self) -> bool:
+        """Rank 0: whether a running request must end."""
+
+    def agreed(self, *, all_of_it: bool) -> None:
+        """All ranks have sampled the same: what sinks received may be sent, up to the step before the last or all of it."""
+
+    def asleep(self) -> bool:
+        """The turn has no work left. Blocks until the next turn; False ends the loop."""
+
+    def admitted(self, work: Work) -> Sink:
+        """This rank starts this request; returns the sink of its results."""
+
+
+class Lockstep(Protocol):
+    """What the steps need of the loop: the state that all ranks must agree on."""
+
+    clock: StepClock
+    distributed: bool
+    share_tokens: bool
+    prefill_sequences: int
+    source: Source
+
+    def digest(self, *values: int) -> None:
+        """Adds values to this rank's digest."""
+
+    def word(self, wanted: Callable[[], bool]) -> Any:
+        """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
+
+    def read(self, word: Any) -> bool:
+        """Whether rank 0 wants the loop to look up. Raises Diverged."""
+
+    def sharing(self, sampler: Any) -> Any:
+        """``sampler`` with rank 0's choice for every rank."""
+
+
+class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no types
+    """mlx-lm's batch with steps counted and tokens digested, and in a pipeline with rank 0's tokens for all ranks."""
+
+    loop: Lockstep
+
+    def next(self) -> Any:
+        self.prefill_batch_size = self._prefill_sequences()
+        decoding = len(self._generation_batch) > 0 and not self._unprocessed_sequences and not len(self._prompt_batch)
+        shape: Shape = "decode" if decoding else "prefill"
+        self.loop.clock.begin(shape)
+        prompts, tokens = super().next()
+        for response in tokens:
+            self.loop.digest(response.uid, response.token, 0 if response.finish_reason is None else 1)
+        self.loop.clock.step(shape)
+        return prompts, tokens
+
+    def _prefill_sequences(self) -> int:
+        """How many prompts the next step may compute together.
+
+        Short ones only: memory is planned for one step of one prompt, and rows that leave a batch are copied for a while.
+        """
+        widths = [
+            len(tokens) + sum(map(len, work[0]))
+            for tokens, work in zip(self._prompt_batch.tokens, self._currently_processing, strict=True)
+        ]
+        for sequence in self._unprocessed_sequences:
+            if len(widths) >= self.loop.prefill_sequences:
+                break
+            width = len(sequence[4]) + sum(map(len, sequence[1]))
+            if widths and (len(widths) + 1) * max(*widths, width) > PREFILL_STEP:
+                break
+            widths.append(width)
+        return max(1, len(widths))
+
+    def insert_segments(self, segments: Any, **options: Any) -> Any:
+        if self.loop.share_tokens and options.get("samplers"):
+            options["samplers"] = [self.loop.sharing(sampler) for sampler in options["samplers"]]
+        return super().insert_segments(segments, **options)
+
+
+class _Left(Exception):
+    """A request outside a batch is ended early, on all ranks at the same item."""
+
+
+class Alone:
+    """A request outside a batch: mlx-lm serves models whose caches do not merge one request at a time.
+
+    Does between mlx-lm's items, which are the same on every rank, what ``Batch`` and ``Budget`` do for a batch: counts steps,
+    digests tokens, releases them when all ranks agree, and ends the request on all ranks one step after rank 0 wants it. An
+    exception raised here ends mlx-lm's work on this request.
+    """
+
+    def __init__(self, sink: Sink, loop: Lockstep) -> None:
+        self._sink = sink
+        self._loop = loop
+        self._word: Any = None
+
+    def put(self, item: object) -> None:
+        loop = self._loop
+        if loop.distributed and isinstance(item, RuntimeError):
+            # Ranks have diverged, or MLX cannot continue: peers may be in the middle of a step that this rank will not join.
+            raise item
+        loop.clock.step("prefill" if isinstance(item, tuple) else "decode")
+        if isinstance(item, _server.Response):
+            loop.digest(int(item.token), 0 if item.finish_reason is None else 1)
+        self._sink.put(None if isinstance(item, _Left) else item)
+        if item is None or isinstance(item, Exception):
+            self._settle()
+        elif self._left():
+            raise _Left
+
+    def _left(self) -> bool:
+        loop = self._loop
+        if not loop.distributed:
+            loop.source.agreed(all_of_it=True)
+            return loop.source.ending()
+        previous, self._word = self._word, loop.word(loop.source.ending)
+        left = previous is not None and loop.read(previous)
+        loop.source.agreed(all_of_it=loop.share_tokens)
+        return left
+
+    def _settle(self) -> None:
+        word, self._word = self._word, None
+        if word is not None:
+            self._loop.read(word)
+        self._loop.source.agreed(all_of_it=True)
+
+
+class Budget:
+    """When the loop looks up from its batch: one step after rank 0 has a reason to."""
+
+    def __init__(self, loop: Lockstep) -> None:
+        self._loop = loop
+        self._first = True
+        self._word: Any = None
+
+    def __iter__(self) -> Iterator[None]:
+        self._first = True
+        return self
+
+    def __next__(self) -> None:
+        first, self._first = self._first, False
+        if not self._loop.distributed:
+            self._loop.source.agreed(all_of_it=True)
+            if not first and self._loop.source.wanted():
+                raise StopIteration
+            return
+        if first:
+            return
+        previous, self._word = self._word, self._loop.word(self._loop.source.wanted)
+        wanted = previous is not None and self._loop.read(previous)
+        # This step's tokens are in the digest just sent, so only those of the step before are known to agree. Where all ranks
+        # use rank 0's tokens, only the reused prefix could differ, and that was in an earlier digest.
+        self._loop.source.agreed(all_of_it=self._loop.share_tokens)
+        if wanted:
+            raise StopIteration
+
+    def settle(self) -> None:
+        """Reads the last answer too. Collective, like everything here."""
+        word, self._word = self._word, None
+        if word is not None:
+            self._loop.read(word)
+        self._loop.source.agreed(all_of_it=True)
