@@ -400,6 +400,18 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
     assert not view.wanted(seen, parse('{"enabled": false}'))
 
 
+def test_a_cable_is_dialled_at_the_agents_own_address_or_else_at_the_first_reachable_one() -> None:
+    agent = Agent(address="192.168.0.2", port=9440, certificate_sha256="0" * 64)
+    targets = tuple(Target("b", address) for address in ("10.0.0.2", "10.0.0.3", "192.168.0.2"))
+    cable = Target("b", "", "a.tb1--b.tb1")
+    found = view.View("a", "192.168.0.1", targets, {}, {"b": agent}).dial(cable)
+    assert found is not None and (found.address, found.port, found.interface) == ("192.168.0.2", 9440, None)
+    found = view.View("a", "192.168.0.1", targets[:2], {}, {"b": agent}).dial(cable)
+    assert found is not None and found.address == "10.0.0.2"
+    assert view.View("a", "192.168.0.1", (), {}, {"b": agent}).dial(cable) is None
+    assert view.View("a", "192.168.0.1", targets, {}, {}).dial(cable) is None
+
+
 def _address(text: str) -> dict[str, object]:
     return {"address": text, "prefixLength": 24, "class": "Private"}
 
