@@ -323,6 +323,7 @@ class Reason(StrEnum):
     NODE_GONE = ("NodeGone", "The Node of a rank no longer exists.", "", (FAILURE,))
     UNSCHEDULABLE = ("Unschedulable", "The scheduler finds no room for a pod on its Mac.", "See the message.", (FAILURE,))
     CRASH_LOOP = ("CrashLoop", "A supervisor crashes repeatedly.", "See the log of the pod.", (FAILURE,))
+    STOPPED = ("Stopped", "The group has drained and stopped, and is needed again.", "", (FAILURE,))
     GAVE_UP = ("GaveUp", "The runner has used all its attempts.", "See the message.", (FAILURE,))
 
     # Failures that the runner sees: before a rank starts.

@@ -79,7 +79,7 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
 
     broken = make_model(tmp_path / "d")
     (broken / "config.json").write_text("{")
-    assert look(broken).problem == "config.json is no JSON"
+    assert look(broken).problem == "config.json is not valid JSON"
 
     dangling = make_model(tmp_path / "e", index=True)
     (dangling / "model-00001-of-00002.safetensors").unlink()
