@@ -244,7 +244,7 @@ class Kubelet:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
                     "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop "
-                    "the kubelet and join again with the command that `thunderfleet token` prints; containers keep running meanwhile"
+                    "the kubelet and join again with the command that `thunderfleet token` prints; containers keep running"
                 ) from None
             raise
 
