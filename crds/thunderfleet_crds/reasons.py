@@ -1,6 +1,6 @@
 """Every reason of the API, defined once, with its meaning and its remedy.
 
-A fault has the same reason wherever it shows: in conditions, in ``lastFailure``, in Events and in logs. The reference of
+A fault has the same reason wherever it appears: in conditions, in ``lastFailure``, in Events and in logs. The reference of
 reasons is generated from this module. To add a reason, add a member here and use it.
 """
 
@@ -37,7 +37,7 @@ class Reason(StrEnum):
     RDMA_UNSUPPORTED = (
         "RDMAUnsupported",
         "The Mac has no RDMA over Thunderbolt: macOS is older than 26.2, or it is a virtual machine.",
-        "Update macOS to 26.2 or newer; in place of a virtual machine use the Mac itself.",
+        "Update macOS to 26.2 or newer; RDMA does not work in a virtual machine.",
         (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
     RDMA_DISABLED = (
@@ -67,25 +67,25 @@ class Reason(StrEnum):
     PORT_DOWN = (
         "PortDown",
         "The RDMA device is not Active.",
-        "Check the cable, check that RDMA is enabled at both ends, replug the cable to reset the port.",
+        "Check the cable, check that RDMA is enabled at both ends, or unplug the cable and plug it in again to reset the port.",
         (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "Run `sudo ifconfig bridge0 deletem en2` and switch the Thunderbolt Bridge service off.",
+        "Run `sudo ifconfig bridge0 deletem en2` and disable the Thunderbolt Bridge service.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
-        "The RDMA device is Active, but has no GID of an IPv4 address.",
+        "The RDMA device is Active, but has no GID for an IPv4 address.",
         "Give the port an IPv4 address, such as `sudo ifconfig en2 inet 10.0.0.1/30`.",
         (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
     COMMAND_FAILED = (
         "CommandFailed",
         "A command that Thunderfleet runs on the Mac failed, or printed something that cannot be read.",
-        "Run the command of the message on the Mac.",
+        "Run the command in the message on the Mac and fix what it reports.",
         (On.INVENTORY_COMPLETE, On.RDMA_READY, On.BRIDGE_FREE, FAILURE),
     )
     NOT_OBSERVED = (
@@ -231,7 +231,7 @@ class Reason(StrEnum):
     # Placement.
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     MOVED = ("Moved", "A group is now placed on other Macs.", "", (EVENT,))
-    PENDING = ("Pending", "Placements are being made.", "", (On.PLACED,))
+    PENDING = ("Pending", "The operator has not placed all groups yet.", "", (On.PLACED,))
     SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.READY))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
@@ -243,7 +243,7 @@ class Reason(StrEnum):
     NO_MAC_FITS = (
         "NoMacFits",
         "No Mac can be used.",
-        "See the message and status.unplaceable: they say what each Mac lacks.",
+        "See the message and status.unplaceable for the reason of each Mac.",
         (On.PLACED, On.READY),
     )
     NOT_ENOUGH_MACS = (
@@ -266,14 +266,14 @@ class Reason(StrEnum):
     )
     NOT_CONNECTED = (
         "NotConnected",
-        "The Macs lack the links that the transport needs.",
-        "Plug in the cables of the message, or change spec.transport.",
+        "The Macs do not have the links that the transport needs.",
+        "Plug in the cables that the message lists, or change spec.transport.",
         (On.PLACED, On.READY),
     )
     TRANSPORT_UNAVAILABLE = (
         "TransportUnavailable",
         "Too few Macs can use the requested transport.",
-        "Change spec.transport, or mend what the message names.",
+        "Change spec.transport, or fix what the message lists.",
         (On.PLACED, On.READY),
     )
     NOT_YET_OBSERVED = (
@@ -284,7 +284,7 @@ class Reason(StrEnum):
     )
     FORBIDDEN = (
         "Forbidden",
-        "The API server does not allow the operator to create the objects of a group.",
+        "The operator has no permission to create the objects of a group.",
         "Check the RBAC rules of the chart, and admission policies.",
         (On.PLACED, On.READY),
     )
@@ -296,7 +296,7 @@ class Reason(StrEnum):
     )
     POD_REFUSED = (
         "PodRefused",
-        "The API server refuses the runner pods.",
+        "The API server rejects the runner pods.",
         "See the message.",
         (On.PLACED, On.READY),
     )
@@ -305,14 +305,14 @@ class Reason(StrEnum):
     FORMED = ("Formed", "Every group has formed.", "", (On.BOOTSTRAPPED,))
     NOT_FORMED = ("NotFormed", "Not every group has formed.", "See the message.", (On.BOOTSTRAPPED,))
     PARTLY_READY = ("PartlyReady", "Some groups serve.", "See the message.", (On.READY,))
-    MEASURED = ("Measured", "The served path has been measured.", "", (On.BENCHMARKED,))
+    MEASURED = ("Measured", "The benchmark has run.", "", (On.BENCHMARKED,))
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
-    FAILED = ("Failed", "A group has failed without a reason.", "See the message.", (On.DEGRADED,))
+    FAILED = ("Failed", "A group has failed for an unknown reason.", "See the message.", (On.DEGRADED,))
 
     # Failures that the operator sees.
     EVICTED = (
         "Evicted",
-        "A pod was evicted, as `kubectl drain` does. The group is placed again without delay and at no cost.",
+        "A pod was evicted, as `kubectl drain` does. The group gets a new placement at once; it does not count as a restart.",
         "",
         (FAILURE,),
     )
@@ -320,7 +320,7 @@ class Reason(StrEnum):
     POD_GONE = ("PodGone", "A pod of the group no longer exists.", "", (FAILURE,))
     POD_FAILED = ("PodFailed", "A pod of the group failed.", "See the message.", (FAILURE,))
     NODE_GONE = ("NodeGone", "The Node of a rank no longer exists.", "", (FAILURE,))
-    UNSCHEDULABLE = ("Unschedulable", "The scheduler finds no room for a pod on its Mac.", "See the message.", (FAILURE,))
+    UNSCHEDULABLE = ("Unschedulable", "A pod cannot be scheduled to its Mac.", "See the message.", (FAILURE,))
     CRASH_LOOP = ("CrashLoop", "A supervisor crashes repeatedly.", "See the log of the pod.", (FAILURE,))
     STOPPED = ("Stopped", "The group has drained and stopped, and is needed again.", "", (FAILURE,))
     GAVE_UP = ("GaveUp", "The runner has used all its attempts.", "See the message.", (FAILURE,))
@@ -337,14 +337,14 @@ class Reason(StrEnum):
     )
     MEMORY_STRANDED = (
         "MemoryStranded",
-        "Wired memory of a rank that has ended is not returned.",
+        "macOS has not released the wired memory of a rank that has ended.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
     KILLED_TOO_OFTEN = (
         "KilledTooOften",
         "Ranks on this Mac were killed repeatedly.",
-        "Find what kills them; the message says how often.",
+        "Find out what kills them; the message says how often.",
         (FAILURE,),
     )
     RANK_NOT_STARTED = ("RankNotStarted", "The process of a rank cannot be started.", "See the message.", (FAILURE,))
@@ -362,8 +362,13 @@ class Reason(StrEnum):
         "Allow it in System Settings > Privacy & Security > Local Network.",
         (FAILURE,),
     )
-    SOCKET_REFUSED = ("SocketRefused", "The system gave no socket.", "Close programs with many open files.", (FAILURE,))
-    RELAY_REFUSED = ("RelayRefused", "Two supervisors do not reach each other.", "Check the network.", (FAILURE,))
+    SOCKET_REFUSED = (
+        "SocketRefused",
+        "The system could not create a socket.",
+        "Close programs with many open files.",
+        (FAILURE,),
+    )
+    RELAY_REFUSED = ("RelayRefused", "Two supervisors cannot connect to each other.", "Check the network.", (FAILURE,))
     MESH_TOO_LARGE = ("MeshTooLarge", "A JACCL mesh has at most 8 ranks.", "", (FAILURE,))
     BACKEND_NOT_AVAILABLE = (
         "BackendNotAvailable",
@@ -376,19 +381,19 @@ class Reason(StrEnum):
     WRONG_SUM = ("WrongSum", "The first all-reduce of the group gave a wrong sum.", "Report a bug.", (FAILURE,))
     PROTECTION_DOMAIN = (
         "ProtectionDomain",
-        "The RDMA stack of the Mac allocates no protection domain.",
+        "The RDMA stack of the Mac cannot allocate a protection domain.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
     COMPLETION_QUEUE = (
         "CompletionQueue",
-        "The RDMA stack of the Mac creates no completion queue.",
+        "The RDMA stack of the Mac cannot create a completion queue.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
     QUEUE_PAIR_BUSY = (
         "QueuePairBusy",
-        "The RDMA stack of the Mac holds a queue pair that no process uses.",
+        "The RDMA stack of the Mac has not released a queue pair, although no process uses it.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
@@ -398,7 +403,7 @@ class Reason(StrEnum):
         "End other programs that use RDMA on the Mac.",
         (FAILURE,),
     )
-    QUEUE_PAIR_INIT = ("QueuePairInit", "The RDMA device did not initialize a queue pair.", "", (FAILURE,))
+    QUEUE_PAIR_INIT = ("QueuePairInit", "The RDMA device could not initialize a queue pair.", "", (FAILURE,))
     MEMORY_REGIONS_SPENT = (
         "MemoryRegionsSpent",
         "The RDMA device has no free memory region.",
@@ -407,7 +412,7 @@ class Reason(StrEnum):
     )
 
     # Failures that the runner sees: in a group that has formed.
-    RDMA_FAILED = ("RDMAFailed", "The RDMA device refused work.", "Check the cable.", (FAILURE,))
+    RDMA_FAILED = ("RDMAFailed", "The RDMA device rejected a request.", "Check the cable.", (FAILURE,))
     PEER_LOST = ("PeerLost", "A peer left the group.", "", (FAILURE,))
     RELAY_LOST = ("RelayLost", "The connection between two supervisors broke.", "Check the network.", (FAILURE,))
     SUPERVISOR_LOST = ("SupervisorLost", "The connection to a supervisor broke.", "Check the Mac.", (FAILURE,))
@@ -415,10 +420,10 @@ class Reason(StrEnum):
     RANK_KILLED = ("RankKilled", "A signal ended the process of a rank.", "See the message.", (FAILURE,))
     RANK_FROZEN = ("RankFrozen", "A rank's heartbeat stopped.", "", (FAILURE,))
     STALLED = ("Stalled", "No rank makes progress.", "", (FAILURE,))
-    GPU_FAILED = ("GpuFailed", "The GPU aborted a command.", "End other programs that load the GPU.", (FAILURE,))
+    GPU_FAILED = ("GpuFailed", "The GPU aborted a command.", "End other programs that use the GPU heavily.", (FAILURE,))
     OUT_OF_MEMORY = ("OutOfMemory", "The Mac ran out of memory.", "End other programs on the Mac.", (FAILURE,))
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))
-    UNKNOWN = ("Unknown", "An error that Thunderfleet does not know.", "Report a bug with the message.", (FAILURE,))
+    UNKNOWN = ("Unknown", "An error that Thunderfleet does not recognize.", "Report a bug with the message.", (FAILURE,))
 
     # Refusals at the rendezvous.
     STRANGER = ("Stranger", "The rank belongs to another group.", "", (REFUSAL,))

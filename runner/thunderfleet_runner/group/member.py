@@ -38,7 +38,7 @@ class _Settle:
 
 
 def _port_taken(error: NoFreePort) -> Fault:
-    return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: programs outside this group listen there")
+    return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: other programs use them")
 
 
 class Member:
