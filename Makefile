@@ -107,6 +107,10 @@ bench: programs ## Benchmarks, as a table (JSON=FILE)
 crds: install ## Generate the CRDs from the models
 	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
 
+.PHONY: docs
+docs: install ## Generate docs/reference from the code
+	$(BIN)/python docs/generate_reference.py
+
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/
 	rm -rf dist

@@ -229,7 +229,9 @@ def _runner_metrics() -> CollectorRegistry:
 def _kubelet_metrics() -> CollectorRegistry:
     from thunderfleet_kubelet.serving.metrics import Metrics
 
-    return Metrics("studio-1", "0", lambda: (0, 0)).registry
+    metrics = Metrics("studio-1", "0", lambda: (0, 0))
+    metrics.text(cast(Any, SimpleNamespace(pods=0, containers=0, restarts=0)))
+    return metrics.registry
 
 
 def main() -> int:
