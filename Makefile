@@ -14,9 +14,9 @@ FAULTS ?= 30
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
 UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-reorder
-E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 3
+E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
@@ -106,6 +106,10 @@ bench: programs ## Benchmarks, as a table (JSON=FILE)
 .PHONY: crds
 crds: install ## Generate the CRDs from the models
 	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
+
+.PHONY: docs
+docs: install ## Generate docs/reference from the code
+	$(BIN)/python docs/generate_reference.py
 
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/

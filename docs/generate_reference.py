@@ -211,7 +211,7 @@ def _agent_metrics() -> CollectorRegistry:
 
     idle = SimpleNamespace(ledger=SimpleNamespace(results={}, history={}), running=())
     metrics = Metrics()
-    metrics.measures(cast(Any, idle))
+    metrics.show_measurements(cast(Any, idle))
     return metrics.registry
 
 
@@ -230,7 +230,7 @@ def _kubelet_metrics() -> CollectorRegistry:
     from thunderfleet_kubelet.serving.metrics import Metrics
 
     metrics = Metrics("studio-1", "0", lambda: (0, 0))
-    metrics.text({"pods": 0, "containers": 0, "restarts": 0})
+    metrics.text(cast(Any, SimpleNamespace(pods=0, containers=0, restarts=0)))
     return metrics.registry
 
 

@@ -59,10 +59,10 @@ def quantity(value: float | Decimal, digits: int = 1) -> str:
     """
     exact = Decimal(str(value))
     if not exact.is_finite() or exact < 0 or not 0 <= digits <= 3:
-        raise ValueError(f"a quantity is a finite number of at least 0 with 0 to 3 decimals, not {value!r} ({digits})")
+        raise ValueError(f"a quantity must be a finite number of at least 0 with 0 to 3 decimals, not {value!r} ({digits})")
     text = f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_EVEN):f}" if exact < 10**15 else f"{exact:f}"
     if not re.fullmatch(QUANTITY_PATTERN, text):
-        raise ValueError(f"a quantity is below 10^12, not {value!r}")
+        raise ValueError(f"a quantity must be less than 10^12, not {value!r}")
     return text
 
 

@@ -81,7 +81,7 @@ class ModelSource(ApiModel):
         "their model folders; nothing is downloaded.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
-            "x-message": "repository has the form owner/name, with letters, digits, '.', '_' and '-'",
+            "x-message": "repository must have the form owner/name, with letters, digits, '.', '_' and '-'",
         },
     )
     path: Path | None = Field(
@@ -269,7 +269,7 @@ class Rank(ApiModel):
     total_bytes: Int64 | None = Field(default=None, description="Weights of the rank in bytes.")
     loaded_layers: Count | None = Field(default=None, description="Number of layers loaded so far.")
     attempts: Count = Field(default=0, description="Number of attempts to form the group in this epoch.")
-    last_error: Message | None = Field(default=None, description="Most recent error of the rank, as it was reported.")
+    last_error: Message | None = Field(default=None, description="Most recent error that the rank reported.")
 
 
 class Failure(ApiModel):

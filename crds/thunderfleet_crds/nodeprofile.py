@@ -269,12 +269,12 @@ class Model(ApiModel):
     repository: Name | None = Field(default=None, description="Repository on the Hugging Face Hub, if known.")
     revision: Token | None = Field(default=None, description="Commit of the repository, if known.")
     bytes: Int64 = Field(default=0, description="Size on disk in bytes.")
-    complete: bool = Field(default=False, description="Whether all files and tensors of the model exist.")
+    complete: bool = Field(default=False, description="Whether all files and tensors of the model are present.")
     problem: Message | None = Field(default=None, description="Description of what is missing or cannot be read.")
     architecture: Token | None = Field(default=None, description="Model type in mlx-lm, such as qwen2.")
     quantized: bool | None = Field(default=None, description="Whether the weights are quantized.")
     bits: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        default=None, description="Number of bits of a quantized weight; unset if the weights are not quantized."
+        default=None, description="Bits per quantized weight; unset if the weights are not quantized."
     )
     layers: Count | None = Field(default=None, description="Number of layers.")
     context_length_tokens: Int64 | None = Field(default=None, description="Maximum length of a sequence in tokens.")
@@ -303,7 +303,9 @@ class Model(ApiModel):
 class Quarantine(ApiModel):
     """Excludes the Mac from placements until it reboots. Only the operator writes it."""
 
-    boot_id: Token = Field(description="Boot ID of the Node at that time. The quarantine ends when the boot ID changes.")
+    boot_id: Token = Field(
+        description="Boot ID of the Node when the quarantine began. The quarantine ends when the boot ID changes."
+    )
     since: Time = Field(description="Time at which the quarantine began.")
     reason: ReasonText = Field(description="Machine-readable reason in CamelCase.")
     evidence: LongMessage = Field(
@@ -321,7 +323,7 @@ class GroupUse(ApiModel):
     )
     links: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(),
-        description="Names of the ThunderboltLinks of the Mac that the group uses. They are not benchmarked meanwhile.",
+        description="Names of this Mac's ThunderboltLinks that the group uses. They are not benchmarked in that time.",
     )
 
 
@@ -349,7 +351,9 @@ class NodeProfileStatus(ApiModel):
         description="Groups that are placed on the Mac.",
         json_schema_extra={"x-list-keys": ["name"]},
     )
-    quarantine: Quarantine | None = Field(default=None, description="Set while placements exclude the Mac.")
+    quarantine: Quarantine | None = Field(
+        default=None, description="Quarantine of the Mac; set while no group can be placed on the Mac."
+    )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
         description="Conditions: InventoryComplete, RDMAReady, BridgeFree, BenchmarksFresh and Quarantined.",

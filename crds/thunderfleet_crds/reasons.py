@@ -37,7 +37,7 @@ class Reason(StrEnum):
     RDMA_UNSUPPORTED = (
         "RDMAUnsupported",
         "The Mac has no RDMA over Thunderbolt: macOS is older than 26.2, or it is a virtual machine.",
-        "Update macOS to 26.2 or newer; in place of a virtual machine use the Mac itself.",
+        "Update macOS to 26.2 or newer; use a physical Mac instead of a virtual machine.",
         (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
     RDMA_DISABLED = (
@@ -67,7 +67,7 @@ class Reason(StrEnum):
     PORT_DOWN = (
         "PortDown",
         "The RDMA device is not Active.",
-        "Check the cable, check that RDMA is enabled at both ends, replug the cable to reset the port.",
+        "Check the cable, check that RDMA is enabled at both ends, and replug the cable to reset the port.",
         (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
     BRIDGE_MEMBER = (
@@ -84,8 +84,8 @@ class Reason(StrEnum):
     )
     COMMAND_FAILED = (
         "CommandFailed",
-        "A command that Thunderfleet runs on the Mac failed, or printed something that cannot be read.",
-        "Run the command of the message on the Mac.",
+        "A command that Thunderfleet runs on the Mac failed, or its output cannot be parsed.",
+        "On the Mac, run the command in the message to see the error.",
         (On.INVENTORY_COMPLETE, On.RDMA_READY, On.BRIDGE_FREE, FAILURE),
     )
     NOT_OBSERVED = (
@@ -132,13 +132,13 @@ class Reason(StrEnum):
     )
     PROBE_FAILED = (
         "ProbeFailed",
-        "A benchmark failed; it is repeated later.",
-        "See the message; it names the benchmark, the error and the time of the next try.",
+        "A benchmark failed and will be retried.",
+        "See the message; it names the benchmark, the error and the time of the next attempt.",
         (On.BENCHMARKS_FRESH,),
     )
     IN_USE = (
         "InUse",
-        "Benchmarks wait, because a group uses the Mac or the cable.",
+        "Benchmarks wait because a group uses the Mac or the cable.",
         "",
         (On.BENCHMARKS_FRESH,),
     )
@@ -171,11 +171,11 @@ class Reason(StrEnum):
         "Switch the other Mac on, or plug the cable in.",
         (On.CONNECTED,),
     )
-    UNPLUGGED = ("Unplugged", "Neither end sees the other.", "Plug the cable in.", (On.CONNECTED,))
+    UNPLUGGED = ("Unplugged", "Neither end detects the other.", "Plug the cable in.", (On.CONNECTED,))
     REMOVED = ("Removed", "The cable has been unplugged; its ThunderboltLink is deleted.", "", (EVENT,))
     NODES_NOT_READY = (
         "NodesNotReady",
-        "The Nodes of both ends are not Ready.",
+        "Neither end's Node is Ready.",
         "Switch the Macs on, or check their kubelets.",
         (On.CONNECTED,),
     )
@@ -185,14 +185,14 @@ class Reason(StrEnum):
         "Switch the Mac on, or check its kubelet.",
         (On.CONNECTED, FAILURE),
     )
-    BOTH_ENDS = ("BothEnds", "Both ends see each other.", "", (On.SYMMETRIC,))
+    BOTH_ENDS = ("BothEnds", "Both ends detect each other.", "", (On.SYMMETRIC,))
     ONE_END = (
         "OneEnd",
-        "Only one end sees the other, as with a display or a hub in between. The link works.",
-        "Connect the Macs directly to see it at both ends.",
+        "Only one end detects the other, because a display or hub is in between. The link works.",
+        "No action is required; connect the Macs directly to detect the link at both ends.",
         (On.SYMMETRIC,),
     )
-    NO_END = ("NoEnd", "Neither end sees the other.", "Plug the cable in.", (On.SYMMETRIC,))
+    NO_END = ("NoEnd", "Neither end detects the other.", "Plug the cable in.", (On.SYMMETRIC,))
 
     # The model.
     FOUND = ("Found", "The model is on the disk of at least one Mac.", "", (On.MODEL_RESOLVED,))
@@ -223,7 +223,7 @@ class Reason(StrEnum):
     )
     MODEL_DIFFERS = (
         "ModelDiffers",
-        "The Macs of the group hold different versions of the model.",
+        "The Macs of the group have different versions of the model.",
         "Download the same revision to every Mac.",
         (FAILURE, REFUSAL),
     )
@@ -243,7 +243,7 @@ class Reason(StrEnum):
     NO_MAC_FITS = (
         "NoMacFits",
         "No Mac can be used.",
-        "See the message and status.unplaceable: they say what each Mac lacks.",
+        "See the message and status.unplaceable: they list what is missing on each Mac.",
         (On.PLACED, On.READY),
     )
     NOT_ENOUGH_MACS = (
@@ -266,14 +266,14 @@ class Reason(StrEnum):
     )
     NOT_CONNECTED = (
         "NotConnected",
-        "The Macs lack the links that the transport needs.",
-        "Plug in the cables of the message, or change spec.transport.",
+        "The Macs do not have the links that the transport requires.",
+        "Connect the cables that the message lists, or change spec.transport.",
         (On.PLACED, On.READY),
     )
     TRANSPORT_UNAVAILABLE = (
         "TransportUnavailable",
         "Too few Macs can use the requested transport.",
-        "Change spec.transport, or mend what the message names.",
+        "Change spec.transport, or fix the problems that the message lists.",
         (On.PLACED, On.READY),
     )
     NOT_YET_OBSERVED = (
@@ -285,18 +285,18 @@ class Reason(StrEnum):
     FORBIDDEN = (
         "Forbidden",
         "The API server does not allow the operator to create the objects of a group.",
-        "Check the RBAC rules of the chart, and admission policies.",
+        "Check the chart's RBAC rules and the admission policies of the cluster.",
         (On.PLACED, On.READY),
     )
     POD_SECURITY_FORBIDDEN = (
         "PodSecurityForbidden",
         "The Pod Security level of the namespace forbids runner pods.",
-        "Label the namespace as the message says.",
+        "Set the namespace label that the message names.",
         (On.PLACED, On.READY),
     )
     POD_REFUSED = (
         "PodRefused",
-        "The API server refuses the runner pods.",
+        "The API server rejects the runner pods.",
         "See the message.",
         (On.PLACED, On.READY),
     )
@@ -305,14 +305,15 @@ class Reason(StrEnum):
     FORMED = ("Formed", "Every group has formed.", "", (On.BOOTSTRAPPED,))
     NOT_FORMED = ("NotFormed", "Not every group has formed.", "See the message.", (On.BOOTSTRAPPED,))
     PARTLY_READY = ("PartlyReady", "Some groups serve.", "See the message.", (On.READY,))
-    MEASURED = ("Measured", "The served path has been measured.", "", (On.BENCHMARKED,))
+    MEASURED = ("Measured", "The benchmark of the serving group has succeeded.", "", (On.BENCHMARKED,))
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
-    FAILED = ("Failed", "A group has failed without a reason.", "See the message.", (On.DEGRADED,))
+    FAILED = ("Failed", "A group has failed for an unknown reason.", "See the message.", (On.DEGRADED,))
 
     # Failures that the operator sees.
     EVICTED = (
         "Evicted",
-        "A pod was evicted, as `kubectl drain` does. The group is placed again without delay and at no cost.",
+        "A pod was evicted, as `kubectl drain` does. The group is placed again without delay; "
+        "the eviction does not count against recovery.maxRestarts.",
         "",
         (FAILURE,),
     )
@@ -322,12 +323,13 @@ class Reason(StrEnum):
     NODE_GONE = ("NodeGone", "The Node of a rank no longer exists.", "", (FAILURE,))
     UNSCHEDULABLE = ("Unschedulable", "The scheduler finds no room for a pod on its Mac.", "See the message.", (FAILURE,))
     CRASH_LOOP = ("CrashLoop", "A supervisor crashes repeatedly.", "See the log of the pod.", (FAILURE,))
+    STOPPED = ("Stopped", "The group has drained and stopped, and is needed again.", "", (FAILURE,))
     GAVE_UP = ("GaveUp", "The runner has used all its attempts.", "See the message.", (FAILURE,))
 
     # Failures that the runner sees: before a rank starts.
     ADDRESS_LOST = ("AddressLost", "A planned address is no longer on the Mac.", "", (FAILURE,))
     DEVICE_MATRIX = ("DeviceMatrix", "The plan's RDMA devices do not form the planned topology.", "", (FAILURE,))
-    PORT_TAKEN = ("PortTaken", "Another program holds a port of the group.", "", (FAILURE,))
+    PORT_TAKEN = ("PortTaken", "Another program uses a port of the group.", "", (FAILURE,))
     MEMORY_NOT_FREE = (
         "MemoryNotFree",
         "The Mac has less free memory than the placement reserves.",
@@ -336,14 +338,14 @@ class Reason(StrEnum):
     )
     MEMORY_STRANDED = (
         "MemoryStranded",
-        "Wired memory of a rank that has ended is not returned.",
+        "Wired memory of an exited rank has not been released.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
     KILLED_TOO_OFTEN = (
         "KilledTooOften",
         "Ranks on this Mac were killed repeatedly.",
-        "Find what kills them; the message says how often.",
+        "Find out which program kills them; the message says how often.",
         (FAILURE,),
     )
     RANK_NOT_STARTED = ("RankNotStarted", "The process of a rank cannot be started.", "See the message.", (FAILURE,))
@@ -353,7 +355,7 @@ class Reason(StrEnum):
     INIT_DEADLINE = ("InitDeadline", "MLX's initialization did not finish in time.", "", (FAILURE,))
     CHECK_DEADLINE = ("CheckDeadline", "The check of the formed group did not finish in time.", "", (FAILURE,))
     EXCHANGE_FAILED = ("ExchangeFailed", "The exchange of JACCL's connection data failed.", "", (FAILURE,))
-    PEER_REFUSED = ("PeerRefused", "A peer was not listening in time.", "", (FAILURE,))
+    PEER_REFUSED = ("PeerRefused", "A peer did not start to listen in time.", "", (FAILURE,))
     PEER_UNREACHABLE = ("PeerUnreachable", "The address of a peer did not answer.", "Check the cable.", (FAILURE,))
     LOCAL_NETWORK_DENIED = (
         "LocalNetworkDenied",
@@ -361,8 +363,13 @@ class Reason(StrEnum):
         "Allow it in System Settings > Privacy & Security > Local Network.",
         (FAILURE,),
     )
-    SOCKET_REFUSED = ("SocketRefused", "The system gave no socket.", "Close programs with many open files.", (FAILURE,))
-    RELAY_REFUSED = ("RelayRefused", "Two supervisors do not reach each other.", "Check the network.", (FAILURE,))
+    SOCKET_REFUSED = (
+        "SocketRefused",
+        "The operating system could not create a socket.",
+        "Close programs with many open files.",
+        (FAILURE,),
+    )
+    RELAY_REFUSED = ("RelayRefused", "Two supervisors cannot reach each other.", "Check the network.", (FAILURE,))
     MESH_TOO_LARGE = ("MeshTooLarge", "A JACCL mesh has at most 8 ranks.", "", (FAILURE,))
     BACKEND_NOT_AVAILABLE = (
         "BackendNotAvailable",
@@ -370,18 +377,18 @@ class Reason(StrEnum):
         "Update macOS to 26.2 or newer.",
         (FAILURE,),
     )
-    BACKEND_REFUSED = ("BackendRefused", "MLX refused the configuration of the group.", "Report a bug.", (FAILURE,))
+    BACKEND_REFUSED = ("BackendRefused", "MLX rejected the configuration of the group.", "Report a bug.", (FAILURE,))
     WRONG_GROUP = ("WrongGroup", "The group that formed is not the planned one.", "Report a bug.", (FAILURE,))
     WRONG_SUM = ("WrongSum", "The first all-reduce of the group gave a wrong sum.", "Report a bug.", (FAILURE,))
     PROTECTION_DOMAIN = (
         "ProtectionDomain",
-        "The RDMA stack of the Mac allocates no protection domain.",
+        "The RDMA stack of the Mac cannot allocate a protection domain.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
     COMPLETION_QUEUE = (
         "CompletionQueue",
-        "The RDMA stack of the Mac creates no completion queue.",
+        "The RDMA stack of the Mac cannot create a completion queue.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
@@ -406,7 +413,7 @@ class Reason(StrEnum):
     )
 
     # Failures that the runner sees: in a group that has formed.
-    RDMA_FAILED = ("RDMAFailed", "The RDMA device refused work.", "Check the cable.", (FAILURE,))
+    RDMA_FAILED = ("RDMAFailed", "The RDMA device rejected a work request.", "Check the cable.", (FAILURE,))
     PEER_LOST = ("PeerLost", "A peer left the group.", "", (FAILURE,))
     RELAY_LOST = ("RelayLost", "The connection between two supervisors broke.", "Check the network.", (FAILURE,))
     SUPERVISOR_LOST = ("SupervisorLost", "The connection to a supervisor broke.", "Check the Mac.", (FAILURE,))
@@ -417,14 +424,14 @@ class Reason(StrEnum):
     GPU_FAILED = ("GpuFailed", "The GPU aborted a command.", "End other programs that load the GPU.", (FAILURE,))
     OUT_OF_MEMORY = ("OutOfMemory", "The Mac ran out of memory.", "End other programs on the Mac.", (FAILURE,))
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))
-    UNKNOWN = ("Unknown", "An error that Thunderfleet does not know.", "Report a bug with the message.", (FAILURE,))
+    UNKNOWN = ("Unknown", "Unknown error.", "Report a bug and include the message.", (FAILURE,))
 
     # Refusals at the rendezvous.
     STRANGER = ("Stranger", "The rank belongs to another group.", "", (REFUSAL,))
     STALE_EPOCH = ("StaleEpoch", "The rank belongs to another placement of the group.", "", (REFUSAL,))
     NO_SUCH_RANK = ("NoSuchRank", "The plan has no such rank.", "", (REFUSAL,))
     WRONG_NODE = ("WrongNode", "The rank is planned on another node.", "", (REFUSAL,))
-    RANK_TAKEN = ("RankTaken", "Another supervisor holds the rank.", "", (REFUSAL,))
+    RANK_TAKEN = ("RankTaken", "Another supervisor already runs the rank.", "", (REFUSAL,))
     VERSION_DIFFERS = (
         "VersionDiffers",
         "The Macs of the group run different versions of Thunderfleet, mlx or mlx-lm.",

@@ -78,8 +78,8 @@ class Endpoint(ApiModel):
 class Measurement(ApiModel):
     """Benchmark of one direction of the cable. The agent of the receiver writes it."""
 
-    from_: Name = Field(description="Name of the Node that sent.")
-    to: Name = Field(description="Name of the Node that received.")
+    from_: Name = Field(description="Name of the sending Node.")
+    to: Name = Field(description="Name of the receiving Node.")
     transport: MeasurementTransport = Field(
         description="Transport of the benchmark: Socket (TCP), RDMA or Ring (the ring of mlx)."
     )

@@ -221,7 +221,7 @@ class Kubelet:
                 break
             except OSError as error:
                 message = f"cannot listen on {self.config.addresses[0]}:{self.config.port}: {error.strerror or error}"
-                log.warning("%s; next try in %g s", message, BIND_RETRY_SECONDS)
+                log.warning("%s; retrying in %g s", message, BIND_RETRY_SECONDS)
                 self.node.problems["ServerNotListening"] = message
                 self.node.nudge()
                 await asyncio.sleep(BIND_RETRY_SECONDS)
@@ -243,8 +243,8 @@ class Kubelet:
             if error.status == 401:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
-                    "the API server rejects the node's certificate (expired, or of another cluster); stop the kubelet and "
-                    "join again with the command that `thunderfleet token` prints; containers keep running meanwhile"
+                    "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop "
+                    "the kubelet and join again with the command that `thunderfleet token` prints; containers keep running"
                 ) from None
             raise
 

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
             "--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder for the node's identity and its pods"
         )
         one.add_argument(
-            "--config", type=Path, metavar="FILE", help="configuration file (YAML); default for run: the one given to join"
+            "--config", type=Path, metavar="FILE", help="YAML configuration file; run defaults to the file given to join"
         )
         one.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="minimum log level")
         return one
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         help="hash of the public key of the cluster's CA, as printed by thunderfleet token",
     )
     join.add_argument("--replace", action="store_true", help="replace an existing Node of the same name")
-    join.add_argument("--no-run", action="store_true", help="join, but do not run")
+    join.add_argument("--no-run", action="store_true", help="join the cluster, but do not run the kubelet")
     add("run", "run the kubelet of a node that has joined")
     add("launchd-plist", "print the property list of a LaunchDaemon that runs this kubelet")
     return top

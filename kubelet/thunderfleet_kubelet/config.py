@@ -91,7 +91,7 @@ class Config(_Settings):
             except ValueError:
                 raise ValueError(f"{text!r} is not an IP address, such as '192.168.64.11'") from None
             if address.is_unspecified or address.is_multicast:
-                raise ValueError(f"{text} is not the address of one machine; use the machine's own address")
+                raise ValueError(f"{text} is not a unicast address; use the machine's own address")
         return value
 
     @field_validator("path", "python_path")
@@ -118,7 +118,7 @@ class Config(_Settings):
             reserved = any(domain == one or domain.endswith("." + one) for one in RESERVED_LABEL_DOMAINS)
             if reserved and not key.startswith(FREE_LABEL_PREFIXES):
                 allowed = ", ".join(prefix + "…" for prefix in FREE_LABEL_PREFIXES)
-                raise ValueError(f"a node may not set its own label {key!r}; in kubernetes.io only {allowed}")
+                raise ValueError(f"label {key!r} is not allowed: in the kubernetes.io domains a node may set only {allowed}")
         return value
 
 

@@ -104,7 +104,7 @@ def _absent(command: str, error: OSError | None = None) -> Failure:
 
 
 def _hung(command: str, pid: int) -> Failure:
-    text = f"still hangs (process {pid} cannot be killed, so no second one is started); reboot this machine to end it"
+    text = f"still hangs: process {pid} cannot be killed; reboot this machine"
     return Failure(command, FailureKind.TIMED_OUT, text)
 
 

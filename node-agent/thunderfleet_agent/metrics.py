@@ -26,21 +26,21 @@ class Metrics:
         prefix = "thunderfleet_agent"
         self._seconds = Histogram(
             f"{prefix}_command_seconds",
-            "Duration of this Mac's commands, including those that failed.",
+            "Duration of the commands that the agent runs, including failed ones.",
             ["source"],
             buckets=SECONDS_BUCKETS,
             registry=self.registry,
         )
         self._failures = Counter(
-            f"{prefix}_command_failures", "Commands of this Mac that failed.", ["source", "kind"], registry=self.registry
+            f"{prefix}_command_failures", "Failed commands of the agent.", ["source", "kind"], registry=self.registry
         )
-        self._scrapes = Counter(f"{prefix}_scrapes", "Requests for these metrics.", registry=self.registry)
+        self._scrapes = Counter(f"{prefix}_scrapes", "Requests for /metrics.", registry=self.registry)
         self._writes = Counter(f"{prefix}_api_writes", "Writes to the API server.", ["kind", "result"], registry=self.registry)
         self._errors = Counter(f"{prefix}_loop_errors", "Internal errors of the agent.", ["loop"], registry=self.registry)
-        self._dials = Counter(f"{prefix}_dials", "Dials of other agents.", ["result"], registry=self.registry)
+        self._dials = Counter(f"{prefix}_dials", "Connection attempts to other agents.", ["result"], registry=self.registry)
         self._trips = Gauge(
             f"{prefix}_peer_rtt_seconds",
-            "Round trip to another agent, most recent dial.",
+            "Round-trip time of the most recent connection to another agent.",
             ["node", "address"],
             registry=self.registry,
         )
@@ -49,15 +49,15 @@ class Metrics:
         )
         self._probe_seconds = Counter(f"{prefix}_probe_seconds", "Duration of probes.", ["probe"], registry=self.registry)
         self._probe_bytes = Counter(
-            f"{prefix}_probe_bytes", "Bytes moved by probes between Macs, both ways.", ["probe"], registry=self.registry
+            f"{prefix}_probe_bytes", "Bytes that probes between Macs sent and received.", ["probe"], registry=self.registry
         )
         self.refused = Counter(
             f"{prefix}_refused_dials",
-            "Connections refused because the NodeProfile does not show the certificate.",
+            "Connections refused because the NodeProfile does not contain the certificate.",
             registry=self.registry,
         )
-        self.links = Gauge(f"{prefix}_links", "ThunderboltLinks of which this Mac publishes an end.", registry=self.registry)
-        self.models = Gauge(f"{prefix}_models", "Models on this Mac's disk.", registry=self.registry)
+        self.links = Gauge(f"{prefix}_links", "ThunderboltLinks that end at this Mac.", registry=self.registry)
+        self.models = Gauge(f"{prefix}_models", "Models on the disk of this Mac.", registry=self.registry)
         self.published = Gauge(
             f"{prefix}_published_timestamp_seconds", "Time of the last successful publishing round.", registry=self.registry
         )
@@ -104,11 +104,11 @@ _LABELS = ["probe", "node", "address", "link"]
 _FIGURES = (
     ("gpu_fp16_flops", "fp16 throughput of the GPU, in floating-point operations per second.", "flops", 1.0),
     ("gpu_memory_bytes_per_second", "Memory bandwidth of the GPU.", "megabytes_per_second", 1e6),
-    ("link_sent_bytes_per_second", "Throughput to a peer, timed at the peer.", "sent_mbps", 125_000.0),
-    ("link_received_bytes_per_second", "Throughput from a peer, timed here.", "received_mbps", 125_000.0),
-    ("link_rtt_seconds", "Median round trip to a peer.", "rtt_microseconds", 1e-6),
-    ("link_jitter_seconds", "Mean absolute difference of successive round trips.", "jitter_microseconds", 1e-6),
-    ("link_all_sum_seconds", "Duration of a small all-sum of two ranks.", "all_sum_microseconds", 1e-6),
+    ("link_sent_bytes_per_second", "Throughput to a peer, measured by the peer.", "sent_mbps", 125_000.0),
+    ("link_received_bytes_per_second", "Throughput from a peer, measured by this Mac.", "received_mbps", 125_000.0),
+    ("link_rtt_seconds", "Median round-trip time to a peer.", "rtt_microseconds", 1e-6),
+    ("link_jitter_seconds", "Mean absolute difference of consecutive round-trip times.", "jitter_microseconds", 1e-6),
+    ("link_all_sum_seconds", "Duration of a small all-reduce between two ranks.", "all_sum_microseconds", 1e-6),
 )
 
 
@@ -123,7 +123,7 @@ class _Measured:
 
     def collect(self) -> Iterator[Metric]:
         prefix, now, ledger = "thunderfleet_agent", time.monotonic(), self._prober.ledger
-        age = GaugeMetricFamily(f"{prefix}_measured_age_seconds", "Age of a figure.", labels=_LABELS)
+        age = GaugeMetricFamily(f"{prefix}_measured_age_seconds", "Age of a measurement.", labels=_LABELS)
         families = [
             (GaugeMetricFamily(f"{prefix}_{name}", text, labels=_LABELS), field, unit) for name, text, field, unit in _FIGURES
         ]
@@ -138,6 +138,6 @@ class _Measured:
                     family.add_metric(labels, value * unit)
         yield age
         yield from (family for family, _, _ in families)
-        running = GaugeMetricFamily(f"{prefix}_probes_running", "Probes that are running.")
+        running = GaugeMetricFamily(f"{prefix}_probes_running", "Running probes.")
         running.add_metric([], len(self._prober.running))
         yield running

@@ -226,13 +226,13 @@ class Rounds:
             try:
                 await self.publish()
                 if delay:
-                    log.info("the API server answers again")
+                    log.info("the API server responds again")
                 delay = 0.0
                 self._metrics.published.set_to_current_time()
             except ApiError as error:
                 delay = min(max(RETRY_SECONDS, delay * 2), RETRY_LIMIT_SECONDS)
                 self._looked = None
-                log.warning("%s; next attempt in %.0f s", error, delay)
+                log.warning("%s; retrying in %.0f s", error, delay)
                 await asyncio.sleep(jittered(delay))
                 continue
             except Exception:

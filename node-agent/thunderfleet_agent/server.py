@@ -116,7 +116,7 @@ class Server:
         if node and await self._accepts(node, shown):
             return node, None
         self._metrics.refused.inc()
-        text = f"the NodeProfile of {node[:253]!r} does not show this certificate"
+        text = f"the NodeProfile of {node[:253]!r} does not contain this certificate"
         return node, web.json_response({"error": text}, status=403)
 
     async def _measure(self, request: web.Request) -> web.StreamResponse:

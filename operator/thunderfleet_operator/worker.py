@@ -52,7 +52,7 @@ class Worker:
         while True:
             key = await self._queue.get()
             try:
-                # On a standby the key is dropped: whoever becomes the leader looks at everything.
+                # A standby drops the key: a new leader starts with all keys.
                 if self._leading():
                     await self._round(key)
             finally:

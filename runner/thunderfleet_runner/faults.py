@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 
 GRACE_IS_OVER = "the deployment is being stopped or moved, and its grace period is over"
@@ -59,46 +60,46 @@ _LOADING = frozenset({Stage.LOAD, Stage.CHECK})
 # The first rule that matches applies: specific texts before general ones. Errnos are (Linux|macOS).
 _RULES: tuple[_Rule, ...] = (
     # Sockets: MLX's ring, and JACCL's own rendezvous.
-    _rule(r"(bind socket|bind).*error: (98|48)\)|address already in use", FaultClass.RETRY, "PortTaken",
+    _rule(r"(bind socket|bind).*error: (98|48)\)|address already in use", FaultClass.RETRY, Reason.PORT_TAKEN,
           "another process took the port after it was checked; the next attempt uses another port"),
-    _rule(r"bind.*error: (99|49)\)|(can't|cannot) assign requested address", FaultClass.REPLAN, "AddressLost",
+    _rule(r"bind.*error: (99|49)\)|(can't|cannot) assign requested address", FaultClass.REPLAN, Reason.ADDRESS_LOST,
           "this Mac no longer has the planned address"),
-    _rule(r"error: 65\)|no route to host", FaultClass.CONFIGURE, "LocalNetworkDenied",
+    _rule(r"error: 65\)|no route to host", FaultClass.CONFIGURE, Reason.LOCAL_NETWORK_DENIED,
           "macOS denies access to the peer's address: allow the runner under Privacy & Security > Local Network"),
-    _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, "PeerRefused",
+    _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, Reason.PEER_REFUSED,
           "the peer was not listening in time", echo=True),
     _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
-          "PeerUnreachable", "the peer's address did not answer", echo=True),
+          Reason.PEER_UNREACHABLE, "the peer's address did not answer", echo=True),
     _rule(r"couldn't (create socket|enable reuse\w+|listen)|accept failed|too many open files", FaultClass.RETRY,
-          "SocketRefused", "the system refused a socket: too many files may be open on this Mac"),
+          Reason.SOCKET_REFUSED, "the system refused a socket: too many files may be open on this Mac"),
     _rule(r"\[ring\].*(connection to a peer was lost|closed by the peer|too many send/recv errors)"
           r"|(receiving from|sending to) socket.*(errno|error|made no progress)"
           r"|(send|recv) failed with errno ?=|peer closed the side channel"
-          r"|connection reset by peer|broken pipe", FaultClass.RETRY, "PeerLost", "a peer left the group", echo=True),
+          r"|connection reset by peer|broken pipe", FaultClass.RETRY, Reason.PEER_LOST, "a peer left the group", echo=True),
     # RDMA, in the order in which JACCL uses it.
-    _rule(r"could not find device|rdma device .*not found", FaultClass.REPLAN, "DeviceMissing",
+    _rule(r"could not find device|rdma device .*not found", FaultClass.REPLAN, Reason.DEVICE_MISSING,
           "the planned RDMA device no longer exists: check the cable"),
     _rule(r"rdma device .*(not active|down)|(couldn't|could not) open (rdma )?device", FaultClass.REPLAN,
-          "PortDown",
+          Reason.PORT_DOWN,
           "the planned RDMA device is not usable: check the cable"),
-    _rule(r"allocate protection domain|protection domain not allocated", FaultClass.REBOOT, "ProtectionDomain",
+    _rule(r"allocate protection domain|protection domain not allocated", FaultClass.REBOOT, Reason.PROTECTION_DOMAIN,
           "this Mac's RDMA stack is stuck: reboot it"),
-    _rule(r"create completion queue", FaultClass.REBOOT, "CompletionQueue",
+    _rule(r"create completion queue", FaultClass.REBOOT, Reason.COMPLETION_QUEUE,
           "this Mac's RDMA stack is stuck: reboot it"),
-    _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, "QueuePairBusy",
+    _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, Reason.QUEUE_PAIR_BUSY,
           "this Mac's RDMA stack is stuck: reboot it"),
-    _rule(r"create queue pair", FaultClass.RETRY, "QueuePairsSpent",
+    _rule(r"create queue pair", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT,
           "the device supports about ten queue pairs: another group or program on this Mac may hold them"),
-    _rule(r"register memory region failed", FaultClass.RETRY, "MemoryRegionsSpent",
+    _rule(r"register memory region failed", FaultClass.RETRY, Reason.MEMORY_REGIONS_SPENT,
           "the device supports about a hundred memory regions: another group or program on this Mac may hold them"),
-    _rule(r"queue pair to INIT", FaultClass.RETRY, "QueuePairInit", "the device rejected the queue pair"),
-    _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, "NoIPv4Address",
+    _rule(r"queue pair to INIT", FaultClass.RETRY, Reason.QUEUE_PAIR_INIT, "the device rejected the queue pair"),
+    _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
           "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
-    _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, "RDMAFailed",
+    _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
           "the RDMA device rejected work: check the cable"),
-    _rule(r"mesh supports up to", FaultClass.REPLAN, "MeshTooLarge",
+    _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,
           "a JACCL mesh has at most 8 ranks; a larger group must be a ring"),
-    _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, "BackendNotAvailable",
+    _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, Reason.BACKEND_NOT_AVAILABLE,
           "MLX has no JACCL on this Mac: it requires macOS 26.2 or newer"),
     _rule(r"need to provide via environment variables|valid (mesh|ring)|device file should|device names should"
           r"|connectivity matrix|can't parse address|registered once per protection|all[ _]gather[ _]factory"
@@ -106,23 +107,23 @@ _RULES: tuple[_Rule, ...] = (
           r"|as many connections to the left|no sockets to the (right|left)|only supported (to|from) direct neighbors"
           r"|(sum_scatter|group split) not supported"
           r"|Rank cannot be larger|both a rank \(MLX_RANK\)|only valid values for backend",
-          FaultClass.BUG, "BackendRefused", "MLX rejected the supervisor's configuration"),
-    _rule(r"planned rank|was planned, MLX says|NotFormed|all-sum", FaultClass.BUG, "WrongGroup",
+          FaultClass.BUG, Reason.BACKEND_REFUSED, "MLX rejected the supervisor's configuration"),
+    _rule(r"planned rank|was planned, MLX says|NotFormed|all-sum", FaultClass.BUG, Reason.WRONG_GROUP,
           "MLX formed a group that differs from the plan"),
     _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang|InnocentVictim)|impacting interactivity", FaultClass.RETRY,
-          "GpuFailed", "the GPU aborted a command; if this repeats, another program on this Mac uses the GPU heavily"),
+          Reason.GPU_FAILED, "the GPU aborted a command; if this repeats, another program on this Mac uses the GPU heavily"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
-          FaultClass.RETRY, "OutOfMemory", "another program on this Mac uses the memory that was planned for the rank"),
-    _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, "ModelUnsupported",
+          FaultClass.RETRY, Reason.OUT_OF_MEMORY, "another program on this Mac uses the memory that was planned for the rank"),
+    _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED,
           "mlx-lm does not support this model; choose another model or another version of mlx-lm"),
-    _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, "ModelCannotSplit",
+    _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT,
           _CANNOT_SPLIT, stages=_LOADING),
-    _rule(r"^IncompleteModel\b", FaultClass.CONFIGURE, "ModelIncomplete",
+    _rule(r"^IncompleteModel\b", FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE,
           "files of the model are missing or inconsistent", stages=_LOADING),
     _rule(r"not divisible|does not support (tensor|pipeline)|cannot be (split|sharded)|no attribute 'shard'|can't be divided",
-          FaultClass.CONFIGURE, "ModelCannotSplit", _CANNOT_SPLIT),
+          FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT, _CANNOT_SPLIT),
     _rule(r"missing \d+ parameters|received \d+ parameters not in model|no safetensors|no such file|not found in .*safetensors",
-          FaultClass.CONFIGURE, "ModelIncomplete", "files of the model are missing or inconsistent", stages=_LOADING),
+          FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, "files of the model are missing or inconsistent", stages=_LOADING),
 )  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def from_text(stage: Stage, text: str) -> Fault:
     for rule in _RULES:
         if stage in rule.stages and rule.pattern.search(text):
             return Fault(rule.fault, rule.reason, f"{seen}: {rule.advice}", rule.echo)
-    return Fault(FaultClass.BUG, "Unknown", f"failed in {stage}: {seen}")
+    return Fault(FaultClass.BUG, Reason.UNKNOWN, f"failed in {stage}: {seen}")
 
 
 def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
@@ -150,8 +151,8 @@ def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
     if returncode < 0:
         kind = FaultClass.RETRY if -returncode in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) else FaultClass.BUG
         hint = " (out of memory, or killed manually)" if -returncode == signal.SIGKILL else ""
-        return Fault(kind, "RankKilled", f"the rank {how} in {stage}{hint}{said}")
-    return Fault(FaultClass.BUG, "RankExited", f"the rank {how} in {stage}{said}")
+        return Fault(kind, Reason.RANK_KILLED, f"the rank {how} in {stage}{hint}{said}")
+    return Fault(FaultClass.BUG, Reason.RANK_EXITED, f"the rank {how} in {stage}{said}")
 
 
 def _ending(returncode: int) -> str:
@@ -165,40 +166,40 @@ def _ending(returncode: int) -> str:
 
 def init_deadline(seconds: int, missing: str) -> Fault:
     """MLX's init has no time limit; ``missing`` names the ranks that did not form."""
-    return Fault(FaultClass.RETRY, "InitDeadline", f"the group did not form within {seconds} s: no answer from {missing}")
+    return Fault(FaultClass.RETRY, Reason.INIT_DEADLINE, f"the group did not form within {seconds} s: no answer from {missing}")
 
 
 def frozen(seconds: float) -> Fault:
     """The rank's process runs but sends no heartbeats."""
-    return Fault(FaultClass.RETRY, "RankFrozen", f"the rank's heartbeat has been silent for {seconds:g} s")
+    return Fault(FaultClass.RETRY, Reason.RANK_FROZEN, f"the rank's heartbeat has been silent for {seconds:g} s")
 
 
 def stalled(seconds: float, stage: Stage) -> Fault:
     """All ranks send heartbeats but none makes progress."""
-    return Fault(FaultClass.RETRY, "Stalled", f"no rank has completed a step for {seconds:g} s in {stage}")
+    return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s in {stage}")
 
 
 def supervisor_lost(why: str) -> Fault:
     """The connection to a member has ended."""
-    return Fault(FaultClass.RETRY, "SupervisorLost", f"the connection to the rank's supervisor was lost: {why}")
+    return Fault(FaultClass.RETRY, Reason.SUPERVISOR_LOST, f"the connection to the rank's supervisor was lost: {why}")
 
 
 def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:
     """A port that the group keeps across attempts is in use; the next placement has another one."""
     text = f"the {what} port {port} on {address} is held by another program on node {node}: the group needs another port"
-    return Fault(FaultClass.REPLAN, "PortTaken", text)
+    return Fault(FaultClass.REPLAN, Reason.PORT_TAKEN, text)
 
 
 def relay_refused(text: str) -> Fault:
     """Two supervisors of the group do not reach each other, or not yet."""
-    return Fault(FaultClass.RETRY, "RelayRefused", text)
+    return Fault(FaultClass.RETRY, Reason.RELAY_REFUSED, text)
 
 
 def relay_lost(text: str) -> Fault:
     """The connection between two supervisors broke while ranks run; its cause is reported elsewhere, or is the network."""
-    return Fault(FaultClass.RETRY, "RelayLost", text, echo=True)
+    return Fault(FaultClass.RETRY, Reason.RELAY_LOST, text, echo=True)
 
 
 def tokens_differ(detail: str) -> Fault:
     """Ranks disagree on the fixed prompt's tokens."""
-    return Fault(FaultClass.BUG, "TokensDiffer", f"the ranks compute different results: {detail}")
+    return Fault(FaultClass.BUG, Reason.TOKENS_DIFFER, f"the ranks compute different results: {detail}")

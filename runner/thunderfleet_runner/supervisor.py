@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import listener
 
 from thunderfleet_runner import faults
@@ -309,7 +310,7 @@ async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _refuse(_: peers.Hello, __: connection.Connection) -> peers.Refusal | None:
-    return peers.Refusal(reason="NotLeader", message="this supervisor is not the leader")
+    return peers.Refusal(reason=Reason.NOT_LEADER, message="this supervisor is not the leader")
 
 
 def api_keys(folder: Path) -> frozenset[str]:

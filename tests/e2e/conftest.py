@@ -56,12 +56,12 @@ def deploy(line: Line) -> Iterator[Deploy]:
 
 @pytest.fixture(scope="session")
 def the_pair(line: Line) -> Deployment:
-    return line.deploy("pair", parallelism="Pipeline", benchmark={})
+    return line.deploy("pair", parallelism="Pipeline", transport="Ring", benchmark={})
 
 
 @pytest.fixture
 def pair(the_pair: Deployment) -> Deployment:
-    """A pipeline over two Macs, Ready when the test starts. Tests share it because starting one takes seconds."""
+    """A pipeline over two Macs and TCP, Ready when the test starts. Tests share it because starting one takes seconds."""
     return the_pair.until_ready()
 
 

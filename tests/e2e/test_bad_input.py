@@ -23,7 +23,7 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
             "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
         ),
         ({"model": {"path": "models/tiny"}}, "path must be the absolute path of a directory on the nodes, without '..'"),
-        ({"model": {"repository": "a/b/c"}}, "repository has the form owner/name"),
+        ({"model": {"repository": "a/b/c"}}, "repository must have the form owner/name"),
         ({"nodes": {"min": 3, "max": 2}}, "nodes.max must be at least nodes.min; leave it unset for no maximum"),
         ({"nodes": {"min": -1}}, "spec.nodes.min in body should be greater than or equal to 1"),
         ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),

@@ -65,7 +65,7 @@ RDMA = {
     "book-2.tb1--studio-3.tb4": ("Usable", "both ends"),
     "studio-1.tb3--studio-4.tb1": ("BridgeMember", "on studio-4 run `sudo ifconfig bridge0 deletem en2`"),
     "mini-1.tb1--studio-2.tb3": ("BelowThunderbolt5", "use a Thunderbolt 5 cable"),
-    "mini-2.tb1--studio-3.tb3": ("BelowThunderbolt5", "take OWC Thunderbolt Hub out of the way"),
+    "mini-2.tb1--studio-3.tb3": ("BelowThunderbolt5", "connect the Macs without OWC Thunderbolt Hub"),
     "book-1.tb2--studio-2.tb4": ("RDMADisabled", "start book-1 in Recovery, run `rdma_ctl enable`"),
 }
 
@@ -424,7 +424,7 @@ def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
     fleet.until(lambda: not fleet.get("tbl", old), "the link goes", 150)
     about = ("--field-selector", f"involvedObject.name={old},reason=Removed")
     text = fleet.cluster.kubectl("get", "events", "-n", "default", *about).stdout
-    assert "neither mini-1 nor studio-2 has had this cable" in text
+    assert "neither mini-1 nor studio-2 has reported this cable" in text
 
     def ghosts() -> list[str]:
         """Who speaks of a Mac that is no Node."""

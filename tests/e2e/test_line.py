@@ -27,11 +27,13 @@ def table(text: str) -> list[dict[str, str]]:
     return [{n: row[a:b].strip() for n, a, b in zip(names, starts, ends, strict=True)} for row in rows]
 
 
-@pytest.mark.parametrize("parallelism", ["Pipeline", "Tensor"])
-def test_two_macs_say_what_one_process_says(pair: Deployment, deploy: Deploy, alone: Alone, parallelism: str) -> None:
+@pytest.mark.parametrize(("parallelism", "transport"), [("Pipeline", "Ring"), ("Tensor", "JACCL")])
+def test_two_macs_say_what_one_process_says(
+    pair: Deployment, deploy: Deploy, alone: Alone, parallelism: str, transport: str
+) -> None:
     served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism).until_ready()
     group = served.group()
-    assert (group["parallelism"], group["transport"]) == (parallelism, "Ring")
+    assert (group["parallelism"], group["transport"]) == (parallelism, transport)
     assert {rank["node"] for rank in group["ranks"]} in ({"studio-1", "studio-2"}, {"studio-1", "mini-1"})
     expected = alone(PROMPT, TOKENS)
     assert len(expected) == TOKENS
@@ -95,7 +97,8 @@ def test_profiles_and_links_tell_the_fleet(line: Line) -> None:
     }
     category = line.kubectl("get", "thunderfleet", "-A", "-o", "name")
     assert "nodeprofile.thunderfleet.io/mini-1" in category and "thunderboltlink.thunderfleet.io/" in category
-    assert "Longest sequence (prompt and answer)" in line.kubectl("explain", "md.spec.memory.contextTokens")
+    explained = line.kubectl("explain", "md.spec.memory.contextTokens")
+    assert "Maximum length of one request, prompt and completion, in tokens." in explained
 
 
 def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:

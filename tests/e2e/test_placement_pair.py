@@ -50,7 +50,7 @@ def test_a_cable_seen_from_one_end_carries_a_group(line: Line, deploy: Deploy, a
         assert all("jaccl" in item["status"]["runtime"]["backends"] for item in line.items("np"))
     else:
         assert (group["transport"], group["parallelism"]) == ("Ring", "Pipeline")
-        assert f"no RDMA over {LINK}: RDMA is switched off on studio-2" in group["reason"]
+        assert f"no RDMA over {LINK}: RDMA is disabled on studio-2" in group["reason"]
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
     status, planned = line.plan(pair.get())
     (offline,) = planned["groups"]

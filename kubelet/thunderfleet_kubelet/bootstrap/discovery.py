@@ -151,6 +151,6 @@ async def fetch_ca(server: Server, wanted: str) -> bytes:
             seen = ", ".join(ca_hash(one) for one in shown) or "none"
             raise JoinError(
                 f"{server.url}: no CA with hash {wanted}, found {seen}; the token was not sent. Use --server and --ca-hash "
-                "from the same `thunderfleet token` output; a different hash means another cluster or a man in the middle"
+                "from the same `thunderfleet token` output; a hash mismatch means another cluster or a man-in-the-middle attack"
             )
     return found.public_bytes(serialization.Encoding.PEM)

@@ -54,7 +54,7 @@ class Renewer:
             except (CertificateError, ApiError, OSError) as error:
                 failures += 1
                 delay = BACKOFF.jittered(failures)
-                log.warning("%s certificate: %s; next try in %.0f s", self.name, error, delay)
+                log.warning("%s certificate: %s; retrying in %.0f s", self.name, error, delay)
                 self.report(f"{self.name} certificate: {error}")
                 await asyncio.sleep(delay)
                 continue

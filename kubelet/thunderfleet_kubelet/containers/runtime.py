@@ -144,7 +144,7 @@ class ContainerRuntime:
             return ended
         self._kill_orphans(container, number, running)
         if running is None:
-            message = "the kubelet stopped while it started this container"
+            message = "the kubelet stopped while starting this container"
             return self._write_exit(container, number, START_ERROR, message, START_EXIT_CODE)
         message = "the container's shim was killed; the container's exit code is unknown"
         return self._write_exit(container, number, STATUS_UNKNOWN, message, LOST_EXIT_CODE)

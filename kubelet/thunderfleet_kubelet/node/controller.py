@@ -88,7 +88,7 @@ class NodeController:
                 await self.register()
                 return
             except ApiError as error:
-                log.warning("cannot register node %s: %s; next try in %.1f s", self.config.node_name, error, delay)
+                log.warning("cannot register node %s: %s; retrying in %.1f s", self.config.node_name, error, delay)
                 await asyncio.sleep(delay * random.uniform(0.7, 1.0))
                 delay = min(delay * 2, 10.0)
 
@@ -116,7 +116,8 @@ class NodeController:
         have = {str(one.get("key")) for one in (current.get("spec") or {}).get("taints") or []}
         if self.machine.is_mac and TAINT_MACOS not in have:
             log.warning(
-                "node %s has no taint %s, and a kubelet may not add it; delete the Node, and it registers again with the taint",
+                "node %s has no taint %s, and a kubelet cannot add a taint to an existing Node; "
+                "delete the Node so that the kubelet registers it with the taint",
                 self.config.node_name,
                 TAINT_MACOS,
             )
@@ -168,7 +169,7 @@ class NodeController:
         # The watch may be behind; check before pods end.
         if await self.kube().get_or_none(f"{NODES}/{self.config.node_name}") is not None:
             return
-        log.warning("node %s was deleted: ending its pods, then registering again", self.config.node_name)
+        log.warning("node %s was deleted; terminating its pods before registering it again", self.config.node_name)
         self.registered.clear()
         await self.on_vanished()
         await self.register()
@@ -182,7 +183,7 @@ class NodeController:
                 await self.renew()
             except ApiError as error:
                 delay = min(period, 2.0)
-                log.warning("cannot renew the lease of node %s: %s; next try in %.1f s", self.config.node_name, error, delay)
+                log.warning("cannot renew the lease of node %s: %s; retrying in %.1f s", self.config.node_name, error, delay)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._renew_now.wait(), delay * random.uniform(0.95, 1.0))
 

@@ -181,7 +181,7 @@ class Reader:
                 return level == 4, f"macOS reports memory pressure {PRESSURE_LEVELS[level]}"
             if sys.platform != "darwin":
                 self._has_pressure = False
-                log.warning("this recorded Mac has no memory pressure; using that of the host machine")
+                log.warning("the recording has no memory pressure; using the memory pressure of the host")
         available = meminfo(_read("/proc/meminfo")).get("MemAvailable")
         if available is None:
             return None, "available memory is unknown"

@@ -197,7 +197,7 @@ class PodManager:
             limit = grace + END_MARGIN_SECONDS
             _, left = await asyncio.wait(tasks, timeout=limit)
             if left:
-                log.error("%d pods did not end within %.0f s", len(left), limit)
+                log.error("%d pods did not terminate within %.0f s", len(left), limit)
 
 
 def _discard(folder: PodFolder) -> None:

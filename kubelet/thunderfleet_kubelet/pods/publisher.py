@@ -73,7 +73,7 @@ class StatusPublisher:
                     self._pending = None
                     self._context.wake()
                     continue
-                log.warning("%s: cannot write status: %s; next try in %.0f s", self._context.key, error, delay)
+                log.warning("%s: cannot write status: %s; retrying in %.0f s", self._context.key, error, delay)
                 self._changed.set()
                 await asyncio.sleep(delay * random.uniform(0.8, 1.2))
                 delay = min(delay * 2, RETRY_LIMIT_SECONDS)

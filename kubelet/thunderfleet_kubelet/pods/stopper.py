@@ -44,7 +44,7 @@ class Stopper:
         except OSError as error:
             # The shim's state cannot be read now, so the worker decides again.
             log.warning(
-                "%s: cannot stop container %s: %s; next try in %g s", self._context.key, stop.container, error, RETRY_SECONDS
+                "%s: cannot stop container %s: %s; retrying in %g s", self._context.key, stop.container, error, RETRY_SECONDS
             )
             await asyncio.sleep(RETRY_SECONDS)
             self._grace.pop((stop.container, stop.number), None)

@@ -141,7 +141,7 @@ class PodWorker:
                 try:
                     wait = await self.step()
                 except (ApiError, OSError) as error:
-                    log.warning("%s: %s; next try in %.0f s", self.key, error, RETRY_SECONDS)
+                    log.warning("%s: %s; retrying in %.0f s", self.key, error, RETRY_SECONDS)
                 except Exception:
                     # The next step observes everything again; other pods must not suffer.
                     log.exception("%s: step failed", self.key)
@@ -190,7 +190,7 @@ class PodWorker:
             if self._prober.follow(name, last) and last is not None and last.grace_exceeded:
                 message = (
                     f"Container {name} did not stop within its grace period and was killed; "
-                    "GPU memory that it held may stay wired until the machine restarts"
+                    "its GPU memory may stay wired until the machine reboots"
                 )
                 self._report_once("ExceededGracePeriod", message, name, last.number)
 

@@ -49,7 +49,7 @@ def _since(query: Mapping[str, str], now: datetime) -> datetime | None:
         # Go writes nanoseconds, datetime holds microseconds.
         return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
     except ValueError:
-        raise BadRequest(f"sinceTime={text}: no such time") from None
+        raise BadRequest(f"sinceTime={text}: not a valid time") from None
 
 
 def log_options(query: Mapping[str, str], now: datetime) -> tuple[LogOptions, bool]:

@@ -240,7 +240,7 @@ def main() -> int:
             text = answer.read().decode("utf-8", "replace")
         if text == STARTED:
             return 0
-        print(text or "the shim ended before it started the program", file=sys.stderr)
+        print(text or "the shim exited before it started the program", file=sys.stderr)
         return 1
     os.close(reader)
     os.setsid()

@@ -58,7 +58,7 @@ def parse_status(text: str) -> bool:
     words = set(re.findall(r"[a-z]+", text.lower()))
     on, off = "enabled" in words, "disabled" in words
     if on == off or not words.isdisjoint(("not", "no", "false")):
-        raise ParseError(" ".join(STATUS_COMMAND), f"says neither enabled nor disabled: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(" ".join(STATUS_COMMAND), f"printed neither enabled nor disabled: {quote(text[:200]) or 'nothing'}")
     return on
 
 

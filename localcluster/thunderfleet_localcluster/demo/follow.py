@@ -8,7 +8,9 @@ Json = dict[str, Any]
 CONDITIONS = ("ModelResolved", "Placed", "Bootstrapped", "Ready")
 """In the order in which they become true."""
 # The scheduler's reason lists every node; that the chosen Mac is not free yet is all that matters.
-_UNSCHEDULED = re.compile(r"pod (\S+) .*?(?: to (\S+?))?: \d+/\d+ nodes are available.*", re.DOTALL)
+_UNSCHEDULED = re.compile(
+    r"(?:waiting for the scheduler to bind )?pod (\S+)(?: to (\S+?))?: \d+/\d+ nodes are available.*", re.DOTALL
+)
 
 
 def condition(deployment: Json, name: str) -> Json:

@@ -16,7 +16,7 @@ def bridge_free(facts: Facts, bridged: Mapping[str, str]) -> ConditionValue:
     """Whether no Thunderbolt port is a member of a bridge. ``bridged`` maps an interface to its bridge."""
     for source in (Source.INTERFACES, Source.HARDWARE_PORTS):
         if failure := facts.failures.get(source):
-            return ConditionValue(None, Reason.COMMAND_FAILED, f"{failure}; run it on this Mac to see why")
+            return ConditionValue(None, Reason.COMMAND_FAILED, f"{failure}; run the command on this Mac to see why")
     if facts.interfaces is None or facts.hardware_ports is None:
         return ConditionValue(None, Reason.NOT_OBSERVED, "the agent has not read the interfaces yet")
     thunderbolt = set(port_interfaces(facts).values())
@@ -25,7 +25,11 @@ def bridge_free(facts: Facts, bridged: Mapping[str, str]) -> ConditionValue:
         return ConditionValue(False, Reason.BRIDGE_MEMBER, leave_bridge(members, facts))
     incomplete = _incomplete_bridge(facts)
     if incomplete is not None:
-        return ConditionValue(None, Reason.COMMAND_FAILED, f"`ifconfig -a` does not show {incomplete}: run it on this Mac")
+        return ConditionValue(
+            None,
+            Reason.COMMAND_FAILED,
+            f"`ifconfig -a` does not show {incomplete}: run the command on this Mac and check its output",
+        )
     return ConditionValue(True, Reason.NO_MEMBERS, "no Thunderbolt port is a member of a bridge")
 
 

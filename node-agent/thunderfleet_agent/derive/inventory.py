@@ -19,14 +19,14 @@ _IFCONFIG, _DEVICES, _DEVINFO = (" ".join(command) for command in (IFCONFIG_COMM
 
 
 def inventory_complete(facts: Facts) -> ConditionValue:
-    """Whether every command answered, completely and without contradicting another."""
+    """Whether every command succeeded, completely and without contradicting another."""
     problems = [str(facts.failures[source]) for source in Source if source in facts.failures]
     if facts.thunderbolt:
         problems += [f"`{THUNDERBOLT}`: {problem}" for problem in facts.thunderbolt.problems]
     problems += _missing_interfaces(facts)
     problems += _rdma_contradictions(facts)
     if not problems:
-        return ConditionValue(True, Reason.COMPLETE, "every command answered")
+        return ConditionValue(True, Reason.COMPLETE, "every command succeeded")
     return ConditionValue(False, Reason.COMMAND_FAILED, "; ".join(problems))
 
 

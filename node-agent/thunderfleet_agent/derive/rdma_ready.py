@@ -36,7 +36,7 @@ def rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str
         evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: absent}.get(reason, "")
         return ConditionValue(False, reason, rules.explain(reason, THIS_MAC, evidence=evidence))
     if failures:
-        return ConditionValue(None, Reason.COMMAND_FAILED, f"{failures[0]}; run it on this Mac to see why")
+        return ConditionValue(None, Reason.COMMAND_FAILED, f"{failures[0]}; run the command on this Mac to see why")
     if not observed:
         return ConditionValue(None, Reason.NOT_OBSERVED, "the agent has not read the state of RDMA yet")
     return _ports(facts, stack, devices, bridged)
@@ -67,6 +67,6 @@ def _ports(facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], brid
         return ConditionValue(False, reason, leave_bridge(members, facts))
     if reason is Reason.PORT_DOWN:
         names = ", ".join(device.name for device in devices)
-        text = f"no port of {names} is Active: connect a Mac that has RDMA enabled with a Thunderbolt 5 cable"
+        text = f"none of {names} is Active: use a Thunderbolt 5 cable to connect a Mac on which RDMA is enabled"
         return ConditionValue(False, reason, text)
     return ConditionValue(False, reason, rules.explain(reason, THIS_MAC, candidates[index]))

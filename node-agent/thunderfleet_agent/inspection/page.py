@@ -26,7 +26,7 @@ def page(node: str, profile: Profile, facts: Facts | None = None) -> str:
         _machine(node, status),
         _titled("Thunderbolt", _ports(status) or ["no Thunderbolt ports"]),
         _titled("Network", _interfaces(status) or ["no interfaces"]),
-        _titled("Models", _models(status.models) or ["none found; --model-folder adds a folder"]),
+        _titled("Models", _models(status.models) or ["none found; add a folder with --model-folder"]),
         _titled("Conditions", _conditions(status)),
     ]
     if facts is not None:

@@ -52,15 +52,15 @@ def fix(source: Source, failure: Failure) -> str:
         return "give the agent's user read permission for these folders"
     if failure.kind is FailureKind.ABSENT:
         if source is Source.RUNTIME:
-            return "it is a part of Thunderfleet: run the agent from its image, or put the image's bin folder on PATH"
+            return "the command is part of Thunderfleet: run the agent from its image, or put the image's bin folder on PATH"
         if rdma:
-            return "it is a part of macOS 26.2 or newer: update this Mac"
-        return "it is a part of macOS: put /usr/sbin, /usr/bin and /sbin on PATH"
+            return "the command is part of macOS 26.2 or newer: update this Mac"
+        return "the command is part of macOS: put /usr/sbin, /usr/bin and /sbin on PATH"
     if failure.kind is FailureKind.TIMED_OUT:
         if rdma:
             return rules.explain(Reason.STACK_HUNG, THIS_MAC)
-        return "run it on this Mac; if it hangs, reboot this Mac"
-    return "run it on this Mac to see why"
+        return "run the command on this Mac; if it hangs, reboot this Mac"
+    return "run the command on this Mac to see why"
 
 
 def problems(status: NodeProfileStatus, facts: Facts) -> list[str]:
@@ -69,7 +69,7 @@ def problems(status: NodeProfileStatus, facts: Facts) -> list[str]:
     for c in status.conditions:
         if c.status is ConditionStatus.TRUE or (c.type == ConditionType.INVENTORY_COMPLETE and facts.failures):
             continue
-        how = "; the running agent measures by itself" if c.type == ConditionType.BENCHMARKS_FRESH else ""
+        how = "; benchmarks run only in the deployed agent" if c.type == ConditionType.BENCHMARKS_FRESH else ""
         found.append(f"{c.type}: {c.message}{how}")
     for port in status.thunderbolt.ports if status.thunderbolt else ():
         if port.peers:
@@ -82,7 +82,10 @@ def problems(status: NodeProfileStatus, facts: Facts) -> list[str]:
 def port_problems(port: ThunderboltPort, status: NodeProfileStatus) -> Iterator[str]:
     """Why RDMA does not work over this port, as far as this end knows."""
     if port.interface is None:
-        yield f"`networksetup -listallhardwareports` lists no port named `Thunderbolt {port.receptacle}`: run it on this Mac"
+        yield (
+            f"`networksetup -listallhardwareports` lists no port named `Thunderbolt {port.receptacle}`: "
+            "run the command on this Mac and check its output"
+        )
     fault = _rdma_fault(port, status)
     if fault is not None:
         yield fault

@@ -126,7 +126,7 @@ async def link(peer: str, own: LocalAgent, settings: MeasureSettings, progress: 
     context = _identity(own)
     assert own.node is not None and own.host_ip is not None
     if peer == own.node:
-        raise CannotMeasure(f"{peer} is this Mac: name another one from `kubectl get np`")
+        raise CannotMeasure(f"{peer} is this Mac; choose another Mac from `kubectl get np`")
     try:
         kube = await Kube.connect(own.kubeconfig)
     except Exception as error:
@@ -141,7 +141,7 @@ async def link(peer: str, own: LocalAgent, settings: MeasureSettings, progress: 
             raise CannotMeasure(f"cannot read from the API server: {error}") from None
     agent = mine.status.agent
     if agent is None:
-        raise CannotMeasure(f"the agent of {own.node} does not run: its NodeProfile has no status.agent")
+        raise CannotMeasure(f"the agent of {own.node} is not running: its NodeProfile has no status.agent")
     prober = Prober(own.node, settings, context, Ledger(own.node), interactive=True)
     prober.set_view(found)
     prober.set_groups(mine.status.groups)
@@ -149,7 +149,7 @@ async def link(peer: str, own: LocalAgent, settings: MeasureSettings, progress: 
     probes = [probe for probe in wanted(found, settings) if probe.target.node == peer]
     if not probes:
         raise CannotMeasure(
-            f"{own.node} reaches no address of {peer}: see status.reachability in `kubectl get np {own.node} -o yaml`"
+            f"{own.node} cannot reach any address of {peer}; see status.reachability in `kubectl get np {own.node} -o yaml`"
         )
     answers: list[tuple[str, Figures | str]] = []
     for probe in probes:
@@ -176,7 +176,7 @@ async def _patiently(prober: Prober, lease: AgentLease, probe: Probe, progress: 
         except ProbeRefused as error:
             if error.retry_seconds is None or error.retry_seconds > SOON_SECONDS or time.monotonic() > until:
                 raise
-            progress.show(f"{probe.key}: waiting, {error}")
+            progress.show(f"{probe.key}: waiting: {error}")
             await asyncio.sleep(error.retry_seconds * random.uniform(0.5, 1.5))
 
 
@@ -192,7 +192,7 @@ def _identity(own: LocalAgent) -> ssl.SSLContext:
     ]
     if missing or own.state is None:
         raise CannotMeasure(
-            f"a link needs {', '.join(missing)}. Run it in the agent's pod: "
+            f"measuring a link requires {', '.join(missing)}. Run it in the agent's pod: "
             "`kubectl -n thunderfleet-system exec POD -- thunderfleet-agent measure link PEER`"
         )
     try:

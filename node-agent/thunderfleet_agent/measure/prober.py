@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 # After a refusal no peer is asked for a while, longer and longer while every peer is busy.
 REST_SECONDS = 0.1
 REST_LIMIT_SECONDS = 4.0
-NOT_LOADED = "the agent has not read earlier measurements yet"
+NOT_LOADED = "the agent has not loaded earlier measurements yet"
 # The condition is computed again at least this often.
 CHECK_SECONDS = 60.0
 
@@ -120,7 +120,7 @@ class Prober:
         for running in list(self.running):
             why = gates.blocked_by(running.probe, self.groups)
             if why is not None and running.preempted_by is None:
-                log.info("%s: ended, because %s", running.probe.key, why)
+                log.info("%s: stopped: %s", running.probe.key, why)
                 running.preempted_by = why
                 running.task.cancel()
         self._wake.set()
@@ -222,7 +222,7 @@ class Prober:
         self._spend(now, probe.shared_bytes)
         wait = self.ledger.fail(probe.key, why, datetime.now(UTC), now)
         self._counter.probed(probe.kind, "failed", now - started, probe.bytes)
-        log.warning("%s: %s; next attempt in %.0f s", probe.key, why, wait)
+        log.warning("%s: %s; retrying in %.0f s", probe.key, why, wait)
         self._publish_if_changed()
 
     def _record(self, key: Key, found: SessionResult, started: float) -> None:

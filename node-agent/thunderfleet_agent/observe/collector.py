@@ -183,7 +183,7 @@ class Collector:
 
     def _answer(self, question: Question, value: Any) -> None:
         if self._misses.pop(question.source, 0):
-            log.info("`%s` answers again", " ".join(question.argv))
+            log.info("`%s` responds again", " ".join(question.argv))
         self._answered[question.source] = time.monotonic()
         failures = {source: failure for source, failure in self.facts.failures.items() if source is not question.source}
         self.facts = replace(self.facts, **{question.part: value, "failures": MappingProxyType(failures)})

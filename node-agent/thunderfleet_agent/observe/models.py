@@ -105,7 +105,7 @@ def find(roots: Sequence[Path]) -> tuple[list[Folder], list[str]]:
                 folders.setdefault(folder.path, folder)
     found = [folders[path] for path in sorted(folders)]
     if len(found) > MAX_MODELS:
-        problems.append(f"found {len(found)} models, the first {MAX_MODELS} by path are published")
+        problems.append(f"found {len(found)} models, only the first {MAX_MODELS} by path are published")
     return found[:MAX_MODELS], problems
 
 
@@ -244,7 +244,7 @@ def _missing(expected: Mapping[str, set[str]], weights: Mapping[str, Path]) -> s
     for name in sorted(expected):
         absent = sorted(expected[name] - tensors(weights[name]))
         if absent:
-            return f"{name} lacks {len(absent)} tensors of the index, for example {quote(absent[0])}"
+            return f"{name} does not contain {len(absent)} tensors that the index lists, for example {quote(absent[0])}"
     return None
 
 
@@ -360,7 +360,7 @@ class Library:
         known = self._known[path]
         answer = await self._host.run((RUNNER, "size", path, "-o", "json"), SIZE_SECONDS)
         if isinstance(answer, Failure):
-            model = known.model.model_copy(update={"problem": f"not sized: {answer}"})
+            model = known.model.model_copy(update={"problem": f"cannot compute memory sizes: {answer}"})
         else:
             model = sized(known.model, answer.text)
         if model.sized_by is None:
@@ -379,7 +379,9 @@ def sized(model: Model, text: str) -> Model:
         found = Model.load({**model.dump(), **facts})
     except (ValueError, RecursionError, ValidationError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed invalid output: {quote(why)}"})
+        return model.model_copy(
+            update={"problem": f"cannot compute memory sizes: `{RUNNER} size` printed invalid output: {quote(why)}"}
+        )
     if found.sized_by is None:
-        return model.model_copy(update={"problem": f"not sized: `{RUNNER} size` printed no sizedBy"})
+        return model.model_copy(update={"problem": f"cannot compute memory sizes: `{RUNNER} size` printed no sizedBy"})
     return found.model_copy(update={"problem": None})

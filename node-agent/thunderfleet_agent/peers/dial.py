@@ -83,5 +83,5 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targ
     if status != ["200"]:
         raise ValueError(f"refused: {body.decode('utf-8', 'replace')[:200]}")
     if json.loads(body).get("node") != target.node:
-        raise ValueError(f"answers as {str(json.loads(body).get('node'))[:100]}")
+        raise ValueError(f"another node answered: {str(json.loads(body).get('node'))[:100]}")
     return seconds

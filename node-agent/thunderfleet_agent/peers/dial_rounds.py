@@ -135,7 +135,7 @@ class DialRounds:
         key = outcome.target.key
         if outcome.problem is None:
             if self._problems.pop(key, None):
-                log.info("%s at %s answers again", *key)
+                log.info("%s at %s responds again", *key)
         elif key not in self._problems:
             log.warning("%s", outcome.problem)
             self._problems[key] = outcome.problem

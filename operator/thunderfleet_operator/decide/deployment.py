@@ -259,7 +259,7 @@ def _service(observed: Observed) -> Manifest | None:
 def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, Advice | None, float | None]:
     """Adds whether a group that keeps serving would be placed better today: reported, never carried out.
 
-    Also the advice to remember, and the seconds until it is to be renewed if the fleet has changed since.
+    Also the advice to remember, and the seconds until it needs to be renewed if the fleet has changed since.
     """
     view, plan = group.view, group.view.plan
     if plan is None or group.next.step is not Step.KEEP or not ready(group.report):

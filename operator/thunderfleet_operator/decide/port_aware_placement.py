@@ -1,6 +1,6 @@
 """A place for one group, with its ports.
 
-The planner is told beforehand which Macs have no port left, so its answer is the best of those that can be carried out.
+The planner learns beforehand which Macs have no port left, so its best answer can be carried out.
 """
 
 from collections.abc import Mapping, Sequence

@@ -141,7 +141,7 @@ def _stopped(report: Report, now: datetime) -> Failure | None:
     state = report.state
     if state is None or state.phase is not GroupPhase.DRAINING or report.phase_seconds < STOPPED_SECONDS:
         return None
-    return _failure(now, "Stopped", "the group has drained and stopped", None, None, FaultClass.RETRY)
+    return _failure(now, Reason.STOPPED, "the group has drained and stopped", None, None, FaultClass.RETRY)
 
 
 def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:

@@ -137,7 +137,7 @@ def _kept_ports(pod: Json) -> RankPorts | None:
     try:
         return annotated_ports(pod)
     except (ValueError, TypeError, KeyError, AttributeError):
-        # The group gets other ports then; an annotation that somebody edited stops no round.
+        # The group gets other ports then; an edited annotation must not stop the round.
         return None
 
 

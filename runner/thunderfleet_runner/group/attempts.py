@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from thunderfleet_crds.plan import DRAIN_SECONDS
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 
 from thunderfleet_runner import faults
@@ -389,14 +390,14 @@ class StateMachine:
         match self.phase:
             case Phase.CHECKING:
                 text = f"preflight did not complete within {self.limits.check_seconds:g} s on {missing}"
-                fault = Fault(FaultClass.RETRY, "PreflightDeadline", text)
+                fault = Fault(FaultClass.RETRY, Reason.PREFLIGHT_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.PREFLIGHT, fault))
             case Phase.FORMING:
                 fault = faults.init_deadline(int(self.limits.form_seconds), missing)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.INIT, fault))
             case Phase.COMPARING:
                 text = f"the fixed prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
-                fault = Fault(FaultClass.RETRY, "CheckDeadline", text)
+                fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))
             case Phase.READY:
                 return replace(self, failures=0), []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from thunderfleet_crds.group import Failure, GroupState, RankReport
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase
 
 from thunderfleet_runner import faults, protocol
@@ -207,7 +208,7 @@ class Leader:
             part = base64.b64decode(report.data, validate=True)
             self._exchange, whole = self._exchange.put(rank, report.number, part)
         except ValueError as error:
-            fault = faults.Fault(FaultClass.BUG, "ExchangeFailed", f"JACCL's exchange: {error}")
+            fault = faults.Fault(FaultClass.BUG, Reason.EXCHANGE_FAILED, f"JACCL's exchange: {error}")
             self.feed(events.RankFailed(rank, report.attempt, fault, faults.Stage.INIT))
             return
         if whole is not None:
@@ -219,7 +220,7 @@ class Leader:
         for other, theirs in sorted(self._digests.items()):
             if mine and theirs and theirs != mine and rank in (0, other):
                 text = model_differs(self.plan, other)
-                return faults.Fault(FaultClass.CONFIGURE, "ModelDiffers", text)
+                return faults.Fault(FaultClass.CONFIGURE, Reason.MODEL_DIFFERS, text)
         return None
 
     def _update(self, rank: int, **values: int) -> None:

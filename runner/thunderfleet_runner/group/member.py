@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 
 from thunderfleet_runner import faults, protocol
@@ -37,7 +38,7 @@ class _Settle:
 
 
 def _port_taken(error: NoFreePort) -> Fault:
-    return Fault(FaultClass.RETRY, "PortTaken", f"{error}: programs outside this group listen there")
+    return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: programs outside this group listen there")
 
 
 class Member:
@@ -260,7 +261,7 @@ class Member:
             self._fail(_port_taken(error))
             return
         except OSError as error:
-            self._fail(Fault(FaultClass.BUG, "RankNotStarted", f"cannot start the rank's process: {error}"))
+            self._fail(Fault(FaultClass.BUG, Reason.RANK_NOT_STARTED, f"cannot start the rank's process: {error}"))
             return
         jaccl_environment = coordinator != ""
         process.send(
@@ -334,9 +335,9 @@ class Member:
         right = planned * (planned + 1) // 2
         if (rank, size) != (self.rank, planned):
             text = f"MLX says rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
-            self._fail(Fault(FaultClass.BUG, "WrongGroup", text))
+            self._fail(Fault(FaultClass.BUG, Reason.WRONG_GROUP, text))
         elif all_sum != right:
-            self._fail(Fault(FaultClass.BUG, "WrongSum", f"the group's all-sum is {all_sum}, expected {right}"))
+            self._fail(Fault(FaultClass.BUG, Reason.WRONG_SUM, f"the group's all-sum is {all_sum}, expected {right}"))
         else:
             self._stage = Stage.LOAD
             self._report(peers.RankFormed(attempt=attempt, rank=rank, size=size, all_sum=all_sum))

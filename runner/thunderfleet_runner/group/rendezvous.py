@@ -7,6 +7,7 @@ placement. A refused claim is kept in ``refusals``, so that the group's state sa
 from dataclasses import dataclass, field, replace
 
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_runner.net.peers import Hello, Refusal
 
@@ -47,32 +48,34 @@ class Rendezvous:
         plan = self.plan
         if (hello.uid, hello.index) != (plan.uid, plan.index):
             text = f"this is group {plan.uid}/{plan.index}, not {hello.uid}/{hello.index}"
-            return Refusal(reason="Stranger", message=text)
+            return Refusal(reason=Reason.STRANGER, message=text)
         if hello.epoch != plan.epoch:
             stale = "stale" if hello.epoch < plan.epoch else "newer"
             text = f"placement epoch {hello.epoch} is {stale}: this supervisor is in epoch {plan.epoch}"
-            return Refusal(reason="StaleEpoch", message=text)
+            return Refusal(reason=Reason.STALE_EPOCH, message=text)
         return None
 
     def _rank(self, hello: Hello) -> Refusal | None:
         plan, rank = self.plan, hello.rank
         if not 0 < rank < plan.world_size:
             text = f"rank {rank} cannot join: the group expects ranks 1 to {plan.world_size - 1}"
-            return Refusal(reason="NoSuchRank", message=text)
+            return Refusal(reason=Reason.NO_SUCH_RANK, message=text)
         if hello.node != plan.ranks[rank].node:
             text = f"rank {rank} is planned on node {plan.ranks[rank].node}, not on {hello.node}"
-            return Refusal(reason="WrongNode", message=text)
+            return Refusal(reason=Reason.WRONG_NODE, message=text)
         if rank in self.present:
-            return Refusal(reason="RankTaken", message=f"rank {rank} is held by a supervisor that is still connected")
+            return Refusal(reason=Reason.RANK_TAKEN, message=f"rank {rank} is held by a supervisor that is still connected")
         return None
 
     def _software(self, hello: Hello) -> Refusal | None:
         mine = self.identity
         for name, theirs, ours in (("mlx", hello.mlx, mine.mlx), ("mlx-lm", hello.mlx_lm, mine.mlx_lm)):
             if theirs != ours:
-                return Refusal(reason="VersionDiffers", message=f"rank {hello.rank} runs {name} {theirs}, rank 0 runs {ours}")
+                return Refusal(
+                    reason=Reason.VERSION_DIFFERS, message=f"rank {hello.rank} runs {name} {theirs}, rank 0 runs {ours}"
+                )
         if hello.digest and mine.digest and hello.digest != mine.digest:
-            return Refusal(reason="ModelDiffers", message=model_differs(self.plan, hello.rank))
+            return Refusal(reason=Reason.MODEL_DIFFERS, message=model_differs(self.plan, hello.rank))
         return None
 
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 
 from thunderfleet_runner.faults import Fault
@@ -70,7 +71,7 @@ def check_addresses(plan: Plan, entry: RankPlan) -> None:
     for address in wanted:
         if not ports.is_ours(address):
             raise PreflightFailed(
-                Fault(FaultClass.REPLAN, "AddressLost", f"node {entry.node} no longer has the planned address {address}")
+                Fault(FaultClass.REPLAN, Reason.ADDRESS_LOST, f"node {entry.node} no longer has the planned address {address}")
             )
 
 
@@ -79,7 +80,7 @@ def check_rdma(plan: Plan, entry: RankPlan) -> None:
     try:
         row = jaccl.device_matrix(plan)[entry.rank]
     except ValueError as error:
-        raise PreflightFailed(Fault(FaultClass.REPLAN, "DeviceMatrix", str(error))) from error
+        raise PreflightFailed(Fault(FaultClass.REPLAN, Reason.DEVICE_MATRIX, str(error))) from error
     fault = rdma.check(HOST, entry.node, tuple(dict.fromkeys(device for device in row if device is not None)))
     if fault is not None:
         raise PreflightFailed(fault)
@@ -92,7 +93,7 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
         raise PreflightFailed(
             Fault(
                 FaultClass.CONFIGURE,
-                "ModelNotFound",
+                Reason.MODEL_NOT_FOUND,
                 f"no model in {folder} on node {entry.node} (no config.json); copy the model there or change spec.model",
             )
         )
@@ -101,10 +102,10 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
         return Passed(_digest(folder, tensors), sum(tensor.nbytes for tensor in tensors))
     except weightfiles.IncompleteModel as error:
         text = f"the model in {folder} on node {entry.node} is incomplete: {error}"
-        raise PreflightFailed(Fault(FaultClass.CONFIGURE, "ModelIncomplete", text)) from error
+        raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, text)) from error
     except OSError as error:
         text = f"the model in {folder} on node {entry.node} cannot be read: {error.strerror} ({error.filename})"
-        raise PreflightFailed(Fault(FaultClass.CONFIGURE, "ModelUnreadable", text)) from error
+        raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNREADABLE, text)) from error
 
 
 def check_memory(entry: RankPlan, free: int | None) -> None:
@@ -113,7 +114,7 @@ def check_memory(entry: RankPlan, free: int | None) -> None:
         raise PreflightFailed(
             Fault(
                 FaultClass.RETRY,
-                "MemoryNotFree",
+                Reason.MEMORY_NOT_FREE,
                 f"node {entry.node} has {free / _GIB:.1f} GiB free, the plan reserves {entry.memory_bytes / _GIB:.1f} GiB: "
                 "another program on it uses the memory",
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 
 from thunderfleet_runner.faults import Fault
@@ -80,7 +81,7 @@ def stranded(node: str, before: int, wired: int) -> Fault:
         f"{(wired - before) / _GIB:.1f} GiB on {node} are still wired {BACK_SECONDS:g} s after a rank was killed there "
         f"({before / _GIB:.1f} GiB were wired before it started): reboot {node} to release them"
     )
-    return Fault(FaultClass.REBOOT, "MemoryStranded", text)
+    return Fault(FaultClass.REBOOT, Reason.MEMORY_STRANDED, text)
 
 
 def held(node: str, seconds: float) -> Fault:
@@ -89,7 +90,7 @@ def held(node: str, seconds: float) -> Fault:
         f"a loaded rank was killed {KILLS} times within an hour on {node}, which can leave its memory wired: no rank "
         f"starts there for {max(1, round(seconds / 60))} min; check the earlier failures, or delete the pod to continue now"
     )
-    return Fault(FaultClass.CONFIGURE, "KilledTooOften", text)
+    return Fault(FaultClass.CONFIGURE, Reason.KILLED_TOO_OFTEN, text)
 
 
 def reader() -> Reader | None:

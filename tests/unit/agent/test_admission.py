@@ -66,8 +66,8 @@ def test_an_rdma_probe_needs_the_same_transport_and_a_cable_without_a_problem() 
 @pytest.mark.parametrize("kind", [ProbeKind.GPU, ProbeKind.MEMORY])
 def test_a_probe_of_one_mac_is_not_requested_by_a_peer_or_a_lease(kind: ProbeKind) -> None:
     request = ProbeRequest(kind=kind)
-    assert refused(request) == (f"a {kind} probe takes place on one Mac alone", None)
-    assert refused(request, peer="a") == (f"a {kind} probe needs no lease", None)
+    assert refused(request) == (f"a {kind} probe runs on a single Mac, without a peer", None)
+    assert refused(request, peer="a") == (f"a {kind} probe does not need a lease", None)
 
 
 def test_nothing_is_accepted_while_measuring_is_disabled() -> None:
@@ -105,7 +105,7 @@ def test_a_lease_reserves_this_mac_and_names_whom_it_measures() -> None:
 def test_a_refused_request_reserves_nothing_but_one_over_the_budget_does() -> None:
     over_lan, budget = accepted(SOCKET, here="192.168.0.1"), FREE.settings.bytes_per_minute
     full = replace(FREE, spent=((990.0, budget),))
-    with pytest.raises(ProbeRefused, match="network budget of this minute") as error:
+    with pytest.raises(ProbeRefused, match="network budget for this minute") as error:
         check_budget(over_lan, full)
     assert error.value.retry_seconds == 50.0
     check_budget(over_lan, replace(full, now=1050.0))

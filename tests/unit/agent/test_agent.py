@@ -408,7 +408,7 @@ def test_inspect_tells_programs_why_too_and_every_no_has_its_remedy(machine: Any
     assert len(sources) == len(QUESTIONS) and all({"provides", "answered"} <= set(source) for source in sources.values())
     silent = {command: source["fix"] for command, source in sources.items() if not source["answered"]}
     assert set(silent) == {"sw_vers", "thunderfleet-runner capabilities -o json"}
-    assert "run it on this Mac" in silent["sw_vers"]
+    assert "run the command on this Mac" in silent["sw_vers"]
     reasons = "\n".join(found["why"]["problems"])
     for said in (
         "`sw_vers` exited with code 3: broken: run it",
@@ -472,7 +472,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
     assert program.stderr is not None
     async with asyncio.timeout(60):
         seen = ""
-        while "next attempt in" not in seen:
+        while "retrying in" not in seen:
             line = await program.stderr.readline()
             assert line, f"ended too soon: {seen}"
             seen += line.decode()

@@ -40,7 +40,7 @@ async def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
 async def test_a_link_to_itself_is_none(tmp_path: Path) -> None:
     identity.write(tmp_path)
     own = measure_cli.LocalAgent("studio-1", "127.0.0.1", tmp_path, None)
-    with pytest.raises(measure_cli.CannotMeasure, match="studio-1 is this Mac: name another one from `kubectl get np`"):
+    with pytest.raises(measure_cli.CannotMeasure, match="studio-1 is this Mac; choose another Mac from `kubectl get np`"):
         await measure_cli.link("studio-1", own, MeasureSettings(), measure_cli.Progress(io.StringIO()))
 
 

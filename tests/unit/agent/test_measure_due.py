@@ -175,12 +175,18 @@ def test_a_mac_is_in_one_probe() -> None:
     assert lock.peer is None
 
 
+def test_a_mac_that_measures_its_own_gpu_gives_way_to_nobody() -> None:
+    lock = ProbeLock("b")
+    with lock.alone(), pytest.raises(MacBusy, match="b is measuring its own GPU"), lock.granted("a"):
+        pass
+
+
 def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
     lock = ProbeLock("b")
     with lock.asking("c") as hold:
         with pytest.raises(MacBusy), lock.granted("d"):
             pass
-        with lock.granted("a"), pytest.raises(MacBusy, match="accepted a request of a"):
+        with lock.granted("a"), pytest.raises(MacBusy, match="accepted a request from a first"):
             lock.confirm(hold)
     assert lock.peer is None
     with lock.asking("c") as hold:
@@ -400,6 +406,27 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
     assert not view.wanted(seen, parse('{"enabled": false}'))
 
 
+def test_figures_are_shown_in_their_units() -> None:
+    assert Figures().words() == "no figures"
+    gpu = Figures(flops=27_345_600_000_000, megabytes_per_second=702_345)
+    assert gpu.words() == "fp16 27345.6 GFLOPS, memory 702345 MB/s"
+    link = Figures(received_mbps=40_000, sent_mbps=39_000, rtt_microseconds=12, jitter_microseconds=3, all_sum_microseconds=20)
+    shown = "received 40000 Mbit/s, sent 39000 Mbit/s, round trip 12 µs, jitter 3 µs, all-sum 20 µs"
+    assert link.words() == shown
+
+
+def test_a_cable_is_dialled_at_the_agents_own_address_or_else_at_the_first_reachable_one() -> None:
+    agent = Agent(address="192.168.0.2", port=9440, certificate_sha256="0" * 64)
+    targets = tuple(Target("b", address) for address in ("10.0.0.2", "10.0.0.3", "192.168.0.2"))
+    cable = Target("b", "", "a.tb1--b.tb1")
+    found = view.View("a", "192.168.0.1", targets, {}, {"b": agent}).dial(cable)
+    assert found is not None and (found.address, found.port, found.interface) == ("192.168.0.2", 9440, None)
+    found = view.View("a", "192.168.0.1", targets[:2], {}, {"b": agent}).dial(cable)
+    assert found is not None and found.address == "10.0.0.2"
+    assert view.View("a", "192.168.0.1", (), {}, {"b": agent}).dial(cable) is None
+    assert view.View("a", "192.168.0.1", targets, {}, {}).dial(cable) is None
+
+
 def _address(text: str) -> dict[str, object]:
     return {"address": text, "prefixLength": 24, "class": "Private"}
 
@@ -460,7 +487,7 @@ def test_a_rate_is_never_negative_nor_endless_nor_a_fault(streams: list[list[tup
 def test_round_trips() -> None:
     found = trips([10e-6, 14e-6, 10e-6, 12e-6])
     assert (found.rtt, found.jitter) == (11, 3)
-    with pytest.raises(ValueError, match="1 echoes came back, at least 2 are needed"):
+    with pytest.raises(ValueError, match="received 1 echoes; at least 2 are required"):
         trips([1.0])
 
 

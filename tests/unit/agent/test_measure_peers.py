@@ -269,7 +269,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
         lease, prober = interactive(a)
         probing = asyncio.create_task(a.prober.run_once(a.probe(b)))
         await until(lambda: a.prober.running and b.prober.running)
-        with pytest.raises(ProbeRefused, match="studio-00 takes part in a probe with studio-01"):
+        with pytest.raises(ProbeRefused, match="studio-00 is running a probe with studio-01"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -278,7 +278,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
             await lease.measure(prober, a.probe(b))
         await a.server.close()
         with pytest.raises(
-            SessionFailed, match=r"studio-00 at .*: Connection refused \(is this Mac on, and does its agent run"
+            SessionFailed, match=r"studio-00 at .*: Connection refused \(check that the Mac is on and that its agent is running"
         ):
             await lease.measure(prober, a.probe(b))
 
@@ -294,7 +294,7 @@ async def test_who_measures_interactive_has_his_turn_before_what_agents_do(tmp_p
         lease, prober = interactive(a)
         probing = asyncio.create_task(c.prober.run_once(c.probe(fleet[busy])))
         await until(lambda: fleet[busy].prober.running and c.prober.running)
-        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} takes part in a probe with {c.name}"):
+        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} is running a probe with {c.name}"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -398,7 +398,7 @@ async def test_a_mac_whose_bytes_of_this_minute_are_gone_says_when_to_come_again
         a.sees(b, c)
         b.sees(a, c)
         await a.prober.run_once(a.probe(b))
-        with pytest.raises(ProbeRefused, match="network budget of this minute") as refused:
+        with pytest.raises(ProbeRefused, match="network budget for this minute") as refused:
             await a.prober.run_once(a.probe(b))
         assert 0 < (refused.value.retry_seconds or 0) <= 60
 
@@ -513,7 +513,7 @@ async def test_a_stream_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
         a.sees(b)
         async with hostile(b, ends), asyncio.timeout(30):
-            with pytest.raises(SessionFailed, match="too few bytes arrived here"):
+            with pytest.raises(SessionFailed, match="received too few bytes from"):
                 await a.prober.run_once(a.probe(b))
         assert not a.prober.running
 
@@ -1015,7 +1015,7 @@ async def test_nothing_runs_before_it_is_known_what_is_fresh(tmp_path: Path, unt
     async with macs(1, tmp_path, settings(gpu={"seconds": 600}, sockets={"enabled": False})) as (a,), running(a):
         # The groups are known and the loop has made its choice.
         await until(lambda: a.prober._published)
-        assert "has not read earlier measurements yet" in a.prober.benchmarks_fresh.message and not a.prober.running
+        assert "has not loaded earlier measurements yet" in a.prober.benchmarks_fresh.message and not a.prober.running
         a.prober.ledger.record(Key(ProbeKind.GPU), Figures(flops=10**12), datetime.now(UTC), time.monotonic())
         a.sees()
         await until(lambda: a.prober._published and a.prober._published.reason == "Fresh")
@@ -1083,7 +1083,8 @@ async def test_a_measuring_process_is_gone_when_its_caller_is_however_often_that
 
 async def test_a_measuring_process_that_says_nothing_is_ended_at_its_limit() -> None:
     begun = time.monotonic()
-    with pytest.raises(parent.WorkerFailed, match=r"did not finish within 0\.5 s"):
-        await parent.run({"what": "gpu", "seconds": 0.5})
+    # Choosing the matrices alone takes four products of 20 ms.
+    with pytest.raises(parent.WorkerFailed, match=r"did not finish within 0\.05 s"):
+        await parent.run({"what": "gpu", "seconds": 0.05})
     assert time.monotonic() - begun < 30
     assert not pair_processes()

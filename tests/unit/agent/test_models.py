@@ -68,7 +68,10 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
 
     lacking = make_model(tmp_path / "b", index=True)
     (lacking / "model-00002-of-00002.safetensors").write_bytes((lacking / "model-00001-of-00002.safetensors").read_bytes())
-    assert look(lacking).problem == "model-00002-of-00002.safetensors lacks 1 tensors of the index, for example b"
+    assert (
+        look(lacking).problem
+        == "model-00002-of-00002.safetensors does not contain 1 tensors that the index lists, for example b"
+    )
 
     bare = make_model(tmp_path / "c")
     (bare / "model.safetensors").unlink()
@@ -76,7 +79,7 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
 
     broken = make_model(tmp_path / "d")
     (broken / "config.json").write_text("{")
-    assert look(broken).problem == "config.json is no JSON"
+    assert look(broken).problem == "config.json is not valid JSON"
 
     dangling = make_model(tmp_path / "e", index=True)
     (dangling / "model-00001-of-00002.safetensors").unlink()
@@ -105,7 +108,7 @@ def test_sizes_come_from_the_runner_and_the_rest_from_the_disk() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sizedBy": "Guess"}', '{"sizedBy": "MLX", "layers": -1}', "[" * 9999])
 def test_a_size_that_cannot_be_read_is_a_problem_of_the_model(text: str) -> None:
     found = sized(Model(path="/m", complete=True), text)
-    assert found.sized_by is None and found.complete and "not sized" in str(found.problem)
+    assert found.sized_by is None and found.complete and "cannot compute memory sizes" in str(found.problem)
 
 
 async def test_a_model_is_sized_once_until_its_folder_changes(tmp_path: Path, machine: Any, make_model: MakeModel) -> None:

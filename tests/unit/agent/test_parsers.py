@@ -350,7 +350,7 @@ def test_what_another_language_would_print_is_told_and_not_misread(shapes: Any) 
     busy = shapes.bus(2, domain=shapes.mine_too, speed="80 \u0413\u0431\u0438\u0442/\u0441", items=[shapes.peer(shapes.theirs)])
     found = thunderbolt.parse(shapes.report(idle, busy))
     assert [(port.connected, port.speed_mbps) for port in found.ports] == [(False, None), (True, None)]
-    assert len(found.problems) == 2 and all("of unknown form" in problem for problem in found.problems)
+    assert len(found.problems) == 2 and all("in an unknown format" in problem for problem in found.problems)
     told = {"machine_model": "Mac15,14", "physical_memory": "96 \u0413\u0411", "number_processors": "28"}
     with pytest.raises(Partial, match="physical_memory") as caught:
         hardware.parse_hardware(json.dumps({"SPHardwareDataType": [told]}))

@@ -226,7 +226,7 @@ def test_quantity(value: float, text: str) -> None:
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 1e12, 1e30])
 def test_what_is_no_quantity(value: float) -> None:
-    with pytest.raises(ValueError, match="a quantity is"):
+    with pytest.raises(ValueError, match="a quantity must be"):
         quantity(value)
 
 

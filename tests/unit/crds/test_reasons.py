@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from thunderfleet_crds.reasons import EVENT, FAILURE, REFUSAL, Reason
@@ -28,3 +31,31 @@ def test_a_reason_is_its_word() -> None:
 
 def test_every_condition_has_reasons() -> None:
     assert {place for reason in Reason for place in reason.where} == {*ConditionType, FAILURE, EVENT, REFUSAL}
+
+
+# Calls that take a reason.
+REASONED = {"Fault", "Verdict", "Resolution", "Blocked", "Unplaceable", "_failure", "_rule", "Refusal", "Occurrence"}
+PROGRAMS = ("operator", "node-agent", "runner")
+
+
+def literal_reasons(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if name in REASONED:
+            values = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "reason")]
+            texts = (value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
+            yield from (text for text in texts if re.fullmatch(r"[A-Z][A-Za-z0-9]+", text))
+
+
+def test_programs_take_reasons_from_the_vocabulary() -> None:
+    assert list(literal_reasons('Fault(kind, "NoRoom", "text"); Refusal(reason="Own", message="Text"); other("NoRoom")')) == [
+        "NoRoom",
+        "Own",
+    ]
+    root = Path(__file__).parents[3]
+    sources = [path for program in PROGRAMS for path in (root / program).rglob("*.py")]
+    assert len(sources) > 100
+    found = {str(path): words for path in sources if (words := list(literal_reasons(path.read_text())))}
+    assert found == {}

@@ -200,8 +200,8 @@ def test_why_a_pod_ends() -> None:
     live = {"a": (running(2),)}
     for one, more, message in (
         (pod(metadata=DELETED), {}, "the pod is being deleted"),
-        (pod(), {"removed": True}, "the API server no longer has the pod"),
-        (pod(status={"phase": "Failed"}), {}, "the pod has ended"),
+        (pod(), {"removed": True}, "the pod no longer exists in the API server"),
+        (pod(status={"phase": "Failed"}), {}, "the pod has terminated"),
     ):
         assert decide(one, seen(attempts=live, **more)).stops == (Stop("a", 2, 30.0, message),)
     gone = decide(pod(), seen(attempts={"a": (exited(),)}, removed=True))
@@ -220,7 +220,7 @@ def test_a_failed_probe_stops_with_its_own_grace() -> None:
 def test_a_pod_that_finished_still_ends_its_sidecars() -> None:
     one = pod({"name": "a"}, inits=({"name": "s", "restartPolicy": "Always"},), restartPolicy="Never")
     decision = decide(one, seen(attempts={"a": (exited(),), "s": (running(),)}))
-    assert decision.stops == (Stop("s", 0, 30.0, "the pod's main containers have ended"),)
+    assert decision.stops == (Stop("s", 0, 30.0, "the pod's main containers have terminated"),)
     failed = pod({"name": "a"}, inits=({"name": "s", "restartPolicy": "Always"}, {"name": "i"}), restartPolicy="Never")
     decision = decide(failed, seen(attempts={"i": (exited(1),), "s": (running(),)}))
     assert [stop.container for stop in decision.stops] == ["s"]
@@ -491,14 +491,17 @@ def test_resources_fit_to_the_last_unit() -> None:
     assert verdict(asks(cpu="1500m"), asks(cpu="500m")) is None
     assert verdict(asks(cpu="1500m"), asks(cpu="501m")) == (
         "OutOfcpu",
-        "Pod was rejected: node node has not enough cpu: requested 1.5, used 0.501, allocatable 2",
+        "Pod was rejected: node node does not have enough cpu: requested 1.5, used 0.501, allocatable 2",
     )
     assert verdict(asks(memory="1Ti")) is None, "a node that reports no memory does not limit it"
     assert verdict(asks(**{"example.com/tpu": "1"})) is not None, "a resource that the node does not have"
     assert verdict(asks(**{"example.com/tpu": "0"})) is None
     assert verdict(asks(**{"example.com/gpu": "1"})) is None
     assert verdict(asks(), asks(), asks()) is None
-    assert verdict(asks(), asks(), asks(), asks()) == ("OutOfpods", "Pod was rejected: node node runs 3 of at most 3 pods")
+    assert verdict(asks(), asks(), asks(), asks()) == (
+        "OutOfpods",
+        "Pod was rejected: node node already runs 3 pods (maximum 3)",
+    )
     ended = {**asks(cpu="2"), "status": {"phase": "Failed"}}
     assert verdict(asks(cpu="2"), ended, ended, ended) is None
 

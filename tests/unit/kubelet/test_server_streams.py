@@ -356,7 +356,7 @@ async def test_a_pod_that_is_not_here(served: Served) -> None:
         ("sinceSeconds=0", "at least 1"),
         ("limitBytes=0", "at least 1"),
         ("sinceTime=yesterday", "2026-01-31T12:00:00Z"),
-        ("sinceTime=2026-13-31T12:00:00Z", "no such time"),
+        ("sinceTime=2026-13-31T12:00:00Z", "not a valid time"),
         ("sinceSeconds=1&sinceTime=2026-01-31T12:00:00Z", "at most one"),
         ("follow=perhaps", "true or false"),
         ("stream=Stdin", "one of All, Stdout, Stderr"),

@@ -45,10 +45,10 @@ NOISE = (
     ("message", "expected"),
     [
         (
-            f"group 0: Starting: pod tiny-0-e2-0 is to be scheduled to studio-1: {NOISE}",
+            f"group 0: Starting: waiting for the scheduler to bind pod tiny-0-e2-0 to studio-1: {NOISE}",
             "group 0: Starting: pod tiny-0-e2-0 waits until the previous pod on studio-1 has ended",
         ),
-        (f"pod tiny-0-e2-0 is pending: {NOISE}", "pod tiny-0-e2-0 waits until the previous pod has ended"),
+        (f"pod tiny-0-e2-0: {NOISE}", "pod tiny-0-e2-0 waits until the previous pod has ended"),
         ("group 0: Loading: rank 0 on studio-1", "group 0: Loading: rank 0 on studio-1"),
     ],
 )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.support.processes import alive, exists
+from tests.support.waiting import until
 
 
 def test_a_process_is_alive_until_it_ends_and_exists_until_its_parent_has_waited() -> None:
@@ -12,6 +13,6 @@ def test_a_process_is_alive_until_it_ends_and_exists_until_its_parent_has_waited
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert alive(process.pid)
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert exists(process.pid) and not alive(process.pid)
+        until(lambda: not alive(process.pid), "the process is a zombie", pause=0.01)
+        assert exists(process.pid)
     assert not exists(process.pid)

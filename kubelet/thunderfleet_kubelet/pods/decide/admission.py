@@ -149,7 +149,7 @@ def reject(
         return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
     limit = allocatable.get("pods")
     if limit is not None and len(active) + 1 > parse_quantity(limit):
-        return "OutOfpods", f"Pod was rejected: node {node_name} runs {len(active)} of at most {limit} pods"
+        return "OutOfpods", f"Pod was rejected: node {node_name} already runs {len(active)} pods (maximum {limit})"
     return _out_of_resources(pod, active, node_name, allocatable) or _port_conflict(pod, active, node_name)
 
 
@@ -163,7 +163,7 @@ def _out_of_resources(pod: Json, active: list[Json], node_name: str, allocatable
         free = parse_quantity(str(allocatable.get(name, "0"))) - used.get(name, Fraction(0))
         if wanted > 0 and wanted > free and not unlimited:
             return f"OutOf{name}", (
-                f"Pod was rejected: node {node_name} has not enough {name}: requested {_show(wanted)}, "
+                f"Pod was rejected: node {node_name} does not have enough {name}: requested {_show(wanted)}, "
                 f"used {_show(used.get(name, Fraction(0)))}, allocatable {allocatable.get(name, 0)}"
             )
     return None

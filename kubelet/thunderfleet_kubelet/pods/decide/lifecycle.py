@@ -73,7 +73,7 @@ def decide(pod: Json, observed: Observed) -> Decision:
     elif state.finished:
         # Containers that fail a probe stop now; sidecars stop one after the other.
         _stop_unhealthy(pod, observed, actions)
-        _stop_last_sidecar(pod, observed, "the pod's main containers have ended", actions)
+        _stop_last_sidecar(pod, observed, "the pod's main containers have terminated", actions)
     else:
         _stop_unhealthy(pod, observed, actions)
         for container in _due(pod, observed, state):

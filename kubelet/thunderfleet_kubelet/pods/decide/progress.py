@@ -13,9 +13,9 @@ Json = dict[str, Any]
 class Ending(Enum):
     """Why all containers of a pod stop; the value is the message of the Killing event."""
 
-    REMOVED = "the API server no longer has the pod"
+    REMOVED = "the pod no longer exists in the API server"
     DELETED = "the pod is being deleted"
-    TERMINAL = "the pod has ended"
+    TERMINAL = "the pod has terminated"
     DEADLINE = "the pod exceeded its activeDeadlineSeconds"
 
 

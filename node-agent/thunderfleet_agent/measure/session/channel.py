@@ -85,7 +85,7 @@ def _why(error: Exception) -> str:
         and not isinstance(error, aiohttp.ClientSSLError)
         and error.os_error.errno
     ):
-        return f"{os.strerror(error.os_error.errno)} (is this Mac on, and does its agent run?)"
+        return f"{os.strerror(error.os_error.errno)} (check that the Mac is on and that its agent is running)"
     return " ".join(str(error).split())[:200]
 
 

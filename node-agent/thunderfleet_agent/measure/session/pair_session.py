@@ -102,7 +102,7 @@ async def _gather_as_rank_0(channel: Channel, inbox: Inbox, mine: dict[str, Any]
     """Joins both parts and sends the result to rank 1."""
     theirs = await inbox.get()
     if theirs.gather != mine["gather"]:
-        raise SessionFailed(f"{channel.peer} is at gather {theirs.gather}, this Mac at {mine['gather']}")
+        raise SessionFailed(f"{channel.peer} is at gather {theirs.gather}, but this Mac is at gather {mine['gather']}")
     parts = _part(channel, str(mine["part"])), _part(channel, theirs.part)
     if len(parts[0]) != len(parts[1]):
         raise SessionFailed(
@@ -127,7 +127,7 @@ def _part(channel: Channel, text: str) -> bytes:
     except (ValueError, binascii.Error):
         raise SessionFailed(f"{channel.peer}: a part of a gather is not base64") from None
     if len(data) > PART_BYTES:
-        raise SessionFailed(f"{channel.peer}: a part of a gather has {len(data)} bytes, the limit is {PART_BYTES}")
+        raise SessionFailed(f"{channel.peer}: a part of a gather has {len(data)} bytes; the limit is {PART_BYTES}")
     return data
 
 

@@ -63,7 +63,7 @@ class ProbeLock:
     def confirm(self, hold: Hold) -> None:
         """The peer has accepted. Raises MacBusy if this Mac has accepted another request meanwhile."""
         if self._hold is not hold:
-            raise MacBusy(f"{self._node} accepted a request of {self.peer or 'another Mac'} meanwhile")
+            raise MacBusy(f"{self._node} accepted a request from {self.peer or 'another Mac'} first")
         hold.certain = True
 
     @contextlib.contextmanager
@@ -80,7 +80,7 @@ class ProbeLock:
             return MacBusy(f"an interactive measurement runs on {self._node}")
         if hold.peer == THIS_MAC:
             return MacBusy(f"{self._node} is measuring its own GPU")
-        return MacBusy(f"{self._node} takes part in a probe with {hold.peer}")
+        return MacBusy(f"{self._node} is running a probe with {hold.peer}")
 
     @contextlib.contextmanager
     def _held(self, hold: Hold) -> Iterator[Hold]:

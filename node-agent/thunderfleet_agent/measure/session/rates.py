@@ -57,6 +57,6 @@ class Trips:
 def trips(seconds: Sequence[float]) -> Trips:
     """Summarizes at least two echoes, in seconds. Raises ValueError."""
     if len(seconds) < 2:
-        raise ValueError(f"{len(seconds)} echoes came back, at least 2 are needed")
+        raise ValueError(f"received {len(seconds)} echoes; at least 2 are required")
     steps = [abs(one - other) for one, other in itertools.pairwise(seconds)]
     return Trips(max(1, round(statistics.median(seconds) * 1e6)), round(statistics.fmean(steps) * 1e6))

@@ -56,7 +56,7 @@ async def dial(
         await channel.send(SessionMessage(next="down"))
         received, arrived = await opened.receive(DOWN, most, seconds)
         if received == 0:
-            raise SessionFailed(f"{channel.peer}: too few bytes arrived here")
+            raise SessionFailed(f"received too few bytes from {channel.peer}")
         await channel.send(SessionMessage(mbps=received, rtt=trips.rtt, jitter=trips.jitter))
     return SessionResult(_figures(theirs.mbps, received, trips.rtt, trips.jitter), sent + arrived)
 
@@ -90,7 +90,7 @@ async def answer(channel: Channel, request: ProbeRequest, settings: MeasureSetti
             receiving.cancel()
         await channel.send(SessionMessage(mbps=received))
         if received == 0:
-            raise SessionFailed(f"{channel.peer}: too few bytes arrived here")
+            raise SessionFailed(f"received too few bytes from {channel.peer}")
         expect(channel, await channel.receive(SessionMessage, seconds + SLACK_SECONDS), "down")
         sent = await opened.send(DOWN, most, seconds)
         theirs = await _figures_of(channel, seconds)
@@ -129,7 +129,7 @@ async def _figures_of(channel: Channel, seconds: float) -> SessionMessage:
     message = await channel.receive(SessionMessage, seconds + SLACK_SECONDS)
     expect(channel, message, "")
     if message.mbps == 0:
-        raise SessionFailed(f"{channel.peer}: too few bytes arrived there")
+        raise SessionFailed(f"{channel.peer} received too few bytes")
     return message
 
 

@@ -22,4 +22,4 @@ def expect(channel: Channel, message: SessionMessage, step: str) -> None:
     if message.error:
         raise SessionFailed(f"{channel.peer}: {message.error}")
     if message.next != step:
-        raise SessionFailed(f"{channel.peer} sent {message.next or 'no step'!r}, expected {step or 'its figures'!r}")
+        raise SessionFailed(f"{channel.peer} sent {message.next or 'no step'!r}, expected {step or 'measured values'!r}")

@@ -120,7 +120,7 @@ class Rank:
 def _figures(rank: Rank, most: int, seconds: float) -> dict[str, Any]:
     small, payload = rank.zeros(SMALL), rank.zeros(PAYLOAD)
     if rank.total(rank.rank + 1.0) != 3.0:
-        raise RuntimeError("the all-sum of the group is wrong")
+        raise RuntimeError("the group's all-reduce returned a wrong sum")
     sums = _sums(rank)
     trips = [rank.trip(small) for _ in range(WARM_TRIPS + TRIPS)][WARM_TRIPS:]
     rates = [_rate(rank, sender, payload, most, seconds) for sender in (0, 1)]

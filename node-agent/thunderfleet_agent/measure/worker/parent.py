@@ -62,7 +62,7 @@ async def _run(order: Mapping[str, Any], seconds: float, heard: Heard) -> dict[s
             process_group=0,
         )  # fmt: skip
     except OSError as error:
-        raise WorkerFailed(f"the measuring process cannot be started: {error.strerror or error}") from None
+        raise WorkerFailed(f"cannot start the measuring process: {error.strerror or error}") from None
     stderr = bytearray()
     reading = asyncio.create_task(_read_stderr(process, stderr))
     try:

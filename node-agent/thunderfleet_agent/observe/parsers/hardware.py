@@ -63,9 +63,9 @@ def parse_hardware(text: str) -> Hardware:
         parts = {"number_processors": found.cpu_cores, "physical_memory": found.memory_bytes}
         odd = [f"{key} {quote(str(section[key]))!r}" for key, value in parts.items() if value is None and key in section]
         if odd:
-            raise Partial(name, f"has values of unknown form (another language?): {', '.join(odd)}", found)
+            raise Partial(name, f"has values in an unknown format (is the system language English?): {', '.join(odd)}", found)
         return found
-    raise ParseError(name, "describes no machine")
+    raise ParseError(name, "has no hardware overview")
 
 
 def parse_displays(text: str) -> int:
@@ -74,7 +74,7 @@ def parse_displays(text: str) -> int:
     found = [section["sppci_cores"] for section in report(name, text, "SPDisplaysDataType") if "sppci_cores" in section]
     cores = [number for number in map(_cores, found) if number]
     if found and not cores:
-        raise ParseError(name, f"has a number of GPU cores of unknown form: {quote(str(found[0]))!r}")
+        raise ParseError(name, f"has a number of GPU cores in an unknown format: {quote(str(found[0]))!r}")
     return max(cores, default=0)
 
 
@@ -96,7 +96,7 @@ def parse_sysctl(text: str) -> Mapping[str, str]:
         raise Partial(name, f"does not show {', '.join(missing)}", values)
     numbers = [variable for variable in SYSCTL_COMMAND[1:] if variable in values and variable != REQUIRED_VARIABLES[0]]
     if odd := [f"{variable}: {quote(values[variable])}" for variable in numbers if whole_number(values, variable) is None]:
-        raise Partial(name, f"shows no whole number for {', '.join(odd)}", values)
+        raise Partial(name, f"shows no integer for {', '.join(odd)}", values)
     return values
 
 

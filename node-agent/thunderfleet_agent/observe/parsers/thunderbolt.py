@@ -157,7 +157,7 @@ def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
     for index, (number, tag) in enumerate(tags):
         connected = _connected(tag)
         if (odd := _odd_speed(tag)) is not None:
-            problems.append(f"receptacle {number} has a speed of unknown form: {odd!r}")
+            problems.append(f"receptacle {number} has a speed in an unknown format: {odd!r}")
         speed = speed_mbps(tag.get("current_speed_key")) if connected else None
         peers: dict[str, Peer] = {}
         if index == 0:

@@ -1,0 +1,48 @@
+"""Which keys a change puts on the queue."""
+
+import copy
+
+from thunderfleet_operator.observe.concerns import concerned
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, NODES, PODS
+
+from tests.unit.operator.world import Json, World
+
+DEPLOYMENT = "modeldeployments/ns/md"
+
+
+async def test_a_pod_concerns_its_owner_its_mac_and_when_it_ends_whoever_waits_for_room(world: World) -> None:
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    pod = world.pods()["md-0-e1-1"]
+
+    def keys(before: Json | None, after: Json | None) -> set[str]:
+        return set(concerned(world.index, PODS, "ns/md-0-e1-1", before, after, ["ns/waits"]))
+
+    own = {DEPLOYMENT, "nodeprofiles/studio-2"}
+    waits = "modeldeployments/ns/waits"
+    assert keys(pod, copy.deepcopy(pod)) == keys(None, pod) == own
+    assert keys(pod, None) == own | {waits}
+    assert keys(pod, {**pod, "status": {"phase": "Failed"}}) == own | {waits}
+    foreign = {"metadata": {"name": "x", "namespace": "y"}, "spec": {"nodeName": "mini"}, "status": {}}
+    assert keys(foreign, copy.deepcopy(foreign)) == set() and keys(foreign, None) == {waits}
+
+
+async def test_a_heartbeat_concerns_nothing(world: World) -> None:
+    world.deploy()
+    node = world.cache[NODES].items["mini"]
+    beat = {**node, "status": {**node["status"], "heartbeat": "now"}}
+    assert list(concerned(world.index, NODES, "mini", node, beat, [])) == []
+    cordoned = {**node, "spec": {**node["spec"], "unschedulable": True}}
+    assert set(concerned(world.index, NODES, "mini", node, cordoned, [])) == {"nodeprofiles/mini", DEPLOYMENT}
+    assert set(concerned(world.index, NODES, "mini", None, node, [])) == {"nodeprofiles/mini", DEPLOYMENT}
+
+
+async def test_a_deleted_deployment_makes_room_for_others(world: World) -> None:
+    world.deploy()
+    item = world.cache[DEPLOYMENTS].items["ns/md"]
+    assert list(concerned(world.index, DEPLOYMENTS, "ns/md", None, item, ["ns/waits"])) == [DEPLOYMENT]
+    assert set(concerned(world.index, DEPLOYMENTS, "ns/md", item, None, ["ns/waits"])) == {
+        DEPLOYMENT,
+        "modeldeployments/ns/waits",
+    }
