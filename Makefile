@@ -14,9 +14,9 @@ FAULTS ?= 30
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
 UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-reorder
-E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 3
+E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 

@@ -175,6 +175,12 @@ def test_a_mac_is_in_one_probe() -> None:
     assert lock.peer is None
 
 
+def test_a_mac_that_measures_its_own_gpu_gives_way_to_nobody() -> None:
+    lock = ProbeLock("b")
+    with lock.alone(), pytest.raises(MacBusy, match="b is measuring its own GPU"), lock.granted("a"):
+        pass
+
+
 def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
     lock = ProbeLock("b")
     with lock.asking("c") as hold:
