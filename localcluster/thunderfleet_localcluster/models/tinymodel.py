@@ -187,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m thunderfleet_localcluster.models.tinymodel FOLDER``."""
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_localcluster.models.tinymodel",
-        description="Makes the test model (qwen2, float32) in a folder.",
+        description="Write the test model (qwen2, float32) to a folder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="where to write it; made if missing")
+    parser.add_argument("folder", type=Path, help="output folder; created if it does not exist")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the weights; the demo relies on the default")
     parser.add_argument("--layers", type=int, default=LAYERS, help="number of layers")
     options = parser.parse_args(arguments)

@@ -45,7 +45,7 @@ def _unreached(search: CandidateSearch) -> list[list[Miss]]:
     found = []
     for transport, members_of_sets in sets.items():
         nodes = min(members_of_sets, key=lambda members: (len(members), members))
-        text = f"{LABELS[transport]} of {named(nodes)}: no Mac that all others have reached yet; waiting for their agents"
+        text = f"{LABELS[transport]} of {named(nodes)}: no Mac is reachable from all others yet; waiting for their agents"
         found.append([Miss(0, 0, NearMiss(nodes, transport, Split.NONE, text), Reason.NOT_YET_OBSERVED)])
     return found
 
@@ -99,7 +99,7 @@ def _eligible_reason(search: CandidateSearch, mac: Mac) -> str:
     if parts:
         return ", and ".join(parts)
     if not any(cable.connected for cable in search.fleet.links(mac.name)):
-        over = ", and has reached none over the LAN" if Transport.RING in allowed_transports(request) else ""
+        over = ", and no connection to one over the LAN" if Transport.RING in allowed_transports(request) else ""
         return f"has no Thunderbolt cable to another eligible Mac{over}"
     return f"is in no set of {request.min_nodes} Macs with the required links and memory"
 
