@@ -1,7 +1,8 @@
 """Every reason of the API, defined once, with its meaning and its remedy.
 
 A fault has the same reason wherever it appears: in conditions, in ``lastFailure``, in Events and in logs. The reference of
-reasons is generated from this module. To add a reason, add a member here and use it.
+reasons is generated from this module. To add a reason, add a member here, use it, and run ``make docs``; a reason of RDMA also
+needs a rule (``thunderfleet_lib.rdma.rules``).
 """
 
 from enum import StrEnum
