@@ -1,7 +1,8 @@
 """Every reason of the API, defined once, with its meaning and its remedy.
 
-A fault has the same reason wherever it shows: in conditions, in ``lastFailure``, in Events and in logs. The reference of
-reasons is generated from this module. To add a reason, add a member here and use it.
+A fault has the same reason wherever it appears: in conditions, in ``lastFailure``, in Events and in logs. The reference of
+reasons is generated from this module. To add a reason, add a member here, use it, and run ``make docs``; a reason of RDMA also
+needs a rule (``thunderfleet_lib.rdma.rules``).
 """
 
 from enum import StrEnum
@@ -73,12 +74,12 @@ class Reason(StrEnum):
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "Run `sudo ifconfig bridge0 deletem en2` and switch the Thunderbolt Bridge service off.",
+        "Run `sudo ifconfig bridge0 deletem en2` and disable the Thunderbolt Bridge service.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
-        "The RDMA device is Active, but has no GID of an IPv4 address.",
+        "The RDMA device is Active, but has no GID for an IPv4 address.",
         "Give the port an IPv4 address, such as `sudo ifconfig en2 inet 10.0.0.1/30`.",
         (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
@@ -231,7 +232,7 @@ class Reason(StrEnum):
     # Placement.
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     MOVED = ("Moved", "A group is now placed on other Macs.", "", (EVENT,))
-    PENDING = ("Pending", "Placements are being made.", "", (On.PLACED,))
+    PENDING = ("Pending", "The operator has not placed all groups yet.", "", (On.PLACED,))
     SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.READY))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
@@ -321,7 +322,7 @@ class Reason(StrEnum):
     POD_GONE = ("PodGone", "A pod of the group no longer exists.", "", (FAILURE,))
     POD_FAILED = ("PodFailed", "A pod of the group failed.", "See the message.", (FAILURE,))
     NODE_GONE = ("NodeGone", "The Node of a rank no longer exists.", "", (FAILURE,))
-    UNSCHEDULABLE = ("Unschedulable", "The scheduler finds no room for a pod on its Mac.", "See the message.", (FAILURE,))
+    UNSCHEDULABLE = ("Unschedulable", "A pod cannot be scheduled to its Mac.", "See the message.", (FAILURE,))
     CRASH_LOOP = ("CrashLoop", "A supervisor crashes repeatedly.", "See the log of the pod.", (FAILURE,))
     STOPPED = ("Stopped", "The group has drained and stopped, and is needed again.", "", (FAILURE,))
     GAVE_UP = ("GaveUp", "The runner has used all its attempts.", "See the message.", (FAILURE,))
@@ -394,7 +395,7 @@ class Reason(StrEnum):
     )
     QUEUE_PAIR_BUSY = (
         "QueuePairBusy",
-        "The RDMA stack of the Mac holds a queue pair that no process uses.",
+        "The RDMA stack of the Mac has not released a queue pair, although no process uses it.",
         "Reboot the Mac.",
         (On.QUARANTINED, FAILURE),
     )
@@ -404,7 +405,7 @@ class Reason(StrEnum):
         "End other programs that use RDMA on the Mac.",
         (FAILURE,),
     )
-    QUEUE_PAIR_INIT = ("QueuePairInit", "The RDMA device did not initialize a queue pair.", "", (FAILURE,))
+    QUEUE_PAIR_INIT = ("QueuePairInit", "The RDMA device could not initialize a queue pair.", "", (FAILURE,))
     MEMORY_REGIONS_SPENT = (
         "MemoryRegionsSpent",
         "The RDMA device has no free memory region.",
@@ -421,7 +422,7 @@ class Reason(StrEnum):
     RANK_KILLED = ("RankKilled", "A signal ended the process of a rank.", "See the message.", (FAILURE,))
     RANK_FROZEN = ("RankFrozen", "A rank's heartbeat stopped.", "", (FAILURE,))
     STALLED = ("Stalled", "No rank makes progress.", "", (FAILURE,))
-    GPU_FAILED = ("GpuFailed", "The GPU aborted a command.", "End other programs that load the GPU.", (FAILURE,))
+    GPU_FAILED = ("GpuFailed", "The GPU aborted a command.", "End other programs that use the GPU heavily.", (FAILURE,))
     OUT_OF_MEMORY = ("OutOfMemory", "The Mac ran out of memory.", "End other programs on the Mac.", (FAILURE,))
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))
     UNKNOWN = ("Unknown", "Unknown error.", "Report a bug and include the message.", (FAILURE,))

@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     support.add_argument("--kubeconfig", type=Path, help="collect from this cluster instead of a local one")
     support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
     support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
-    commands.add("demo", "run the demo: from nothing to a streamed completion", cluster=False)
+    commands.add("demo", "run the demo: start a cluster, serve a model on two Macs, recover from a failure", cluster=False)
     return top
 
 
@@ -133,7 +133,7 @@ def _fault_commands(commands: _Parsers) -> None:
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument("action", choices=RDMA_ACTIONS, help="action")
     rdma.add_argument("machine", metavar="MAC", help="machine name")
-    damage = commands.add("command", "damage one command of a Mac, or mend it")
+    damage = commands.add("command", "make one command of a Mac fail, or repair it")
     damage.add_argument("action", choices=tuple(DAMAGES), help="; ".join(f"{name}: {what}" for name, what in DAMAGES.items()))
     damage.add_argument("machine", metavar="MAC", help="machine name")
     damage.add_argument("program", metavar="COMMAND", help=", ".join(MAC_COMMANDS))

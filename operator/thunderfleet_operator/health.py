@@ -27,7 +27,7 @@ class Health:
 
     async def _healthz(self, _: web.Request) -> web.Response:
         if self._stuck():
-            return web.Response(status=500, text=f"one round has been running for more than {STUCK_SECONDS:.0f} s\n")
+            return web.Response(status=500, text=f"one reconcile has been running for more than {STUCK_SECONDS:.0f} s\n")
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:

@@ -34,7 +34,9 @@ class Metrics:
             ["resource", "verb"],
             registry=self.registry,
         )
-        self.leading = Gauge("thunderfleet_operator_leading", "1 on the replica that leads.", registry=self.registry)
+        self.leading = Gauge(
+            "thunderfleet_operator_leading", "1 if this replica is the leader, else 0.", registry=self.registry
+        )
         self.placements = Counter(
             "thunderfleet_operator_placements", "Placements made, by transport.", ["transport"], registry=self.registry
         )

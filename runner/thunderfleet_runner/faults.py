@@ -71,7 +71,7 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
           Reason.PEER_UNREACHABLE, "the peer's address did not answer", echo=True),
     _rule(r"couldn't (create socket|enable reuse\w+|listen)|accept failed|too many open files", FaultClass.RETRY,
-          Reason.SOCKET_REFUSED, "the system refused a socket: too many files may be open on this Mac"),
+          Reason.SOCKET_REFUSED, "the system could not create a socket: close programs with many open files on this Mac"),
     _rule(r"\[ring\].*(connection to a peer was lost|closed by the peer|too many send/recv errors)"
           r"|(receiving from|sending to) socket.*(errno|error|made no progress)"
           r"|(send|recv) failed with errno ?=|peer closed the side channel"
@@ -96,7 +96,7 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
           "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
     _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
-          "the RDMA device rejected work: check the cable"),
+          "the RDMA device rejected a request: check the cable"),
     _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,
           "a JACCL mesh has at most 8 ranks; a larger group must be a ring"),
     _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, Reason.BACKEND_NOT_AVAILABLE,
@@ -171,7 +171,7 @@ def init_deadline(seconds: int, missing: str) -> Fault:
 
 def frozen(seconds: float) -> Fault:
     """The rank's process runs but sends no heartbeats."""
-    return Fault(FaultClass.RETRY, Reason.RANK_FROZEN, f"the rank's heartbeat has been silent for {seconds:g} s")
+    return Fault(FaultClass.RETRY, Reason.RANK_FROZEN, f"the rank has not sent a heartbeat for {seconds:g} s")
 
 
 def stalled(seconds: float, stage: Stage) -> Fault:
@@ -186,7 +186,9 @@ def supervisor_lost(why: str) -> Fault:
 
 def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:
     """A port that the group keeps across attempts is in use; the next placement has another one."""
-    text = f"the {what} port {port} on {address} is held by another program on node {node}: the group needs another port"
+    text = (
+        f"the {what} port {port} on {address} is in use by another program on node {node}; the next placement uses another port"
+    )
     return Fault(FaultClass.REPLAN, Reason.PORT_TAKEN, text)
 
 

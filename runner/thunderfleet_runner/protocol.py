@@ -274,7 +274,7 @@ class RequestError(_Message):
 
 
 class Heartbeat(_Message):
-    """Every HEARTBEAT_SECONDS, from a thread of its own: the process is alive, and the progress of its work."""
+    """Every HEARTBEAT_SECONDS, from a separate thread: the process is alive, and the progress of its work."""
 
     type: Literal["heartbeat"] = "heartbeat"
     steps: int

@@ -86,7 +86,7 @@ def served(line: Line, deploy: Deploy, alone: Alone) -> Callable[..., Json]:
         assert answer.status == 200, answer.body
         assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS, layers)
         status, again = line.plan(made.get())
-        assert again["groups"][0]["reason"].startswith("kept in place"), "the planner leaves a group that runs where it is"
+        assert again["groups"][0]["reason"].startswith("kept its placement"), "the planner leaves a group that runs where it is"
         agrees(again["groups"][0], group)
         return group
 

@@ -201,7 +201,7 @@ def test_scaled_by_the_scale_subresource(line: Line, deploy: Deploy) -> None:
     assert lack.startswith("group 2: ") and "mini-2" in lack and "mini-3" in lack
     many.until(lambda: many.status.get("readyReplicas") == 2, "two groups serve", START_SECONDS)
     assert sorted(nodes_of(group)[0] for group in groups(many.status)[:2]) == ["mini-2", "mini-3"]
-    assert many.until_condition("Ready", "False", "PartlyReady")["message"].startswith("2 of 3 groups serve")
+    assert many.until_condition("Ready", "False", "PartlyReady")["message"].startswith("2 of 3 groups are Ready")
     foretold(many)
     scale = many.line.json("get", "md", many.name, "-n", many.namespace, "--subresource=scale")
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 2)

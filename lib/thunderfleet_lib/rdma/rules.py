@@ -4,7 +4,10 @@ The agent applies it to its Mac (condition RDMAReady), the operator to both ends
 devices of its plan before it starts a rank. So one fault has one reason in all three. A cause comes before its effects: with
 RDMA disabled, the device is also missing, and at the other end of the cable the port is also down.
 
-To add a rule, add a reason to ``thunderfleet_crds.reasons``, a line to one of the tables below and a sentence to ``explain``.
+To add a rule, add a reason to ``thunderfleet_crds.reasons``, then a line each to one of the two tables of rules, to
+``FAULT_CLASS`` and to ``_EXPLANATIONS``. If the rule needs a new fact, add it to ``Stack`` or ``Port`` and set it wherever one
+is made: ``derive/rdma_ready`` and ``inspection/problems`` of the agent, ``decide/link_status`` of the operator (which reads the
+reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault.
 """
 
 from collections.abc import Callable, Iterable

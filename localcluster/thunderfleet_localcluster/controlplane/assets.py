@@ -109,7 +109,7 @@ def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
         return None
     if missing:
         raise AssetsError(
-            f"KUBEBUILDER_ASSETS={value} lacks {', '.join(missing)}; add them, or unset the variable to build all programs",
+            f"KUBEBUILDER_ASSETS={value} has no {', '.join(missing)}; add them, or unset the variable to build all programs",
             usage=True,
         )
     return folder

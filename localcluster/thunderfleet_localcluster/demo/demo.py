@@ -16,7 +16,8 @@ from thunderfleet_localcluster.errors import LocalClusterError
 def main(arguments: Sequence[str]) -> int:
     """Run the demo. Exit code 0: every step succeeded, 1: one failed, 130: interrupted."""
     parser = argparse.ArgumentParser(
-        prog="thunderfleet demo", description="Run the demo: from nothing to a streamed completion on a fleet of recorded Macs."
+        prog="thunderfleet demo",
+        description="Run the demo: start a cluster of recorded Macs, serve a model on two of them, recover from a failure.",
     )
     parser.add_argument("--keep", action="store_true", help="leave the cluster running and print how to use it")
     keep = bool(parser.parse_args(arguments).keep)

@@ -1,4 +1,4 @@
-"""A model small enough to make in a second and exact enough to compare token id for token id.
+"""A model that is generated in a second and whose output can be compared token by token.
 
 Demos and tests need a real model that mlx-lm loads, where no hub can be reached. Three things about it are chosen with care:
 - float32, unquantised: in half precision two ranks and one process round differently and their greedy answers part;
@@ -175,7 +175,7 @@ def _safetensors(seed: int, layers: int) -> bytes:
 
 
 def make(folder: Path, *, seed: int = SEED, layers: int = LAYERS) -> None:
-    """Writes the model into ``folder`` (made if missing; files of the same names are replaced). 0.9 MB for four layers."""
+    """Writes the model into ``folder`` (created if it does not exist; existing files are replaced). 0.9 MB for four layers."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"config.json": _config(layers), "tokenizer.json": _tokenizer(), "tokenizer_config.json": _tokenizer_config()}
     for name, content in texts.items():
@@ -187,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m thunderfleet_localcluster.models.tinymodel FOLDER``."""
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_localcluster.models.tinymodel",
-        description="Makes the test model (qwen2, float32) in a folder.",
+        description="Write the test model (qwen2, float32) to a folder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="where to write it; made if missing")
+    parser.add_argument("folder", type=Path, help="output folder; created if it does not exist")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the weights; the demo relies on the default")
     parser.add_argument("--layers", type=int, default=LAYERS, help="number of layers")
     options = parser.parse_args(arguments)

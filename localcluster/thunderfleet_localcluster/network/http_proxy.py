@@ -76,7 +76,7 @@ def read_request(head: bytes, allowed: Sequence[ipaddress.IPv4Network]) -> Targe
     lines = head.split(b"\r\n")
     parts = lines[0].decode("latin-1").split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1"):
-        raise RefusedError("400 Bad Request", "this proxy speaks HTTP/1 only")
+        raise RefusedError("400 Bad Request", "this proxy supports HTTP/1 only")
     method, target, version = parts
     try:
         url = urlsplit("//" + target if method == "CONNECT" else target)

@@ -87,7 +87,10 @@ def can_isolate() -> str | None:
         return "creating namespaces did not finish within 30 s"
     if tried.returncode == 0:
         return None
-    return "network namespaces are refused: " + (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    return (
+        "the system does not allow network namespaces: "
+        + (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    )
 
 
 def ip_batch(commands: str) -> None:

@@ -101,8 +101,8 @@ def _degraded(link: ThunderboltLink, speed: int) -> str | None:
     hubs = _hubs({end.node: end for end in link.status.endpoints})
     return (
         f"the cable negotiated {speed / 1000:g} Gb/s, but {rate / 1000:.3g} Gb/s were measured over {over} in the slower "
-        f"direction (expected at least {expected * DEGRADED_PERCENT / 100_000:g}); likely causes: "
-        f"{hubs or 'a Thunderbolt 3 or 4 dock or hub'} on the way, a cable that is damaged or not rated for that speed, or a "
+        f"direction (expected: at least {expected * DEGRADED_PERCENT / 100_000:g}); likely causes: "
+        f"{hubs or 'a Thunderbolt 3 or 4 dock or hub'} in between, a cable that is damaged or not rated for that speed, or a "
         "busy Mac; connect the Macs directly with another cable"
     )
 
@@ -136,7 +136,8 @@ def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str],
     if node is not None:
         (other,) = set(link_ends(link)) - {node} or {node}
         where = f"nothing is plugged into port {_port(link, node)} of {node}"
-        return Verdict(False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was pulled just now")
+        remedy = f"switch {other} on, or plug the cable in"
+        return Verdict(False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was unplugged; {remedy}")
     slow = _degraded(link, speed)
     if slow is not None:
         return Verdict(True, Reason.CABLE_DEGRADED, slow)
@@ -167,8 +168,8 @@ def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     if node not in endpoints:
         return Verdict(False, Reason.ONE_END, f"{node} has not reported its end: check that its agent runs: {_agent(node)}")
     text = (
-        f"{node} does not see the other end through port {_port(link, node)}, as with a display or hub in between; the link "
-        "works, and a cable directly between the Macs shows it at both ends"
+        f"{node} does not see the other end through port {_port(link, node)}; a display or hub in between can cause "
+        "this. The link works; to see it at both ends, connect the Macs directly"
     )
     return Verdict(False, Reason.ONE_END, text)
 

@@ -8,7 +8,7 @@ from thunderfleet_operator.placement import Fleet, Mac, Request
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 LISTED = 8
-"""Macs named in a message."""
+"""Maximum number of Macs named in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +48,5 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     if not macs:
         return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found: the cluster has no Mac")
     looked = _names([_folders(mac) for mac in macs])
-    advice = "put it there, or into another model folder of the agents"
+    advice = "copy it there, or to another folder in agent.modelFolders"
     return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac; searched {looked}; {advice}")

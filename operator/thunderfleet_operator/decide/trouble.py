@@ -91,13 +91,15 @@ def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node]
             return Trouble(_failure(now, Reason.NODE_GONE, f"Node {entry.node} has been deleted", entry.node, entry.rank))
         if pod is None:
             if started:
-                return Trouble(_failure(now, Reason.POD_GONE, f"pod {entry.pod} is gone", None, entry.rank, FaultClass.RETRY))
+                return Trouble(
+                    _failure(now, Reason.POD_GONE, f"pod {entry.pod} no longer exists", None, entry.rank, FaultClass.RETRY)
+                )
             continue
         failure = _ended(pod, node, now)
         if failure is None and pod.unschedulable_since is not None and entry.node not in predecessors:
             waited = (now - pod.unschedulable_since).total_seconds()
             if waited >= UNSCHEDULABLE_SECONDS:
-                text = f"the scheduler finds no room for pod {pod.name}: {pod.unschedulable_message}"
+                text = f"pod {pod.name} cannot be scheduled: {pod.unschedulable_message}"
                 failure = _failure(now, Reason.UNSCHEDULABLE, text, entry.node, entry.rank)
             else:
                 recheck = _earliest((recheck, UNSCHEDULABLE_SECONDS - waited + 0.1))
@@ -109,7 +111,7 @@ def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node]
 
 
 def _ended(pod: Pod, node: Node, now: datetime) -> Failure | None:
-    """Why a pod is ending or has ended, if somebody other than the operator ended it."""
+    """Why a pod is ending or has ended, if anything but the operator ended it."""
     if pod.terminating and (pod.evicted or not node.schedulable):
         text = f"pod {pod.name} was evicted from {node.name}, as `kubectl drain` does"
         return _failure(pod.terminating, Reason.EVICTED, text, node.name, pod.rank)
@@ -132,7 +134,7 @@ def _crashed(pod: Pod, entry: RankPlan, now: datetime) -> Failure | None:
         return _failure(now, words.reason, words.message, entry.node, entry.rank, words.fault)
     if pod.restarts >= CRASHES:
         last = next(iter(pod.last_words.splitlines()[-1:]), pod.waiting)
-        text = f"the supervisor of {pod.name} ended {pod.restarts} times: {last}; kubectl logs --previous {pod.name}"
+        text = f"the supervisor of {pod.name} exited {pod.restarts} times: {last}; see `kubectl logs --previous {pod.name}`"
         return _failure(now, Reason.CRASH_LOOP, text, entry.node, entry.rank, FaultClass.BUG)
     return None
 
@@ -153,7 +155,7 @@ def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: da
         if nodes[entry.node].ready:
             continue
         if entry.rank in absent or silent:
-            why = "rank 0 has lost it" if entry.rank in absent else "rank 0 has not answered for a minute"
+            why = "rank 0 has lost the connection to it" if entry.rank in absent else "rank 0 has not answered for a minute"
             text = f"Node {entry.node} is not Ready and {why}"
             return Trouble(_failure(now, Reason.NODE_NOT_READY, text, entry.node, entry.rank))
         recheck = NOT_READY_RECHECK_SECONDS

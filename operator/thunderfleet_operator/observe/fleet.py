@@ -105,7 +105,7 @@ def _facts(model: Model) -> ModelFacts:
         tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
         layer_bytes=pipeline.layer_bytes if pipeline else (),
         shared_bytes=pipeline.shared_bytes if pipeline else 0,
-        pipeline_refusal=pipeline.refusal if pipeline else "no dry run of a pipeline is known",
+        pipeline_refusal=pipeline.refusal if pipeline else "the agent has not sized its layers",
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
         prefill_bytes=model.prefill_workspace_bytes or 0,
         prefill_bytes_per_token=model.prefill_workspace_bytes_per_token or 0,

@@ -75,7 +75,7 @@ def _reason(candidate: Candidate, request: Request, divided: Division, kept: boo
     alone = candidate.transport is Transport.NONE
     chosen = "fewest Macs that fit" if alone else "best transport, fewest Macs that fit"
     parts = (
-        "kept in place" if kept else chosen,
+        "kept its placement" if kept else chosen,
         _kind(candidate, request),
         _layers(divided),
         "" if alone else f"slowest hop {candidate.score.speed}",
@@ -124,7 +124,7 @@ def _why_fallback(candidate: Candidate, request: Request) -> str:
         return ""
     preferred = allowed_splits(candidate.transport, request)[0]
     need = candidate.cohort.needs.bounds(preferred, candidate.score.macs)
-    return f" ({preferred}: {need if isinstance(need, str) else 'some rank would have no room'})"
+    return f" ({preferred}: {need if isinstance(need, str) else 'at least one rank would not fit'})"
 
 
 def _layers(divided: Division) -> str:

@@ -85,7 +85,7 @@ def largest_remainder(total: int, weights: Sequence[int]) -> tuple[int, ...]:
     61 layers over 512, 256, 256 give 31, 15, 15. Raises ``ValueError`` if there are more shares than units.
     """
     if total < len(weights):
-        raise ValueError(f"{total} layers cannot be shared by {len(weights)} ranks")
+        raise ValueError(f"{total} layers cannot be divided among {len(weights)} ranks")
     whole = sum(weights)
     if whole <= 0:
         weights, whole = [1] * len(weights), len(weights)
@@ -153,7 +153,7 @@ class Needs:
     def _pipeline_bounds(self, size: int) -> Bounds | str:
         model, costs = self.model, self._costs
         if model.pipeline_refusal or not costs:
-            return f"mlx-lm cannot divide it by layers: {model.pipeline_refusal or 'its layers are not known'}"
+            return f"mlx-lm cannot divide it by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
         if len(costs) < size:
             return f"the model has {len(costs)} layers, fewer than {size} ranks"
         total, small = self._sums[-1], self._smallest
@@ -169,8 +169,8 @@ class Needs:
         needs = self.tensor(size)
         if not needs:
             entry = self._sizes.get(size)
-            why = entry.refusal if entry is not None and entry.refusal else "this size was not tried"
-            return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is not known: {why}"
+            why = entry.refusal if entry is not None and entry.refusal else "the agent has no size for this number of ranks"
+            return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is unknown: {why}"
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
 
     def advance(self, split: PlacedSplit, held: int, rank: int, size: int, free: int) -> int:

@@ -42,7 +42,7 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
 
 def _runner_up(loser: Candidate, winner: Candidate) -> RunnerUp:
     better = loser.score < winner.score
-    why = "better, but a group stays where it is" if better else loser.score.why_worse(winner.score)
+    why = "better, but the group keeps its current placement" if better else loser.score.why_worse(winner.score)
     return RunnerUp(loser.nodes, loser.transport, loser.split, why)
 
 

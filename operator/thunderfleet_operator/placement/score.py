@@ -63,7 +63,7 @@ class Score:
         speed = gbits(self.speed_mbps) if self.speed_mbps else "unknown"
         if not self.unmeasured:
             return f"{speed}, measured"
-        return f"{speed} ({self.unmeasured} of its hops not measured: negotiated speed)"
+        return f"{speed} (negotiated; hops not measured: {self.unmeasured})"
 
     def texts(self) -> dict[str, str]:
         """Each part for people, in the order of comparison."""
@@ -84,7 +84,7 @@ class Score:
         sentences = {
             "transport": "{mine} instead of {theirs}",
             "macs": "needs {mine} Macs instead of {theirs}",
-            "split": "must use the split that suits this transport less",
+            "split": "uses the split that is less suitable for this transport",
             "shared": "shares {self.shared} Macs and cables with other groups instead of {winner.shared}",
             "speed": "slowest hop {mine} instead of {theirs}",
             "bandwidth": "slowest memory {mine} instead of {theirs}",
@@ -95,4 +95,4 @@ class Score:
         for part, field_name in PARTS.items():
             if getattr(self, field_name) != getattr(winner, field_name):
                 return sentences[part].format(mine=mine[part], theirs=theirs[part], self=self, winner=winner)
-        return "equal in every part; the winner comes first by free memory and name"
+        return "equal score; the winner has more free memory or comes first by name"

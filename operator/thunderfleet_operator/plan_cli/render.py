@@ -69,7 +69,7 @@ def _unplaced(group: GroupReport) -> list[str]:
 
 
 def _placed(group: GroupReport) -> list[str]:
-    stays = " (stays where it is)" if group.kept else ""
+    stays = " (keeps its placement)" if group.kept else ""
     limited = "" if group.proven else "; the search reached its step limit: a better placement may exist"
     lines = [
         f"group {group.index}: {_label(group.transport)}, {group.parallelism}{stays}",

@@ -33,7 +33,7 @@ class RelayReport(_Report):
     """A hop carried by supervisors."""
 
     address: str = Field(description="Address at which one supervisor dials the other.")
-    backwards: bool = Field(description="Whether the supervisor at the far end of the hop dials.")
+    backwards: bool = Field(description="Whether the next rank's supervisor dials, instead of this one's.")
 
 
 class RankReport(_Report):
@@ -56,9 +56,9 @@ class RankReport(_Report):
 class HopReport(_Report):
     """A connection between two ranks."""
 
-    ranks: tuple[int, int] = Field(description="The two ranks: in a ring a rank and the next, in a mesh every two.")
+    ranks: tuple[int, int] = Field(description="The two ranks: neighbors in a ring, any two in a mesh.")
     cable: str | None = Field(description="Name of the ThunderboltLink; null over a LAN.")
-    speed_mbps: int = Field(description="Speed of the slower direction.")
+    speed_mbps: int = Field(description="Speed of the slower direction in Mbit/s.")
     measured: bool = Field(description="Whether the speed was measured; otherwise it is the negotiated one.")
 
 
@@ -66,8 +66,8 @@ class ScorePartReport(_Report):
     """One part of the score."""
 
     part: str = Field(description="Name of the part. Parts are compared in the order of this list.")
-    value: int = Field(description="Less is better (speed is negative Mbit/s, spread and room are bytes).")
-    text: str = Field(description="The value for people.")
+    value: int = Field(description="Lower is better. Speed is in negative Mbit/s; spread and room are in bytes.")
+    text: str = Field(description="Human-readable value.")
 
 
 class RunnerUpReport(_Report):
@@ -76,11 +76,11 @@ class RunnerUpReport(_Report):
     nodes: tuple[str, ...] = Field(description="Macs, by rank.")
     transport: str
     parallelism: str
-    why: str = Field(description="Why its score is worse.")
+    why: str = Field(description="The first criterion in which its score is worse.")
 
 
 class NearMissReport(_Report):
-    """An alternative that almost worked."""
+    """A rejected placement that almost fits."""
 
     nodes: tuple[str, ...] = Field(description="Macs considered.")
     transport: str
@@ -90,10 +90,10 @@ class NearMissReport(_Report):
 
 
 class MacReport(_Report):
-    """A Mac that takes no rank."""
+    """A Mac that cannot be used."""
 
     node: str
-    message: str = Field(description="Why it takes no rank.")
+    message: str = Field(description="Why the Mac cannot be used.")
 
 
 class GroupReport(_Report):
@@ -101,10 +101,10 @@ class GroupReport(_Report):
 
     index: int = Field(description="Number of the group, from 0.")
     placed: bool
-    reason: str = Field(description="Why the placement was chosen; for a group without placement one CamelCase word.")
-    message: str = Field(default="", description="For a group without placement: what is missing.")
+    reason: str = Field(description="Why the placement was chosen; without a placement, a reason in CamelCase.")
+    message: str = Field(default="", description="Without a placement: what is missing.")
     proven: bool = Field(description="Whether the search completed; if not, a better placement may exist.")
-    kept: bool = Field(default=False, description="Whether the group stays where it is.")
+    kept: bool = Field(default=False, description="Whether the group keeps its current placement.")
     transport: str | None = Field(default=None, description="None, JACCL, JACCLRing or Ring.")
     parallelism: str | None = Field(default=None, description="None, Tensor or Pipeline.")
     model_path: str | None = Field(default=None, description="Folder of the model on each Mac.")
@@ -114,7 +114,7 @@ class GroupReport(_Report):
     score: tuple[ScorePartReport, ...] = ()
     runners_up: tuple[RunnerUpReport, ...] = ()
     near_misses: tuple[NearMissReport, ...] = ()
-    macs: tuple[MacReport, ...] = Field(default=(), description="For a group without placement: why each Mac takes no rank.")
+    macs: tuple[MacReport, ...] = Field(default=(), description="Without a placement: why each Mac cannot be used.")
 
 
 class PlanReport(_Report):
@@ -122,7 +122,7 @@ class PlanReport(_Report):
 
     deployment: str = Field(description="namespace/name")
     model: str
-    model_resolved: str = Field(description="On which Macs the model was found.")
+    model_resolved: str = Field(description="Macs and directories that contain the model, or why none does.")
     placed: bool = Field(description="Whether every group has a placement.")
     groups: tuple[GroupReport, ...]
 

@@ -74,7 +74,7 @@ def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkRepo
     if done.cached_tokens:
         raise Unusable(f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens came from the cache")
     if done.generated_tokens < 1 or run.first <= 0:
-        raise Unusable(f"the answer had {done.generated_tokens} tokens, which gives no rate")
+        raise Unusable(f"the response had {done.generated_tokens} tokens, too few to compute a rate")
     following, seconds = done.generated_tokens - 1, run.last - run.first
     return BenchmarkReport(
         prefill_tokens_per_second=prompt_tokens / run.first,
@@ -207,4 +207,4 @@ async def _one(service: Service, request: protocol.Request) -> Run:
                 return Run(first=first, last=last, done=event)
             last = now
             first = first or now
-    raise Unusable("the answer ended unexpectedly")
+    raise Unusable("the response ended unexpectedly")

@@ -203,7 +203,7 @@ class Gateway:
             if isinstance(event, protocol.Done):
                 return web.json_response(writer.whole(_complete(event)), headers=_headers(call))
             writer.add(event)
-        raise GenerationFailed("the answer ended unexpectedly")
+        raise GenerationFailed("the response ended unexpectedly")
 
     async def _timed(self, request: protocol.Request, arrived: float, slot: Slot) -> AsyncGenerator[Event, None]:
         metrics = self._metrics
@@ -224,7 +224,7 @@ class Gateway:
                     if event.generated_tokens > 1 and last > first:
                         metrics.rate.observe((event.generated_tokens - 1) / (last - first))
                 elif last > until:
-                    raise GenerationFailed(f"the answer took longer than {ANSWER_SECONDS:g} s and was cancelled")
+                    raise GenerationFailed(f"the response took longer than {ANSWER_SECONDS:g} s and was cancelled")
                 elif not first:
                     first = last
                     metrics.first.observe(first - arrived)

@@ -25,11 +25,13 @@ class GatewayMetrics:
 
         self.requests = counter("requests", "API requests by endpoint and HTTP status.", "endpoint", "code")
         self.errors = counter("stream_errors", "Streams that ended with an error event.")
-        self.first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS)
-        self.rate = histogram("decode_tokens_per_second", "Tokens per second of one request after its first.", _RATES)
+        self.first = histogram(
+            "time_to_first_token_seconds", "Seconds from the arrival of a request to its first token.", _SECONDS
+        )
+        self.rate = histogram("decode_tokens_per_second", "Tokens per second of one request after its first token.", _RATES)
         self.queued = histogram("queue_seconds", "Seconds that requests waited in the queue.", _SECONDS)
-        self.prompt = counter("prompt_tokens", "Tokens of prompts served.")
+        self.prompt = counter("prompt_tokens", "Prompt tokens of served requests.")
         self.cached = counter("cached_tokens", "Prompt tokens taken from the prompt cache.")
         self.generated = counter("generated_tokens", "Tokens generated for clients.")
         gauge("queue_depth", "Requests waiting in the queue.", lambda: admission().waiting)
-        gauge("requests_running", "Requests being generated.", lambda: admission().running)
+        gauge("requests_running", "Requests that are running.", lambda: admission().running)

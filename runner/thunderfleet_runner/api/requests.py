@@ -42,7 +42,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a request is checked against."""
+    """Properties of the served model against which requests are checked."""
 
     model: str
     vocabulary: int

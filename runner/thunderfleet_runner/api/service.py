@@ -32,7 +32,7 @@ FIRST_CAUSE_SECONDS = 1.0
 
 
 class Unavailable(Exception):
-    """The group does not serve now: status 503 with Retry-After. ``retry_after`` is in seconds."""
+    """The group is not serving: status 503 with Retry-After. ``retry_after`` is in seconds."""
 
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class RankLink(Protocol):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the gateway needs to check a request before a rank sees it."""
+    """Properties of the model against which the gateway checks requests."""
 
     size: int
     """Token ids are 0 <= id < size; 0: unknown."""
@@ -275,7 +275,7 @@ class Service:
             case protocol.Token(id=name):
                 self._put(name, message)
             case protocol.Done(id=name):
-                # Stopping ranks cancel running requests; a client that still listens has not asked for that.
+                # Stopping ranks cancel running requests; a client that still listens did not cancel.
                 cut = message.finish_reason == "cancelled" and self.draining
                 self._put(name, Unavailable(GRACE_IS_OVER, MOVED_SECONDS) if cut else message)
                 self._end(name, message)

@@ -50,7 +50,7 @@ from thunderfleet_runner.group.events import (
 
 
 class Phase(StrEnum):
-    """What the group is doing; finer than ``GroupPhase``, which people see."""
+    """State of the group; finer than ``GroupPhase``, which people see."""
 
     WAITING = "Waiting"
     """Not all members have joined."""

@@ -1,4 +1,4 @@
-"""What the state machine of attempts receives (events) and what it asks for (actions). Plain values; pure."""
+"""Input (events) and output (actions) of the state machine of attempts. Plain values; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -202,7 +202,7 @@ class Cause:
     echoes: tuple[str, ...] = ()
 
     def heard(self, other: "Cause") -> "Cause":
-        """With another failure of the same attempt: an error of its own takes precedence over an echo reported before it."""
+        """With another failure of the same attempt: a primary error takes precedence over an echo reported before it."""
         if self.fault.echo and not other.fault.echo:
             return replace(other, echoes=(*self.echoes, self.line))
         if other.line == self.line or other.line in self.echoes:

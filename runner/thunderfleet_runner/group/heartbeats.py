@@ -15,7 +15,7 @@ SILENT_TICKS_LOADING = 60
 
 
 class Heartbeats:
-    """What one rank's process sends, from its first heartbeat until its end. Its init holds the interpreter and sends none."""
+    """One rank's heartbeats, from the first until the process exits. Its init holds the interpreter and sends none."""
 
     def __init__(self) -> None:
         self.last: protocol.Heartbeat | None = None

@@ -1,4 +1,4 @@
-"""What a leader must know after its own restart: whether the group has served before, and how often it has recovered.
+"""State that a leader keeps across its own restart: whether the group has served before, and how often it has recovered.
 
 A small file in the supervisor's state folder. Losing it only resets a counter, so an unreadable file is no error.
 """

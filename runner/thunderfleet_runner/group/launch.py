@@ -1,4 +1,4 @@
-"""What a rank's process is given when its attempt starts: MLX's environment, its files, and the ``Start`` message."""
+"""Input of a rank's process at the start of its attempt: MLX's environment, its files, and the ``Start`` message."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -175,7 +175,7 @@ class Leader:
         rank: int,
         report: peers.Checked | peers.RankFailed | peers.RankFormed | peers.RankLoaded | peers.RankReady | peers.RankEnded,
     ) -> events.AttemptEvent:
-        """What a report means to the state machine."""
+        """A report as an event of the state machine."""
         attempt = report.attempt
         match report:
             case peers.Checked():

@@ -38,7 +38,7 @@ class _Settle:
 
 
 def _port_taken(error: NoFreePort) -> Fault:
-    return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: programs outside this group listen there")
+    return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: other programs use them")
 
 
 class Member:
@@ -63,7 +63,7 @@ class Member:
         self.entry = plan.ranks[rank]
         self.rank = rank
         self.blocked: Fault | None = None
-        """What prevents this supervisor itself from serving: every attempt fails with it."""
+        """The fault that prevents this supervisor from serving: every attempt fails with it."""
         self.slot = RankSlot(command(plan.group, plan.epoch, rank), state_folder / "rank.pid", self._received, self._exited)
         self.heartbeats = heartbeats.Heartbeats()
         self._folder = state_folder
@@ -255,7 +255,7 @@ class Member:
         try:
             if hosts:
                 hosts = tuple(await self._with_relays(attempt, hosts))
-            told, hostfile = launch.mlx_environment(self.plan, self.rank, attempt, self._folder, hosts, coordinator)
+            environment, hostfile = launch.mlx_environment(self.plan, self.rank, attempt, self._folder, hosts, coordinator)
             process = await self.slot.launch(attempt)
         except NoFreePort as error:
             self._fail(_port_taken(error))
@@ -264,7 +264,9 @@ class Member:
             self._fail(Fault(FaultClass.BUG, Reason.RANK_NOT_STARTED, f"cannot start the rank's process: {error}"))
             return
         jaccl_environment = coordinator != ""
-        process.send(launch.start_message(self.plan, self.rank, attempt, hostfile, told, jaccl_environment=jaccl_environment))
+        process.send(
+            launch.start_message(self.plan, self.rank, attempt, hostfile, environment, jaccl_environment=jaccl_environment)
+        )
         log.info("attempt %d: rank %d is process %d", attempt, self.rank, process.pid)
 
     async def _with_relays(self, attempt: int, hosts: Sequence[str]) -> list[str]:

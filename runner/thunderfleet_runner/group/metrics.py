@@ -37,7 +37,9 @@ class GroupMetrics:
     """Call ``observe`` with every new state."""
 
     def __init__(self, registry: CollectorRegistry, ages: Callable[[], dict[int, float]]) -> None:
-        self._phase = Gauge("thunderfleet_runner_phase", "1 for the group's phase.", ["phase"], registry=registry)
+        self._phase = Gauge(
+            "thunderfleet_runner_phase", "1 for the current phase of the group, else 0.", ["phase"], registry=registry
+        )
         self._attempts = Gauge("thunderfleet_runner_attempts", "Attempts started in this placement epoch.", registry=registry)
         self._recoveries = Gauge(
             "thunderfleet_runner_recoveries",

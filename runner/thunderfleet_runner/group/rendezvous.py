@@ -14,7 +14,7 @@ from thunderfleet_runner.net.peers import Hello, Refusal
 
 @dataclass(frozen=True)
 class Identity:
-    """What all supervisors of a group must have in common."""
+    """Versions and model, which all supervisors of a group must have in common."""
 
     mlx: str
     mlx_lm: str

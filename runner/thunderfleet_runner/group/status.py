@@ -1,4 +1,4 @@
-"""What people read of a group: its phase, a sentence, and each rank's phase. Pure."""
+"""The state of a group for people: its phase, a sentence, and each rank's phase. Pure."""
 
 from collections.abc import Mapping, Sequence
 

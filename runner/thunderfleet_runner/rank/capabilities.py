@@ -1,4 +1,4 @@
-"""What this image's MLX supports on this machine. The agent runs it in a child with a time limit: MLX may fail to load."""
+"""Capabilities of this image's MLX on this machine. The agent runs it in a child with a time limit: MLX may fail to load."""
 
 import json
 import sys

@@ -36,7 +36,7 @@ class NotFormed(RuntimeError):
 
 @dataclass(frozen=True)
 class Started:
-    """What the rest of the process needs: its end of the socketpair, ``Start`` as received, and MLX's group if it is a ring."""
+    """Handed to the rest of the process: its end of the socketpair, ``Start`` as received, and MLX's group if it is a ring."""
 
     end: socket.socket
     start: dict[str, Any]

@@ -27,7 +27,7 @@ def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None)
     config = _config(folder)
     facts = bounded.run(folder, world_sizes, limits or Limits())
     if facts.total_bytes is None:
-        log.warning("%s: %s; sizing it by its files", folder, facts.ended)
+        log.warning("%s: %s; using the sizes of its files instead", folder, facts.ended)
         return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")
     if facts.ended:
         log.warning("%s: %s", folder, facts.ended)

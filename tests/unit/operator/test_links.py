@@ -152,10 +152,10 @@ def test_a_cable_that_gives_much_less_than_it_should(
         assert "negotiated 80 Gb/s" in message and f"{worse:g} Gb/s were measured" in message and "dock" in message
 
 
-def test_a_degraded_cable_names_the_hub_on_the_way_and_is_an_event_once() -> None:
+def test_a_degraded_cable_names_the_hub_in_between_and_is_an_event_once() -> None:
     found = measured(link(end("a", through=["Old Dock"]), end("b")), ("a", "b", "RDMA", 9_000, 5))
     made = summary(found, {}, NOW, BOTH)
-    assert "Old Dock on the way" in verdicts(made)["Connected"][2]
+    assert "Old Dock in between" in verdicts(made)["Connected"][2]
     told = change(found, made)
     assert told is not None and told.reason == "Degraded" and told.warning
     after = ThunderboltLink.load({**found.dump(), "status": {**found.dump()["status"], **made}})

@@ -66,7 +66,7 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
     assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
     assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  negotiated, not measured\n" in text
     assert ["transport", "TCP", "ring"] in rows and ["bandwidth", "not", "measured"] in rows
-    assert "    speed      80 Gb/s (2 of its hops not measured: negotiated speed)\n" in text
+    assert "    speed      80 Gb/s (negotiated; hops not measured: 2)\n" in text
 
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
@@ -122,7 +122,9 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
     world.mac("studio-4", "10.0.0.5", 6 * GIB)
     world.cable("studio-3", "studio-4")
     assert run(files()) == 0
-    assert "    studio-3, studio-4  TCP ring   Pipeline  equal in every part" in capsys.readouterr().out
+    assert (
+        "    studio-3, studio-4  TCP ring   Pipeline  equal score; the winner has more free memory" in capsys.readouterr().out
+    )
     assert run(files(), "--runners-up", "0") == 0
     assert "runners-up: none" in capsys.readouterr().out
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(measurements=[MEASURED]))
@@ -131,7 +133,7 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
     assert [rank["node"] for rank in group["ranks"]] == ["studio-3", "studio-4"]
     assert group["runnersUp"][0]["nodes"] == ["studio-1", "studio-2"]
     assert group["runnersUp"][0]["why"] == (
-        "slowest hop 20 Gb/s, measured instead of 80 Gb/s (2 of its hops not measured: negotiated speed)"
+        "slowest hop 20 Gb/s, measured instead of 80 Gb/s (negotiated; hops not measured: 2)"
     )
     assert run(files({"model": {"path": "/models/org/tiny"}, "nodes": {"min": 2, "max": 2}}), "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["hops"][0] == {

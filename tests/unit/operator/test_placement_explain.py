@@ -1,4 +1,4 @@
-"""What an answer without placement says: near misses, and why each Mac takes no rank."""
+"""What an answer without placement says: near misses, and why each Mac cannot be used."""
 
 from dataclasses import replace
 
@@ -175,8 +175,8 @@ def test_why_each_eligible_mac_takes_no_rank() -> None:
     assert reasons == {
         "a": "is in no set of 2 Macs with the required links and memory",
         "b": "cannot join a group: its MLX (unknown version) has no backend",
-        "c": "has no Thunderbolt cable to another eligible Mac, and has reached none over the LAN",
-        "d": "has no Thunderbolt cable to another eligible Mac, and has reached none over the LAN",
+        "c": "has no Thunderbolt cable to another eligible Mac, and no connection to one over the LAN",
+        "d": "has no Thunderbolt cable to another eligible Mac, and no connection to one over the LAN",
     }
     jaccl = {entry.node: entry.message for entry in refused(fleet, request(min_nodes=2, transport=Transport.JACCL)).macs}
     assert jaccl["c"] == "has no Thunderbolt cable to another eligible Mac"
@@ -201,7 +201,7 @@ def test_macs_with_other_software_or_files_are_named() -> None:
     assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown)" in messages
     other = Fleet([mac("a", 6, facts), mac("b", 6, model(5, 4))], [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(other, request(min_nodes=2)).near_misses)
-    assert "b has other files of /models/a than the others" in messages
+    assert "b has different files of /models/a than the others" in messages
 
 
 def test_a_large_fleet_names_only_macs_that_are_not_eligible() -> None:
@@ -220,5 +220,5 @@ def test_a_rank_0_that_is_not_reached_yet_is_waited_for() -> None:
     found = refused(Fleet(macs, [cable("a", "b", **ends)]), request(transport=Transport.JACCL))
     assert found.reason == "NotYetObserved"
     assert found.near_misses[0].message == (
-        "JACCL mesh of a, b: no Mac that all others have reached yet; waiting for their agents"
+        "JACCL mesh of a, b: no Mac is reachable from all others yet; waiting for their agents"
     )

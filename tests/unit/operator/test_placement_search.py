@@ -248,7 +248,7 @@ def test_shares_follow_the_largest_remainders_and_ties_the_order() -> None:
     assert largest_remainder(10, [1, 1, 1]) == (4, 3, 3)
     assert largest_remainder(5, [0, 0]) == (3, 2), "no weights are equal weights"
     assert largest_remainder(4, [100, 1, 1]) == (2, 1, 1), "at least one each"
-    with pytest.raises(ValueError, match="2 layers cannot be shared by 3 ranks"):
+    with pytest.raises(ValueError, match="2 layers cannot be divided among 3 ranks"):
         largest_remainder(2, [1, 1, 1])
 
 
@@ -281,13 +281,16 @@ def test_bounds_of_tensor_parallelism() -> None:
 
 def test_why_a_model_cannot_be_divided() -> None:
     assert needs((1, 1)).bounds(Split.PIPELINE, 3) == "the model has 2 layers, fewer than 3 ranks"
-    assert needs(()).bounds(Split.PIPELINE, 2) == "mlx-lm cannot divide it by layers: its layers are not known"
+    assert needs(()).bounds(Split.PIPELINE, 2) == "mlx-lm cannot divide it by layers: the sizes of its layers are unknown"
     refused = Needs(ModelFacts(PATH, layer_bytes=(1, 1), pipeline_refusal="no pipeline"), NO_KV)
     assert refused.bounds(Split.PIPELINE, 2) == "mlx-lm cannot divide it by layers: no pipeline"
-    assert needs((1, 1)).bounds(Split.TENSOR, 2) == "mlx-lm cannot split it over 2 ranks: this size was not tried"
+    assert (
+        needs((1, 1)).bounds(Split.TENSOR, 2)
+        == "mlx-lm cannot split it over 2 ranks: the agent has no size for this number of ranks"
+    )
     heads = Needs(ModelFacts(PATH, tensor=(TensorFacts(2, refusal="heads do not divide"),)), NO_KV)
     assert heads.bounds(Split.TENSOR, 2) == "mlx-lm cannot split it over 2 ranks: heads do not divide"
-    assert heads.bounds(Split.NONE, 1) == "its size is not known: this size was not tried"
+    assert heads.bounds(Split.NONE, 1) == "its size is unknown: the agent has no size for this number of ranks"
     assert needs((1, 1), _2=(5,)).tensor(2) == (), "a rank without figures"
 
 

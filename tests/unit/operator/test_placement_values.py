@@ -155,13 +155,13 @@ SCORE = Score(3, 2, 0, 0, -80_000, -400_000, GIB, 40 * GIB, speed_mbps=80_000, u
     [
         ({"transport": 4}, "TCP ring over a LAN instead of TCP ring"),
         ({"transport": 3, "macs": 3}, "needs 3 Macs instead of 2"),
-        ({"split": 1}, "must use the split that suits this transport less"),
+        ({"split": 1}, "uses the split that is less suitable for this transport"),
         ({"shared": 2}, "shares 2 Macs and cables with other groups instead of 0"),
         ({"neg_speed": -40_000, "speed_mbps": 40_000}, "slowest hop 40 Gb/s, measured instead of 80 Gb/s, measured"),
         ({"neg_bandwidth": 0}, "slowest memory not measured instead of 410 GB/s"),
         ({"spread_bytes": 2 * GIB}, "free memory of its Macs differs by 2.0 GiB instead of 1.0 GiB"),
         ({"room_bytes": 41 * GIB}, "uses Macs with 41 GiB free instead of 40 GiB"),
-        ({}, "equal in every part; the winner comes first by free memory and name"),
+        ({}, "equal score; the winner has more free memory or comes first by name"),
     ],
 )
 def test_a_score_names_the_first_part_in_which_it_loses(change: dict[str, int], why: str) -> None:
@@ -184,7 +184,7 @@ def test_parts_of_a_score_as_text() -> None:
     alone = replace(SCORE, transport=0)
     assert (alone.speed, alone.texts()["split"], alone.texts()["transport"]) == ("none needed", "whole", "one Mac")
     assert replace(SCORE, split=1).texts()["split"] == "fallback"
-    assert replace(SCORE, unmeasured=1, speed_mbps=0).speed == "unknown (1 of its hops not measured: negotiated speed)"
+    assert replace(SCORE, unmeasured=1, speed_mbps=0).speed == "unknown (negotiated; hops not measured: 1)"
 
 
 # --- taints ---

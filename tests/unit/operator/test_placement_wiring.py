@@ -164,7 +164,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: World) -> 
     assert all(rank.ring_address is None and rank.layers is None for rank in plan.ranks)
     group = world.md.status.groups[0]
     assert (group.transport, group.parallelism, [rank.shard for rank in group.ranks]) == ("JACCL", "Tensor", ["1/2", "2/2"])
-    assert "slowest hop 80 Gb/s (1 of its hops not measured: negotiated speed)" in group.reason
+    assert "slowest hop 80 Gb/s (negotiated; hops not measured: 1)" in group.reason
     assert world.condition("Placed")[1] == "Placed" and "not measured" in world.condition("Placed")[2]
     used = Index(world.cache).taken
     assert used.queue_pairs == {("studio-1", "rdma_en2"): 1, ("studio-2", "rdma_en3"): 1}
@@ -178,7 +178,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     world.later(60)
     await world.round()
     message = world.condition("Placed")[2]
-    assert "a better place exists for group 0; a group that serves does not move: studio-1, studio-2" in message
+    assert "a better placement exists for group 0, but serving groups are not moved: studio-1, studio-2" in message
     assert "here TCP ring instead of JACCL mesh" in message
     assert world.md.status.groups[0].epoch == 1
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(conditions=[]))

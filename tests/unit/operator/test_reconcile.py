@@ -76,7 +76,7 @@ async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: 
     assert status.tokens_per_second is None and status.benchmark is not None
     assert status.benchmark.decode_tokens_per_second is None
     assert status.benchmark.prefill_tokens_per_second == "900.0"
-    wanted = ("True", "Measured", "too few tokens to compute a decode rate: one request")
+    wanted = ("True", "Measured", "too few tokens to compute a generation rate: one request")
     assert world.condition("Benchmarked")[:3] == wanted
 
 
@@ -519,7 +519,7 @@ async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: World)
     world.later(again)
     await world.round()
     assert (
-        "a better place exists for group 0; a group that serves does not move: big-1: here TCP ring"
+        "a better placement exists for group 0, but serving groups are not moved: big-1: here TCP ring"
         in world.condition("Placed")[2]
     )
     group = world.md.status.groups[0]

@@ -102,7 +102,7 @@ async def test_a_supervisor_that_leaves_typed_last_words_is_given_other_ports(wo
     world.run_pods()
     before = _plan(world, 1).ranks[0]
     assert world.pods()["md-0-e1-0"]["spec"]["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
-    words = f"the control port {before.control_port} on 10.0.0.1 is held by another program on node studio-1"
+    words = f"the control port {before.control_port} on 10.0.0.1 is in use by another program on node studio-1"
     _crashes(world, "md-0-e1-0", 1, f"PortTaken (Replan): {words}")
     await world.round()
     assert group(world).state == "BackingOff"
@@ -127,7 +127,7 @@ async def test_a_supervisor_that_crashes_is_quoted(world: World) -> None:
     _crashes(world, "md-0-e1-0", 5, "Traceback (most recent call last):\nKeyError: 'odd'")
     await world.round()
     assert group(world).last_failure.reason == "CrashLoop"
-    assert "ended 5 times: KeyError: 'odd'; kubectl logs --previous md-0-e1-0" in world.condition("Degraded")[2]
+    assert "exited 5 times: KeyError: 'odd'; see `kubectl logs --previous md-0-e1-0`" in world.condition("Degraded")[2]
 
 
 async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: World) -> None:

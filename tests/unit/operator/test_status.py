@@ -237,9 +237,9 @@ def test_all_is_well() -> None:
     assert found["ModelResolved"] == ("True", "Found", "it is there")
     assert found["Placed"] == ("True", "Placed", "group 0 on a, b (why)")
     assert found["Bootstrapped"] == ("True", "Formed", "1 of 1 groups have formed")
-    assert found["Ready"] == ("True", "Ready", "1 of 1 groups serve")
+    assert found["Ready"] == ("True", "Ready", "1 of 1 groups are Ready")
     assert found["Degraded"] == ("False", "AsExpected", "no group has failed")
-    assert found["Benchmarked"] == ("False", "NotMeasured", "measured when the first group is Ready and idle")
+    assert found["Benchmarked"] == ("False", "NotMeasured", "the benchmark runs when the first group is Ready and idle")
 
 
 def test_nothing_is_wanted() -> None:
@@ -256,7 +256,7 @@ def test_a_group_without_a_place() -> None:
     several = conditions(built(outcome(), UNPLACED, UNPLACED))
     assert several["Placed"][2] == "groups 1, 2: no Mac has room"
     assert several["Ready"][:2] == ("False", "PartlyReady") and several["Ready"][2].startswith(
-        "1 of 3 groups serve; group 1 is"
+        "1 of 3 groups are Ready; group 1 is"
     )
     assert conditions(built(outcome(), UNPLACED))["Placed"][2] == "group 1: no Mac has room"
     missing = Resolution(False, "ModelNotFound", "nowhere")
@@ -282,7 +282,7 @@ def test_a_group_that_fails_is_degraded() -> None:
 
 def test_a_better_place_is_mentioned() -> None:
     assert (
-        "a better place exists for group 0; a group that serves does not move: c"
+        "a better placement exists for group 0, but serving groups are not moved: c"
         in conditions(built(outcome(better="c")))["Placed"][2]
     )
 
@@ -309,13 +309,13 @@ def test_a_benchmark_is_shown_until_the_spec_changes() -> None:
     first = built(outcome(measured(ran="one request", allReduceMegabytesPerSecond=1.25)))
     assert first.tokens_per_second == "37.4" and first.benchmark is not None
     assert (first.benchmark.world_size, first.benchmark.epoch, first.benchmark.all_reduce_megabytes_per_second) == (2, 1, "1.2")
-    assert conditions(first)["Benchmarked"] == ("True", "Measured", "37.4 tokens/s decoded: one request")
+    assert conditions(first)["Benchmarked"] == ("True", "Measured", "generation rate 37.4 tokens/s: one request")
     kept = first.benchmark.dump()
     assert built(outcome(), benchmark=kept).benchmark == first.benchmark
     assert built(outcome(placed_now=True), benchmark=kept).benchmark == first.benchmark
     assert built(outcome(outdated=True), benchmark=kept).benchmark == first.benchmark
     assert built(outcome(placed_now=True, outdated=True), benchmark=kept).benchmark is None
-    assert conditions(built(outcome(measured())))["Benchmarked"][2] == "37.4 tokens/s decoded: prefill and decode"
+    assert conditions(built(outcome(measured())))["Benchmarked"][2] == "generation rate 37.4 tokens/s: prefill and decode"
 
 
 def test_every_mac_is_listed_under_what_it_lacks() -> None:

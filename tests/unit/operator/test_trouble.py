@@ -104,7 +104,7 @@ def test_a_crashing_supervisor_is_quoted() -> None:
     assert facts(typed) == ("PortTaken", FaultClass.REPLAN, "b", 1) and typed.message == "port 20001 is taken"
     crash = failed(crashing(5, "Traceback\nKeyError: 'odd'"))
     assert facts(crash) == ("CrashLoop", FaultClass.BUG, "b", 1)
-    assert "ended 5 times: KeyError: 'odd'; kubectl logs --previous md-0-e1-1" in crash.message
+    assert "exited 5 times: KeyError: 'odd'; see `kubectl logs --previous md-0-e1-1`" in crash.message
     assert "CrashLoopBackOff: 10s" in failed(crashing(5, "")).message
     assert found(crashing(4, "Traceback")) == Trouble()
     assert found(crashing(5, "PortTaken (Replan): x", looping=False)) == Trouble()
@@ -121,7 +121,7 @@ def test_a_group_that_stays_stopped_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (report(GroupPhase.WAITING, RankPhase.JOINED, RankPhase.ABSENT), "rank 0 has lost it"),
+        (report(GroupPhase.WAITING, RankPhase.JOINED, RankPhase.ABSENT), "rank 0 has lost the connection to it"),
         (report(GroupPhase.READY, RankPhase.SERVING, RankPhase.SERVING, silent=60), "has not answered for a minute"),
         (report(None, silent=60), "has not answered for a minute"),
     ],

@@ -150,7 +150,7 @@ async def test_a_lasting_port_that_stays_taken_asks_for_another_placement(
         await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up")
     failure = leader.state.failure
     assert (failure.rank, failure.fault, failure.reason) == (rank, FaultClass.REPLAN, "PortTaken")
-    assert f"the {what} port {port} on {entry.address} is held by another program on node {entry.node}" in failure.message
+    assert f"the {what} port {port} on {entry.address} is in use by another program on node {entry.node}" in failure.message
 
 
 async def test_rank_0s_control_port_that_stays_taken_ends_the_supervisor(

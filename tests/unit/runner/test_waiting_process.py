@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -102,3 +103,16 @@ async def test_a_real_rank_that_waits_knows_no_model_and_is_small(tmp_path: Path
     finally:
         await process.leave()
     assert codes == [0]
+
+
+def test_a_waiting_rank_imports_only_the_standard_library_and_mlx() -> None:
+    code = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "from thunderfleet_runner.rank import __main__\n"
+        "import mlx.core\n"
+        "found = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "print(sorted(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "['mlx', 'thunderfleet_runner']"

@@ -195,7 +195,7 @@ def _receive(peer: socket.socket, length: int) -> bytes:
 def _gather_all(gather: Gather, part: bytes, size: int) -> list[bytes]:
     whole = gather(part, len(part))
     if len(whole) != size * len(part):
-        raise RuntimeError(f"the all-gather gave {len(whole)} bytes, {size * len(part)} are right")
+        raise RuntimeError(f"the all-gather gave {len(whole)} bytes, expected {size * len(part)}")
     return [whole[rank * len(part) : (rank + 1) * len(part)] for rank in range(size)]
 
 

@@ -54,10 +54,10 @@ def placed(
         _, first = waits[0]
         return Verdict(False, first.reason, prefix + first.message)
     if not all(outcome.view.plan for outcome in outcomes):
-        return Verdict(False, Reason.PENDING, "placements are being made")
+        return Verdict(False, Reason.PENDING, "waiting for a placement")
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
     better = [
-        f"a better place exists for group {outcome.view.index}; a group that serves does not move: {outcome.better}"
+        f"a better placement exists for group {outcome.view.index}, but serving groups are not moved: {outcome.better}"
         for outcome in outcomes
         if outcome.better
     ]
@@ -81,10 +81,10 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
     if wanted == 0:
         return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
     if serving == wanted:
-        return Verdict(True, Reason.READY, f"{serving} of {wanted} groups serve")
+        return Verdict(True, Reason.READY, f"{serving} of {wanted} groups are Ready")
     message = _joined(map(_waits, waiting))
     if serving:
-        return Verdict(False, Reason.PARTLY_READY, f"{serving} of {wanted} groups serve; {message}")
+        return Verdict(False, Reason.PARTLY_READY, f"{serving} of {wanted} groups are Ready; {message}")
     if not resolution.found:
         return Verdict(False, resolution.reason, resolution.message)
     wait = next(outcome.wait for outcome in outcomes if outcome.view.index == waiting[0].index)
@@ -94,9 +94,9 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
 def benchmarked(measured: BenchmarkResult | None) -> Verdict:
     """Whether the deployment has been benchmarked."""
     if measured is None:
-        return Verdict(False, Reason.NOT_MEASURED, "measured when the first group is Ready and idle")
+        return Verdict(False, Reason.NOT_MEASURED, "the benchmark runs when the first group is Ready and idle")
     rate, ran = measured.decode_tokens_per_second, measured.ran or "prefill and decode"
-    found = f"{rate} tokens/s decoded" if rate is not None else "too few tokens to compute a decode rate"
+    found = f"generation rate {rate} tokens/s" if rate is not None else "too few tokens to compute a generation rate"
     return Verdict(True, Reason.MEASURED, f"{found}: {ran}")
 
 

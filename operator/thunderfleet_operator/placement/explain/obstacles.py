@@ -16,7 +16,7 @@ COST_SELECTED_OUT = COST_MEMORY + 5
 
 
 def hop_obstacle(fleet: Fleet, one: str, other: str, transport: PlacedTransport) -> Obstacle | None:
-    """What this hop lacks; None if it is usable."""
+    """What this hop is missing; None if it is usable."""
     rdma = transport in RDMA_TRANSPORTS
     usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, LANHops(fleet, relay=True))
     if other in usable:
@@ -28,7 +28,7 @@ def hop_obstacle(fleet: Fleet, one: str, other: str, transport: PlacedTransport)
             problem = rdma_problem(cable) if rdma else ring_problem(cable)
             return Obstacle(COST_SETTING, f"{pair}: {problem}")
     if not rdma and not cables and fleet.macs[one].dials is not None:
-        return Obstacle(COST_CHECK, f"{pair}: no Thunderbolt cable, and neither has reached the other over the LAN")
+        return Obstacle(COST_CHECK, f"{pair}: no Thunderbolt cable, and no connection over the LAN")
     return Obstacle(COST_CABLE, f"{pair}: the cable is unplugged" if cables else f"{pair}: no Thunderbolt cable")
 
 
@@ -63,7 +63,7 @@ def _cost(mac: Mac, request: Request) -> int:
 def _other_cohort(mac: Mac, cohort: Cohort, request: Request) -> str:
     if mlx_versions(mac) != cohort.mlx:
         return f"runs {_versions(mlx_versions(mac))}, the others {_versions(cohort.mlx)}"
-    return f"has other files of {request.model} than the others"
+    return f"has different files of {request.model} than the others"
 
 
 def _versions(mlx: tuple[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What mlx-lm's loop reports about a request, as types of ours."""
+"""The items that mlx-lm's loop reports about a request, as our own types."""
 
 import json
 from collections.abc import Callable, Sequence

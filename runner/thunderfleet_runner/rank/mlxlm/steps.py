@@ -1,4 +1,4 @@
-"""What happens between the steps of mlx-lm's loop: counts, digests, and rank 0's wish that all ranks look up."""
+"""Between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look up."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class Source(Protocol):
 
 
 class Lockstep(Protocol):
-    """What the steps need of the loop: the state that all ranks must agree on."""
+    """The loop as the steps use it: the state that all ranks must agree on."""
 
     clock: StepClock
     distributed: bool
