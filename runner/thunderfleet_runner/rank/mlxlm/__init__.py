@@ -1,4 +1,4 @@
-"""mlx-lm as we use and mend it: the one place that knows its private names, so that a new mlx-lm changes one package.
+"""mlx-lm with our changes: the one place that knows its private names, so that a new mlx-lm changes one package.
 
 ``ResponseGenerator`` is mlx-lm's serving loop: continuous batching, prompt cache, reasoning and tool parsing. We override what
 does not fit a group of ranks:
