@@ -310,7 +310,7 @@ class Reason(StrEnum):
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
     FAILED = ("Failed", "A group has failed for an unknown reason.", "See the message.", (On.DEGRADED,))
 
-    # Failures that the operator sees.
+    # Failures that the operator detects.
     EVICTED = (
         "Evicted",
         "A pod was evicted, as `kubectl drain` does. The group is placed again without delay; "

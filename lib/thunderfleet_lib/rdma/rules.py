@@ -78,11 +78,11 @@ FAULT_CLASS: Final = {
     Reason.NO_IPV4_ADDRESS: FaultClass.CONFIGURE,
     Reason.COMMAND_FAILED: FaultClass.RETRY,
 }
-"""What a fault of RDMA asks for when it stops a rank."""
+"""The fault class of an RDMA fault that stops a rank."""
 
 
 def stack_fault(stack: Stack) -> Reason | None:
-    """Why RDMA works on no port of the Mac; None when nothing of the stack speaks against it."""
+    """Why RDMA works on no port of the Mac; None if the stack has no fault."""
     return next((reason for reason, applies in _STACK_RULES if applies(stack)), None)
 
 
