@@ -261,7 +261,7 @@ async def test_what_the_operator_says_of_a_mac_is_not_its_agents(admin: Kube, ag
     await write(agents[A], f"{PROFILES}/{A}", profile(A))
     path, sentence = (
         f"{PROFILES}/{A}/status",
-        f"the {part} of a NodeProfile {'are' if part == 'groups' else 'is'} the operator's",
+        f"only the operator may change the {part} of a NodeProfile",
     )
     said = profile(A, **{part: HELD[part]})
     await refused(write(agents[A], path, said), sentence)

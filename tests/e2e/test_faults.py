@@ -323,7 +323,7 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
     assert (failure["class"], failure["reason"], failure["node"]) == ("Reboot", "MemoryStranded", lost)
     found = quarantined()
     assert (found["status"], found["reason"]) == ("True", "MemoryStranded"), found
-    assert "40.0 GiB" in found["message"] and f"reboot of {lost}" in found["message"], found["message"]
+    assert "40.0 GiB" in found["message"] and f"reboot {lost}" in found["message"], found["message"]
     line.cluster.machines[lost].off()
     line.cluster.machines[lost].on()
     until(lambda: quarantined().get("status") == "False", "the Mac is well again", describe=lambda: str(quarantined()))

@@ -105,7 +105,7 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
     values = f"operator.replicas=1,agent.modelFolders={{{audited.models}}}"
     audited.helm("install", "thunderfleet", str(CHART), "--namespace", NAMESPACE, "--create-namespace", "--set", values)
     tested = audited.helm("test", "thunderfleet", "--namespace", NAMESPACE, seconds=180)
-    for line in ("ok: the API server serves", ": leading", "every Mac has a NodeProfile: studio-1, studio-2"):
+    for line in ("ok: the API server serves", ": leader", "every Mac has a NodeProfile: studio-1, studio-2"):
         assert line in tested.stdout + tested.stderr
     rights = granted(audited)
     left = audited.kubectl("get", "serviceaccounts,pods,roles", "-n", NAMESPACE, "-o", "name").stdout

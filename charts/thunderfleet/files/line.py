@@ -38,7 +38,7 @@ async def operator(kube: Kube) -> str:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 text = f"does not respond: {error or 'timeout'}"
             said.append(f"{name}: {text}")
-    if not any(text.endswith(": leading") for text in said):
+    if not any(text.endswith(": leader") for text in said):
         raise LookupError(f"no operator is the leader ({'; '.join(said) or 'it has no pods'})")
     return "; ".join(said)
 
