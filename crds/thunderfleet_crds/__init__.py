@@ -3,7 +3,7 @@
 apimodel         the base of all kinds: reading and writing objects of the API server
 conditions       conditions: the type, reading and setting them
 fields           types of fields with their bounds, figures as strings
-generate         writes the CustomResourceDefinitions
+generate         writes the CustomResourceDefinitions; scope, short name and printer columns of each kind
 group            the state that a running group reports to the operator
 modeldeployment  ModelDeployment: a model served across Macs
 names            API group, kinds, labels, annotations, limits

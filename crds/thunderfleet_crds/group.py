@@ -109,7 +109,7 @@ class GroupState(_Value):
     attempt: int = 0
     """Number of attempts in this epoch. A rank that leaves during the checks starts no new attempt."""
     recoveries: int = 0
-    """How often the group was formed again after a failure within this epoch."""
+    """Number of times that the group was re-formed after a failure in this epoch."""
     ready_since: datetime | None = None
     failure: Failure | None = None
     """The most recent failure, kept after the group has recovered."""

@@ -1,7 +1,8 @@
 """NodeProfile: what one Mac is and can do, written by its agent whenever something changes.
 
-It is no heartbeat: the Ready condition of the Node says whether a Mac is alive. It has a status only. The agent writes all of
-it except ``groups``, ``quarantine`` and the condition Quarantined, which the operator applies with its own field manager.
+It is not a heartbeat: the Ready condition of the Node shows whether a Mac is alive. It has a status only. The agent writes
+all of it except ``groups``, ``quarantine`` and the condition Quarantined, which the operator applies with its own field
+manager.
 """
 
 from __future__ import annotations

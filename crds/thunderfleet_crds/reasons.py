@@ -1,7 +1,8 @@
 """Every reason of the API, defined once, with its meaning and its remedy.
 
 A fault has the same reason wherever it appears: in conditions, in ``lastFailure``, in Events and in logs. The reference of
-reasons is generated from this module. To add a reason, add a member here and use it.
+reasons is generated from this module. To add a reason, add a member here, use it, and run ``make docs``; a reason of RDMA also
+needs a rule (``thunderfleet_lib.rdma.rules``).
 """
 
 from enum import StrEnum
@@ -309,7 +310,7 @@ class Reason(StrEnum):
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
     FAILED = ("Failed", "A group has failed for an unknown reason.", "See the message.", (On.DEGRADED,))
 
-    # Failures that the operator sees.
+    # Failures that the operator detects.
     EVICTED = (
         "Evicted",
         "A pod was evicted, as `kubectl drain` does. The group is placed again without delay; "

@@ -1,6 +1,6 @@
 """Every enumeration of the API, each defined once, for all programs. Reasons have a module of their own.
 
-Where ``spec`` allows other values than ``status``, both are subsets of one enumeration: a value that a user asks for and the
+Where ``spec`` allows other values than ``status``, both are subsets of one enumeration: a value that a user requests and the
 value that the operator reports are the same object, and nothing is converted between them.
 """
 
@@ -49,9 +49,9 @@ class Split(StrEnum):
 
 
 RequestedSplit = Literal[Split.AUTO, Split.TENSOR, Split.PIPELINE]
-"""What ``spec.parallelism`` may say."""
+"""Values of ``spec.parallelism``."""
 PlacedSplit = Literal[Split.TENSOR, Split.PIPELINE, Split.NONE]
-"""What a placement is: never Auto."""
+"""Values of a placement: never Auto."""
 
 
 class Transport(StrEnum):
@@ -66,9 +66,9 @@ class Transport(StrEnum):
 
 
 RequestedTransport = Literal[Transport.AUTO, Transport.JACCL, Transport.JACCL_RING, Transport.RING]
-"""What ``spec.transport`` may say."""
+"""Values of ``spec.transport``."""
 PlacedTransport = Literal[Transport.JACCL, Transport.JACCL_RING, Transport.RING, Transport.NONE]
-"""What a placement is: never Auto."""
+"""Values of a placement: never Auto."""
 
 
 class Backend(StrEnum):

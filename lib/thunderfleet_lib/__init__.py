@@ -1,4 +1,4 @@
-"""What several programs share and no kind of the API knows.
+"""Code that several programs share and that is independent of the API's kinds.
 
 backoff   exponential back-off with limit and jitter
 hostcmd   runs commands of this machine, with limits on time and output

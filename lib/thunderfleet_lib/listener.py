@@ -26,7 +26,7 @@ NEXT_REQUEST_SECONDS = 90.0
 HANDSHAKE_SECONDS = 5.0
 FLUSH_SECONDS = 5.0
 DESCRIPTORS = 4096
-"""File descriptors that a listening process wants; launchd's default limit is 256."""
+"""Desired number of file descriptors of a listening process; launchd's default limit is 256."""
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACKLOG = 128
 
@@ -145,7 +145,7 @@ class Listener:
     # For the site and the connections.
 
     def admit(self, server: web.Server) -> _Connection | None:
-        """A place for a new connection, if need be by closing another one; None when all of them are busy."""
+        """A slot for a new connection, closing another connection if necessary; None when all of them are busy."""
         if len(self._connections) >= self._limit and not self.close_idle():
             return None
         connection = _Connection(self, server())

@@ -10,7 +10,7 @@ from thunderfleet_lib.hostcmd import quote
 
 
 class ParseError(Exception):
-    """The output of a command cannot be parsed. ``command`` names it, ``problem`` says why."""
+    """The output of a command cannot be parsed. ``command`` names it, ``problem`` describes the error."""
 
     def __init__(self, command: str, problem: str) -> None:
         super().__init__(f"`{command}` {problem}")

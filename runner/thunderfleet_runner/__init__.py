@@ -1,6 +1,5 @@
 """One pod of a served model: a supervisor that never blocks, and the rank process that it owns.
 
-==========  ==================================================================
 cli         the command line: ``serve``, ``capabilities``, ``size``
 supervisor  the container's process; assembles one pod from the rooms below
 group       forming a group, supervising its ranks, recovering from failures
@@ -12,7 +11,6 @@ framing     how those messages are framed, and how the socket is handed over
 faults      every failure a group can have: class, reason, message
 rank        the rank's process: MLX, mlx-lm, the model
 sizing      how much memory a model needs, computed from the model itself
-==========  ==================================================================
 
 The supervisor and everything it imports stay free of MLX, transformers and tokenizers; only ``rank`` and ``sizing`` have them.
 """

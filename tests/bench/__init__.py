@@ -2,4 +2,20 @@
 
 Absolute seconds depend on the machine and on what else it does; ratios of two things done in the same minute much less so.
 Every figure that the project has promised carries its bound here, and the table says whether it holds.
+
+benchmarks  the benchmarks, each of one promise
+figures     figures with their bounds, as a table and as JSON; pure
+line        a cluster with the chart and the models installed
+models      the models that benchmarks serve
+client      streams completions and times their tokens
+byhand      the baseline: the same two ranks without Thunderfleet
+serving     many clients at once
+formation   how soon groups form and recover
+discovery   how soon a pulled cable is known, and what agents cost
+hour        one agent's rounds of an hour, without the pauses
+measure     what probes find and cost
+placement   the planner, without a cluster
+thousand    a thousand agents and one operator
+audit       who wrote what to the API server, from its audit log
+processes   memory and processor time of processes
 """

@@ -11,7 +11,10 @@ PURE = {
     "lib": ("lib/thunderfleet_lib", "backoff parsing quantity rdma/*"),
     "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/*"),
     "placement": ("operator/thunderfleet_operator/placement", "**/*"),
-    "agent": ("node-agent/thunderfleet_agent", "derive/* measure/schedule/* observe/parsers/* peers/reach"),
+    "agent": (
+        "node-agent/thunderfleet_agent",
+        "derive/* measure/schedule/* observe/parsers/* peers/dial_plan peers/reachability peers/token_bucket",
+    ),
     "runner": (
         "runner/thunderfleet_runner",
         "faults framing group/attempts group/rendezvous group/stall group/status api/requests api/responses rank/stops net/jaccl "

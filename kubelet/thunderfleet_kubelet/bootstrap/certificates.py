@@ -32,7 +32,7 @@ POLL_LIMIT_SECONDS = 5.0
 
 
 class CertificateError(Exception):
-    """There is no certificate; the message says why and what to do."""
+    """There is no certificate; the message gives the reason and the fix."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 
 class JoinError(Exception):
-    """Joining is not possible; the message says why and what to do."""
+    """Joining is not possible; the message gives the reason and the fix."""
 
 
 class UsageError(JoinError):

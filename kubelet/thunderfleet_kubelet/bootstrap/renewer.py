@@ -21,7 +21,7 @@ BACKOFF = Backoff(first=1.0, limit=300.0, jitter=0.3)
 class Renewer:
     """Keeps one certificate valid: ``request`` gets a new one at 80 % of the lifetime, ``use`` starts using it.
 
-    ``pair``: the current one; None requests the first one at once. A failed request is repeated with back-off for ever;
+    ``pair``: the current one; None requests the first one at once. A failed request is repeated with back-off forever;
     ``report`` gets its error, and None when a later one succeeds.
     """
 

@@ -68,7 +68,7 @@ class Terminal:
         self._readable: asyncio.Future[None] | None = None
 
     async def read(self, ended: asyncio.Event) -> AsyncIterator[bytes]:
-        """Output until the terminal closes, or until the program has ended and no more comes for ``DRAIN_SECONDS``.
+        """Output until the terminal closes, or until the program has exited and no output arrives for ``DRAIN_SECONDS``.
 
         Reads only on demand: when the caller is slow, the terminal fills up and the program blocks.
         """
@@ -149,7 +149,7 @@ class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
 
 
 async def _chunks(stream: asyncio.StreamReader, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """The stream to its end, or until the program has ended and no more comes for ``DRAIN_SECONDS``."""
+    """The stream to its end, or until the program has exited and no output arrives for ``DRAIN_SECONDS``."""
     end, left = asyncio.ensure_future(ended.wait()), LATE_BYTES
     try:
         while left > 0:

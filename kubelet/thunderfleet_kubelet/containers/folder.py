@@ -35,7 +35,7 @@ class PodFolder:
         return self.path.name
 
     def sandbox(self, container: str, number: int) -> Path:
-        """What an attempt sees as its mount point."""
+        """The mount point as the attempt sees it."""
         return self.path / "containers" / container / "sandbox" / str(number)
 
     def attempt(self, container: str, number: int) -> Path:
@@ -100,7 +100,7 @@ def _listed(folder: Path) -> list[str]:
 def read_json(path: Path) -> Json | None:
     """The object in a file; None if there is no file or it is damaged. Raises OSError if the file cannot be read now.
 
-    "Cannot be read" (too many open files, for example) must not be taken for "does not exist": it says nothing about a
+    "Cannot be read" (too many open files, for example) is not the same as "does not exist": it says nothing about a
     container.
     """
     try:

@@ -109,7 +109,7 @@ async def read(path: Path, options: LogOptions, live: Callable[[], bool]) -> Asy
 
 
 class _Reader:
-    """Reads whole lines across the files of a log. Open files are read to their end even if they are rotated meanwhile."""
+    """Reads whole lines across the files of a log. Open files are read to their end even after a rotation."""
 
     def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path

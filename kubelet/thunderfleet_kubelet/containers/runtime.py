@@ -34,7 +34,7 @@ class ContainerRuntime:
         self._folder = folder
         self._ended: dict[tuple[str, int], Attempt] = {}
         self._starting: set[tuple[str, int]] = set()
-        """The attempts that this kubelet is starting; that they have no shim yet means nothing."""
+        """The attempts that this kubelet is starting; a missing shim is not an error for them."""
 
     def attempts(self) -> dict[str, tuple[Attempt, ...]]:
         """All containers' attempts on disk, oldest first.
@@ -47,7 +47,7 @@ class ContainerRuntime:
             numbers = self._folder.numbers(name)
             if numbers and self._never_started(name, numbers[-1]):
                 shutil.rmtree(self._folder.attempt(name, numbers[-1]), ignore_errors=True)
-                # Without its folder, a shim that comes up late gives up.
+                # A shim that starts late exits if its folder is missing.
                 self._kill_orphans(name, numbers.pop(), None)
             found[name] = tuple(self.read(name, number) for number in numbers)
         return found

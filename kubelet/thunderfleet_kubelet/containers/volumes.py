@@ -189,7 +189,7 @@ def _make_inside(place: Path, target: Path, owner: ContainerUser) -> None:
             os.close(here)
             here = below
             if made and (os.geteuid(), os.getegid()) != (owner.uid, owner.gid):
-                # By descriptor, since the name may point to another file by now.
+                # By descriptor, because the name may refer to another file now.
                 os.fchown(here, owner.uid, owner.gid)
     finally:
         os.close(here)

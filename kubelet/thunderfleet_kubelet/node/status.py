@@ -103,7 +103,7 @@ def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[J
 def binary(size: int) -> str:
     """Bytes as the API server writes them: in the largest binary unit without a fraction, at least KiB.
 
-    Any other form comes back changed and would look like a difference for ever.
+    Any other form comes back changed and would look like a difference forever.
     """
     units = ["Ki", "Mi", "Gi", "Ti", "Pi"]
     size //= 1024

@@ -105,7 +105,7 @@ class PodManager:
         try:
             pod = folder.load()
         except (OSError, ValueError) as error:
-            # The pod may be healthy. The API server says whether it still exists.
+            # The pod may be healthy. The API server determines whether it still exists.
             log.warning("%s: cannot read the pod, waiting for the API server: %s", folder.path, error)
             self._unreadable[folder.uid] = folder
             return

@@ -68,7 +68,7 @@ class Prober:
         self._context.wake()
 
     def adopt(self, status: Json) -> None:
-        """Takes over what ``status`` says about the live containers."""
+        """Restores the results of live containers from ``status``."""
         for name, live in self._live.items():
             self._adopt(status, name, self._context.folder.container_id(name, live.number))
 

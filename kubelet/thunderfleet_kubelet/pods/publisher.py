@@ -31,7 +31,7 @@ class StatusPublisher:
 
     @property
     def pending(self) -> Json | None:
-        """The status that the API server has not taken yet."""
+        """The status that is not yet written to the API server."""
         return self._pending
 
     def discard(self) -> None:
@@ -51,7 +51,7 @@ class StatusPublisher:
                 # Taken by the API server, which writes it in another form.
                 return
         elif self._pending == status:
-            # On its way. Setting it again would make publisher and worker wake each other for ever.
+            # Already being written. Setting it again would make publisher and worker wake each other forever.
             return
         self._pending = status
         self._changed.set()
@@ -69,7 +69,7 @@ class StatusPublisher:
                 delay = RETRY_SECONDS
             except ApiError as error:
                 if error.status in (404, 409):
-                    # The pod is gone, or another one has its name; the watch will report it.
+                    # The pod was deleted, or another pod has its name; the watch will report it.
                     self._pending = None
                     self._context.wake()
                     continue

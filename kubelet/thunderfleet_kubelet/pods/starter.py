@@ -32,7 +32,7 @@ class Starter:
         self.problems: dict[str, Problem] = {}
 
     def retry_now(self) -> None:
-        """Lets everything be tried again at once."""
+        """Resets back-off, so that everything is retried immediately."""
         self.problems = {name: replace(problem, retry_at=0.0) for name, problem in self.problems.items()}
 
     async def start(self, start: Start) -> bool:

@@ -127,12 +127,12 @@ class PodWorker:
         self._wake.set()
 
     def settings_changed(self) -> None:
-        """Retries at once what failed with the old settings."""
+        """Immediately retries operations that failed with the old settings."""
         self._starter.retry_now()
         self.wake()
 
     async def run(self) -> None:
-        """Runs until the pod is gone. When cancelled, the containers keep running."""
+        """Runs until the pod is deleted. When cancelled, the containers keep running."""
         publisher = asyncio.create_task(self._publisher.run())
         try:
             while not self._gone:

@@ -56,7 +56,7 @@ class Server:
 
     @property
     def listening(self) -> bool:
-        """Whether it accepts connections."""
+        """Whether the server accepts connections."""
         return self._runner is not None
 
     def use(self, pair: Path) -> None:
@@ -67,7 +67,7 @@ class Server:
         """Starts listening, unless it already does. Raises OSError."""
         if self._runner is not None:
             return
-        # Cancelled when the caller disconnects: a followed log would otherwise wait for ever.
+        # Cancelled when the caller disconnects: a followed log would otherwise wait forever.
         runner = web.AppRunner(
             self.application(),
             handler_cancellation=True,

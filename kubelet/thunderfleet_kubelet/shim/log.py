@@ -56,7 +56,7 @@ class Log:
                 self.size += written
                 data = data[written:]
         except OSError:
-            # A full disk must not end the program; its output is lost meanwhile.
+            # A full disk must not end the program; its output is lost while the disk is full.
             return
 
     def _rotate(self) -> None:

@@ -172,7 +172,7 @@ class Owner:
             self.poll.register(stream.fd, select.POLLIN)
 
     def had_grace(self) -> bool:
-        """Whether the stop request left any time; a container that is killed at once exceeds nothing."""
+        """Whether the stop request left any time; a container that is killed immediately has no grace period to exceed."""
         try:
             with open(self.path("stop"), encoding="utf-8") as file:
                 return float(file.read()) > 0
@@ -180,7 +180,7 @@ class Owner:
             return True
 
     def end_leftovers(self) -> None:
-        """Ends the processes that outlive the main process: SIGTERM, then SIGKILL."""
+        """Terminates the processes that outlive the main process: SIGTERM, then SIGKILL."""
         pids = self.others()
         if not group_lives(self.pid) and not pids:
             return

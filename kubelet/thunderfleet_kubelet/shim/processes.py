@@ -1,4 +1,4 @@
-"""Finds and signals processes of this machine: from ``/proc`` on Linux, from ``ps`` on macOS."""
+"""Finds and signals processes on this machine: from ``/proc`` on Linux, from ``ps`` on macOS."""
 
 import os
 import select
@@ -69,7 +69,7 @@ def ask_ps(arguments: list[str]) -> bytes:
 
 
 def birth(pid: int) -> str:
-    """When a process started, as text; together with the pid it identifies one process for ever. Empty: no such process."""
+    """When a process started, as text; together with the pid it identifies one process forever. Empty: no such process."""
     if os.path.exists("/proc/self/stat"):
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:

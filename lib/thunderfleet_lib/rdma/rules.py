@@ -4,7 +4,10 @@ The agent applies it to its Mac (condition RDMAReady), the operator to both ends
 devices of its plan before it starts a rank. So one fault has one reason in all three. A cause comes before its effects: with
 RDMA disabled, the device is also missing, and at the other end of the cable the port is also down.
 
-To add a rule, add a reason to ``thunderfleet_crds.reasons``, a line to one of the tables below and a sentence to ``explain``.
+To add a rule, add a reason to ``thunderfleet_crds.reasons``, then a line each to one of the two tables of rules, to
+``FAULT_CLASS`` and to ``_EXPLANATIONS``. If the rule needs a new fact, add it to ``Stack`` or ``Port`` and set it wherever one
+is made: ``derive/rdma_ready`` and ``inspection/problems`` of the agent, ``decide/link_status`` of the operator (which reads the
+reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault.
 """
 
 from collections.abc import Callable, Iterable
@@ -75,11 +78,11 @@ FAULT_CLASS: Final = {
     Reason.NO_IPV4_ADDRESS: FaultClass.CONFIGURE,
     Reason.COMMAND_FAILED: FaultClass.RETRY,
 }
-"""What a fault of RDMA asks for when it stops a rank."""
+"""The fault class of an RDMA fault that stops a rank."""
 
 
 def stack_fault(stack: Stack) -> Reason | None:
-    """Why RDMA works on no port of the Mac; None when nothing of the stack speaks against it."""
+    """Why RDMA works on no port of the Mac; None if the stack has no fault."""
     return next((reason for reason, applies in _STACK_RULES if applies(stack)), None)
 
 

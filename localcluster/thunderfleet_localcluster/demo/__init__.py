@@ -1,4 +1,4 @@
-"""``thunderfleet demo``: from nothing to a streamed completion on recorded Macs.
+"""``thunderfleet demo``: a cluster of recorded Macs that serves a model.
 
 demo     arguments and exit codes
 steps    the steps

@@ -141,7 +141,7 @@ class FaultState:
         return replace(self, off=self.off - {machine}, rdma=rdma, boots={**self.boots, machine: self.boots.get(machine, 0) + 1})
 
     def with_damage(self, machine: str, command: str, damage: str) -> "FaultState":
-        """Damage a command of a machine, or mend it."""
+        """Make a command of a machine fail, or repair it."""
         if command not in COMMANDS:
             raise LocalClusterError(f"unknown command {command!r}; a recorded Mac has {', '.join(COMMANDS)}", usage=True)
         if damage not in DAMAGES:

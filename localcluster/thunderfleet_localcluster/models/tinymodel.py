@@ -1,4 +1,4 @@
-"""A model small enough to make in a second and exact enough to compare token id for token id.
+"""A model that is generated in a second and whose output can be compared token by token.
 
 Demos and tests need a real model that mlx-lm loads, where no hub can be reached. Three things about it are chosen with care:
 - float32, unquantised: in half precision two ranks and one process round differently and their greedy answers part;
@@ -175,7 +175,7 @@ def _safetensors(seed: int, layers: int) -> bytes:
 
 
 def make(folder: Path, *, seed: int = SEED, layers: int = LAYERS) -> None:
-    """Writes the model into ``folder`` (made if missing; files of the same names are replaced). 0.9 MB for four layers."""
+    """Writes the model into ``folder`` (created if it does not exist; existing files are replaced). 0.9 MB for four layers."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"config.json": _config(layers), "tokenizer.json": _tokenizer(), "tokenizer_config.json": _tokenizer_config()}
     for name, content in texts.items():

@@ -44,7 +44,7 @@ def _incomplete_bridge(facts: Facts) -> str | None:
 
 
 def leave_bridge(members: Mapping[str, str], facts: Facts) -> str:
-    """Which interfaces are in which bridge, and the commands that take them out permanently."""
+    """Which interfaces are in which bridge, and the commands that remove them permanently."""
     by_bridge: dict[str, list[str]] = {}
     for name, bridge in sorted(members.items()):
         by_bridge.setdefault(bridge, []).append(name)

@@ -31,7 +31,7 @@ def inventory_complete(facts: Facts) -> ConditionValue:
 
 
 def _missing_interfaces(facts: Facts) -> Iterator[str]:
-    """What `ifconfig` should show and does not: output that breaks off between two lines looks complete by itself."""
+    """What `ifconfig` should show and does not: output that is truncated between two lines still looks complete."""
     if facts.interfaces is None:
         return
     shown = {interface.name: interface for interface in facts.interfaces}

@@ -1,4 +1,4 @@
-"""Models and runtime from the profile that an earlier agent of this Mac published, until this agent has found out itself.
+"""Models and runtime from the profile that an earlier agent of this Mac published, until this agent has observed them itself.
 
 Sizing all models on a disk takes minutes. Without this, a restarted agent would remove them from the profile and publish them
 again later, and placement would see a Mac without models in between.
@@ -14,7 +14,7 @@ from thunderfleet_agent.observe.facts import Facts, Source
 
 
 class PreviousProfile:
-    """What the earlier profile says that this agent does not know yet. One value per agent."""
+    """Values of the earlier profile that this agent has not observed yet. One value per agent."""
 
     def __init__(self) -> None:
         self._loaded = False

@@ -1,5 +1,5 @@
 """``thunderfleet-agent inspect``: what the agent would publish, without a cluster.
 
-page      the page for people
-problems  the problems that this Mac can see by itself, with their fixes
+page      human-readable text
+problems  the problems that this Mac can detect locally, with their fixes
 """

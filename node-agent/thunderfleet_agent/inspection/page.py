@@ -1,4 +1,4 @@
-"""``thunderfleet-agent inspect``: what the agent would publish, as a page for people."""
+"""``thunderfleet-agent inspect``: what the agent would publish, as human-readable text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problems that this Mac can see by itself, each with its fix, for ``inspect --why``."""
+"""The problems that this Mac can detect locally, each with its fix, for ``inspect --why``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def problems(status: NodeProfileStatus, facts: Facts) -> list[str]:
 
 
 def port_problems(port: ThunderboltPort, status: NodeProfileStatus) -> Iterator[str]:
-    """Why RDMA does not work over this port, as far as this end knows."""
+    """Why RDMA does not work over this port, according to this end's observations."""
     if port.interface is None:
         yield (
             f"`networksetup -listallhardwareports` lists no port named `Thunderbolt {port.receptacle}`: "

@@ -15,7 +15,7 @@ from thunderfleet_agent.measure.schedule.view import View
 from thunderfleet_agent.measure.session.messages import ProbeRequest
 from thunderfleet_agent.measure.session.result import ProbeRefused
 
-# A busy Mac may be asked again soon, one that a group uses or that cannot be measured later.
+# A busy Mac can be retried soon; a Mac that a group uses, or that cannot be measured, later.
 BUSY_SECONDS = 1.0
 IN_USE_SECONDS = 30.0
 # After an interactive request that was refused because this Mac is busy, background probes are refused for this time; otherwise
@@ -25,7 +25,7 @@ RESERVED_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Reservation:
-    """Until ``until`` only ``node`` is accepted, because it asked for an interactive measurement."""
+    """Until ``until`` only ``node`` is accepted, because it requested an interactive measurement."""
 
     node: str = ""
     until: float = 0.0

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 FILE = "measurements.json"
 MAX_RESULTS = 512
-# Figures that have not moved are published at most this often.
+# Unchanged figures are published at most this often.
 WRITE_SECONDS = 3600.0
 # A time this far in the future is a clock that was adjusted; beyond it, the clock was wrong.
 SKEW_SECONDS = 60.0
@@ -78,7 +78,7 @@ class Ledger:
         return False
 
     def fail(self, key: Key, why: str, wall: datetime, now: float) -> float:
-        """Records a failure. Returns in how many seconds the probe is due again."""
+        """Records a failure. Returns the delay before the next attempt in seconds."""
         known = self.history.get(key, History())
         self.history[key] = replace(known, failures=known.failures + 1, failed=now)
         wait = backoff(self.node, key, known.failures + 1)
@@ -90,7 +90,7 @@ class Ledger:
         self.history[key] = replace(self.history.get(key, History()), not_before=until)
 
     def forget(self, key: Key) -> None:
-        """Removes all that is known of a probe."""
+        """Removes all records of a probe."""
         for kept in (self.results, self.published, self.history, self.failures):
             kept.pop(key, None)
 
@@ -146,7 +146,7 @@ class Ledger:
         return tuple(filled)
 
     def measurements(self, link: str) -> tuple[Measurement, ...]:
-        """What arrived here over a link: the newest result of each transport."""
+        """Throughput received over a link: the newest result of each transport."""
         found: dict[MeasurementTransport, Measurement] = {}
         for each in sorted(self.published.values(), key=lambda each: each.measured_at):
             if each.link != link or each.figures.transport is None:
@@ -220,7 +220,7 @@ def _results_in_profile(profile: NodeProfile | None) -> list[Result]:
 
 
 def _results_in_links(node: str, links: Iterable[ThunderboltLink]) -> list[Result]:
-    """What this Mac measured over its cables. The address is the one in the other end's status."""
+    """This Mac's measurements over its cables. The address is the one in the other end's status."""
     found = []
     for link in links:
         addresses: Mapping[str, str | None] = {end.node: end.address for end in link.status.endpoints}

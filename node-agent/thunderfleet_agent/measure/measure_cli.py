@@ -72,7 +72,7 @@ class AgentLease:
 
 
 class Progress:
-    """One line that is overwritten; without a terminal, a new line now and then."""
+    """One line that is overwritten; without a terminal, a new line at intervals."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._live = out, out.isatty()
@@ -218,7 +218,7 @@ async def _view(kube: Kube, own: LocalAgent, peer: str, settings: MeasureSetting
 
 
 def lines(answers: Mapping[str, Figures | str] | list[tuple[str, Figures | str]], output: str) -> str:
-    """The results for people, or as JSON."""
+    """The results as human-readable text or JSON."""
     pairs = list(answers.items()) if isinstance(answers, Mapping) else answers
     if output == "json":
         values = [

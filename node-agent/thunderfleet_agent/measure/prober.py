@@ -39,7 +39,7 @@ from thunderfleet_agent.measure.worker import parent
 
 log = logging.getLogger(__name__)
 
-# After a refusal no peer is asked for a while, longer and longer while every peer is busy.
+# After a refusal, requests to peers back off; the delay grows while every peer is busy.
 REST_SECONDS = 0.1
 REST_LIMIT_SECONDS = 4.0
 NOT_LOADED = "the agent has not loaded earlier measurements yet"
@@ -64,7 +64,7 @@ class _NoCounter:
 
 @dataclass(eq=False)
 class Running:
-    """A probe that runs. ``preempted_by`` is set when a group ends it."""
+    """A running probe. ``preempted_by`` is set when a group ends it."""
 
     probe: Probe
     task: asyncio.Task[SessionResult]

@@ -1,7 +1,7 @@
 """Runs the commands of discovery and keeps the latest facts.
 
 One failure of a command does not mean that the Mac has changed: the failure is published at once, but the last value stays
-until the command has failed ``PATIENCE`` times in a row (a static value stays for ever).
+until the command has failed ``PATIENCE`` times in a row (a static value stays forever).
 """
 
 from __future__ import annotations

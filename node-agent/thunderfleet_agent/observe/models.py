@@ -229,7 +229,7 @@ def _indexed(index: Path) -> dict[str, set[str]]:
 
 
 def _numbered(weights: Iterable[str]) -> dict[str, set[str]]:
-    """Without an index, the names of the files say how many there are: ``…-00001-of-00004.safetensors``."""
+    """Without an index, the file names give the number of files: ``…-00001-of-00004.safetensors``."""
     for name in weights:
         if part := _PART.search(name):
             count = min(int(part.group(1)), MAX_FILES)
@@ -258,7 +258,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def tensors(file: Path) -> set[str]:
     """The names of the tensors in a safetensors file.
 
-    Raises ValueError if the file is shorter than its header says or is not a safetensors file, OSError if it cannot be read.
+    Raises ValueError if the file is shorter than its header declares or not a safetensors file, OSError if it cannot be read.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -352,7 +352,7 @@ class Library:
         self._known, self.problems = known, tuple(problems)
 
     async def size_next(self) -> bool:
-        """Sizes one model that is due. Returns False if none is."""
+        """Computes the sizes of one model that is due. Returns False if none is due."""
         now = self._clock()
         path = next((path for path in sorted(self._known) if self._known[path].due(now)), None)
         if path is None:

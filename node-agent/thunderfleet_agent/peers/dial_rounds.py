@@ -1,6 +1,6 @@
 """Rounds of dials to other agents: reads the profiles that say what to dial, dials, and records reachability.
 
-Profiles are listed now and then, never watched: a thousand agents that watch a thousand profiles would be a million events.
+Profiles are listed periodically, never watched: a thousand agents that watch a thousand profiles would be a million events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIST_SECONDS = 600.0
 
 
 class DialRounds:
-    """What this Mac knows of the other agents. ``dialled`` receives the outcomes of every round."""
+    """This Mac's view of the other agents. ``dialled`` receives the outcomes of every round."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Pin:
     accepted: bool
 
     def fresh(self, sha256: str, now: float) -> bool:
-        """Whether the pin still answers for this certificate."""
+        """Whether the pin is still valid for this certificate."""
         return now - self.read_at < (PIN_SECONDS if self.sha256 == sha256 else LOOKUP_SECONDS)
 
 

@@ -23,7 +23,7 @@ class Drains:
         self._since: dict[tuple[str, int, int], datetime] = {}
 
     def seconds(self, key: str, view: GroupView) -> float:
-        """For how long a group has been draining; 0 if it is not."""
+        """Seconds since the group started to drain; 0 if it is not draining."""
         since = self._since.get((key, view.index, view.last_epoch))
         return (self._clock() - since).total_seconds() if since else 0.0
 

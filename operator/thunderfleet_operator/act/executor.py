@@ -44,7 +44,7 @@ NAMES_TRIED = 8
 
 
 class Done(NamedTuple):
-    """What came of a round."""
+    """The result of a round."""
 
     recheck_seconds: float | None
     """Seconds until the next round although nothing may have changed."""

@@ -19,7 +19,7 @@ class Account:
     taken: Taken
 
     def without(self, group: GroupKey) -> tuple[Fleet, Taken]:
-        """The fleet and what is taken as this group finds them: its own use does not count."""
+        """The fleet and the usage without this group's own use."""
         taken = self.usage.taken(group)
         return occupied(self.fleet, self.taken, taken), taken
 

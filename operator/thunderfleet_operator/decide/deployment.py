@@ -30,7 +30,7 @@ from thunderfleet_operator.observe.pods import Pod
 from thunderfleet_operator.placement import Unplaceable, better
 
 UNPLACED_SECONDS = 30.0
-"""A group without a place is looked at again after this long, although nothing may have changed."""
+"""A group without a placement is retried after this many seconds even if nothing has changed."""
 BLOCKED_SECONDS = 10.0
 PLACED_SECONDS = 2.0
 ENDING_SECONDS = 1.0
@@ -112,7 +112,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of the writes for one group."""
+    """The result of the writes for one group."""
 
     plan: Plan | None = None
     """The plan that was written."""
@@ -213,7 +213,7 @@ def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:
 def _placement(
     observed: Observed, settings: Settings, account: Account, view: GroupView, step: NextStep, wanted_hash: str
 ) -> NewPlacement | Unplaceable:
-    """Where the group goes next. Macs to avoid are used if no others will do."""
+    """The next placement of the group. Macs to avoid are used only if there is no other placement."""
     deployment = observed.deployment
     fleet, taken = account.without(_key(deployment, view.index))
     kept, failure = dict(view.kept_ports), step.failure

@@ -55,7 +55,7 @@ def _switch_uid(profile: NodeProfile | None, port: int) -> str | None:
     return uid if uid and uid.strip("0xX") else None
 
 
-def _renamedlink_ends(observed: ObservedLink) -> Iterator[str]:
+def _renamed_ends(observed: ObservedLink) -> Iterator[str]:
     """Ends whose Node is not Ready while a Ready Node has the same port: the Mac has been renamed since that report."""
     ready = {name for name, node in observed.nodes.items() if node.ready}
     for end in observed.link.status.endpoints:
@@ -96,7 +96,7 @@ def decide(observed: ObservedLink) -> LinkDecision:
     gone = tuple(node for node in link_ends(link) if node not in observed.nodes)
     if len(gone) == 2:
         return LinkDecision(delete=True)
-    for node in (*gone, *_renamedlink_ends(observed)):
+    for node in (*gone, *_renamed_ends(observed)):
         patch = removal(link, node)
         if patch:
             return LinkDecision(patch=tuple(patch), recheck_seconds=0.0)

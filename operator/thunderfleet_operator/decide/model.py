@@ -8,7 +8,7 @@ from thunderfleet_operator.placement import Fleet, Mac, Request
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 LISTED = 8
-"""Macs named in a message."""
+"""Maximum number of Macs named in a message."""
 
 
 @dataclass(frozen=True, slots=True)

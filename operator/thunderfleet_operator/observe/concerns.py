@@ -44,7 +44,7 @@ def _fleet_keys(index: Index, collection: Collection, key: str) -> Iterator[str]
 def concerned(
     index: Index, collection: Collection, key: str, before: Json | None, after: Json | None, unplaced: Iterable[str]
 ) -> Iterator[str]:
-    """The keys to work on after an object has changed from ``before`` to ``after``; None: it was not there, or is not any more.
+    """The keys to work on after an object has changed from ``before`` to ``after``; None: no such object.
 
     ``unplaced``: the ModelDeployments that wait for a place, which the end of a pod or of another ModelDeployment may make.
     """

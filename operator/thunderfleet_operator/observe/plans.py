@@ -39,7 +39,7 @@ class Epoch:
     owner: str | None = None
     """UID of the ModelDeployment that controls it."""
     deployment: DeploymentKey = ("", "")
-    """Of the label, whatever the owner."""
+    """From the label; the owner may be another object."""
     deleting: bool = False
 
     @property

@@ -3,22 +3,22 @@
 A pure function of values: nothing here knows Kubernetes, a clock, a file or a socket, so every decision can be replayed from a
 snapshot and checked against brute force.
 
-- ``planner``      the entry: ``plan`` a group, or ask whether another placement would be ``better``
-- ``assembly``     a placement made from the chosen candidate: ranks, addresses, devices, reason
-- ``explain``      why there is no placement: near misses and a reason for every Mac
-- ``search``       the search for the best sets of Macs
-- ``graph``        which Mac reaches which, and which can be rank 0
-- ``cohorts``      which Macs can work together
-- ``eligibility``  which Macs may take a rank at all
-- ``memory``       how much memory each rank reserves, and how a model is divided
-- ``result``       the answer
-- ``score``        how good a placement is
-- ``preferences``  the order of transports and splits
-- ``request``      the question
-- ``fleet``        Macs, cables and what they have reached
-- ``model``        what a model needs
-- ``buckets``      buckets of measured rates
-- ``units``        quantities as text
+planner      the entry: ``plan`` a group, or ask whether another placement would be ``better``
+assembly     a placement made from the chosen candidate: ranks, addresses, devices, reason
+explain      why there is no placement: near misses and a reason for every Mac
+search       the search for the best sets of Macs
+graph        which Mac reaches which, and which can be rank 0
+cohorts      which Macs can work together
+eligibility  which Macs may take a rank at all
+memory       how much memory each rank reserves, and how a model is divided
+result       the answer
+score        how good a placement is
+preferences  the order of transports and splits
+request      the question
+fleet        Macs, cables and what they have reached
+model        what a model needs
+buckets      buckets of measured rates
+units        quantities as text
 """
 
 from thunderfleet_operator.placement.fleet import (

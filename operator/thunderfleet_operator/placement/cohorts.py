@@ -1,4 +1,8 @@
-"""Which Macs can work together: their ranks refuse each other unless they hold the same model and run the same MLX."""
+"""Which Macs can work together: their ranks refuse each other unless they hold the same model and run the same MLX.
+
+To require that the Macs of a group share something else, add it to ``fleet.Mac`` (set in ``observe.fleet``) and to the key of a
+cohort here, and say in ``explain.obstacles`` why a Mac is in another cohort.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

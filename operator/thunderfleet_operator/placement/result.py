@@ -87,7 +87,7 @@ class MacReason:
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """An alternative that almost worked, and what it is missing."""
+    """A rejected placement that almost fits, and what it is missing."""
 
     nodes: tuple[str, ...]
     transport: PlacedTransport

@@ -1,6 +1,5 @@
-"""The group's HTTP API, on rank 0.
+"""The group's HTTP API, on rank 0. The other ranks' gateways serve probes and metrics only.
 
-=========  ===================================================================
 gateway    the HTTP server
 stream     a response as server-sent events
 requests   OpenAI request bodies; pure
@@ -11,5 +10,4 @@ metrics    the gateway's metrics
 service    requests on their way to rank 0 and back
 benchmark  measures the group's rates while it is idle
 canary     generates a token after a pause, to notice a lost peer
-=========  ===================================================================
 """

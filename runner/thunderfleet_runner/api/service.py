@@ -32,7 +32,7 @@ FIRST_CAUSE_SECONDS = 1.0
 
 
 class Unavailable(Exception):
-    """The group does not serve now: status 503 with Retry-After. ``retry_after`` is in seconds."""
+    """The group is not serving: status 503 with Retry-After. ``retry_after`` is in seconds."""
 
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)

@@ -1,6 +1,5 @@
 """A group of pods that serve one model: how it forms, fails and recovers.
 
-==========  ==================================================================
 leader      rank 0: feeds the state machine, carries out its actions
 follower    the other ranks: join rank 0, obey its orders
 attempts    the state machine of attempts; pure
@@ -15,5 +14,4 @@ slot        the rank's process, and the spare for the next attempt
 launch      what the rank's process is given at its start
 heartbeats  whether the rank's process is alive
 kill_guard  no rank starts while a killed one's memory is still wired
-==========  ==================================================================
 """

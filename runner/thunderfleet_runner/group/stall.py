@@ -1,4 +1,4 @@
-"""When a group that should make progress makes none. Pure: it counts ticks, the caller has the clock."""
+"""Detects a group that should make progress but does not. Pure: it counts ticks, the caller has the clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,6 +1,5 @@
 """This Mac: what a supervisor checks, measures and starts on it.
 
-============  ================================================================
 preflight     the checks before an attempt
 rdma          whether the planned RDMA devices can be used
 memory        free and wired memory
@@ -10,5 +9,4 @@ rankprocess   a rank's process: start, messages, end, exit code
 parentdeath   ends a rank's process when its supervisor dies
 weightfiles   the tensors in a model's weight files
 commands      runs commands, and remembers those that hang
-============  ================================================================
 """

@@ -1,6 +1,5 @@
 """Connections between the pods of a group.
 
-============  ================================================================
 control       the control port: state, drain, join, relay
 join          how a member connects to rank 0
 connection    one end of a connection between supervisors
@@ -9,5 +8,4 @@ relay         hops of the ring without a Thunderbolt cable
 socket_owner  which process holds a TCP connection
 jaccl         what JACCL needs of a plan, and its exchange
 ports         the next free port of a rank's block
-============  ================================================================
 """

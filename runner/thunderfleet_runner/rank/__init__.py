@@ -1,6 +1,5 @@
 """One rank's process: MLX, mlx-lm and the model. Only this package and ``sizing`` import MLX.
 
-============  ================================================================
 __main__      ``python -m thunderfleet_runner.rank``
 start         from the process's start until its group has formed
 rank          the process's threads, and its life from there on
@@ -13,5 +12,4 @@ stops         stop strings in streamed text; pure
 step_clock    how long steps take, for the heartbeat
 allreduce     measures the group's all-reduce
 capabilities  what this machine's MLX supports
-============  ================================================================
 """

@@ -411,7 +411,7 @@ def test_inspect_tells_programs_why_too_and_every_no_has_its_remedy(machine: Any
     assert "run the command on this Mac" in silent["sw_vers"]
     reasons = "\n".join(found["why"]["problems"])
     for said in (
-        "`sw_vers` exited with code 3: broken: run it",
+        "`sw_vers` exited with code 3: broken: run the command",
         "put the image's bin folder on PATH",
         "port 1: this Mac does not list an RDMA device for the port",
     ):

@@ -1,7 +1,7 @@
 """Whether this node takes a pod. Pure.
 
 The scheduler is not the only one that binds pods, so the kubelet checks again. A pod that does not fit fails: its controller
-makes another one. A pod that cannot run as a native process waits: if it failed, a DaemonSet would recreate it for ever.
+makes another one. A pod that cannot run as a native process waits: if it failed, a DaemonSet would recreate it forever.
 """
 
 import re

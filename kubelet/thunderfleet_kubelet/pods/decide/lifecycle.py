@@ -1,4 +1,4 @@
-"""What a pod does next, as a pure function of its spec, of what was observed, and of the time.
+"""Decides the next actions for a pod, as a pure function of its spec, of what was observed, and of the time.
 
 ``decide`` runs whenever something may have changed. It returns everything at once: which containers to start or stop, the
 whole status to publish, and when to decide again if nothing happens. It keeps no state. The past (how often a container was

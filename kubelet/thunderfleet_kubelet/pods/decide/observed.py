@@ -1,4 +1,4 @@
-"""What the worker observes of one pod, as one value."""
+"""The worker's observations of one pod, as one value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reads what a pod's spec and metadata say, with the API's defaults. Pure."""
+"""Reads a pod's spec and metadata, with the API's defaults applied. Pure."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When the results of a probe change what it says: intervals and thresholds. Pure."""
+"""When probe results change the state of a probe: intervals and thresholds. Pure."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""How far a pod has come: which init container is due, whether it has finished, why it must end. Pure."""
+"""Progress of a pod: which init container is due, whether it has finished, why it must end. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -24,7 +24,7 @@ class Progress:
     """How far a pod has come.
 
     ``ending``: why everything stops. ``pending_init``: the first init container that is not done. ``initialized``: main
-    containers may start, or have started before. ``init_failed``: an init container failed for good. ``finished``: no main
+    containers may start, or have started before. ``init_failed``: an init container failed permanently. ``finished``: no main
     container runs or will run again. ``nothing_live``: no container runs.
     """
 

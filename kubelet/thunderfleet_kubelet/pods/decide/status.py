@@ -48,7 +48,7 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
 
 
 def rejected_status(pod: Json, reason: str, message: str, now: float) -> Json:
-    """The status of a pod that the node rejects (``OutOfmemory``, ``NodePorts``, …): failed for good."""
+    """The status of a pod that the node rejects (``OutOfmemory``, ``NodePorts``, …): failed permanently."""
     before = (pod.get("status") or {}).get("startTime")
     return {"phase": "Failed", "reason": reason, "message": message, "startTime": before or format_time(now)}
 

@@ -1,10 +1,8 @@
 """The demo's model: small enough to ship (1.7 MB), trained to answer questions about Thunderfleet in words.
 
-==============  ==============================================================
 conversations   the questions and answers that it was trained on
 train           trains it and writes the files in ``files/``
 files/          config, tokenizer and weights (qwen2, float32), in mlx-lm's format
-==============  ==============================================================
 
 It is float32, unquantised, and sure of its answers: the best two logits stay far enough apart that two ranks, which add up in
 another order than one process, choose the same tokens. Tests use a random model (``tinymodel``) instead.

@@ -211,7 +211,7 @@ def write(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when the model answers every question as it should, 1 when not (nothing is written then)."""
+    """Exit status 0 when every answer is correct, else 1 (nothing is written then)."""
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_localcluster.models.demo_model.train",
         description="Train the demo's model (qwen2, float32, about 1.7 MB) and write it to a folder.",

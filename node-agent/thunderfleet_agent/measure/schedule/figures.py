@@ -40,7 +40,7 @@ class Figures(BaseModel):
     os_version: Annotated[str, Field(max_length=64)] | None = None
 
     def words(self) -> str:
-        """The figures on one line, for people."""
+        """The figures as one human-readable line."""
         parts = [
             f"{name} {value * scale:.6g}{unit}"
             for name, value, scale, unit in (

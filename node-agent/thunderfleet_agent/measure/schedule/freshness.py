@@ -19,7 +19,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class ProbeFailure:
-    """Why a probe failed, and when it runs again (wall clock, for people)."""
+    """Why a probe failed, and when it runs again (wall clock, for display)."""
 
     why: str
     again: datetime

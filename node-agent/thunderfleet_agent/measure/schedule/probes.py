@@ -1,4 +1,10 @@
-"""The probes: what is measured, on what, how long a result is valid, and the limits. Pure."""
+"""The probes: what is measured, on what, how long a result is valid, and the limits. Pure.
+
+To add a probe of this Mac alone, change ``ProbeKind``, ``Probe.needs`` and ``local_probes`` here; ``settings``, and the chart's
+values with their schema; ``figures`` (a figure of its own: metrics are named after figures); ``worker.child`` with a module for
+the measurement, which ``prober`` starts; the NodeProfile's field, which ``ledger`` writes and reads back; the agent's
+``metrics``; and ``measure_cli`` with the choices of ``cli``.
+"""
 
 from __future__ import annotations
 

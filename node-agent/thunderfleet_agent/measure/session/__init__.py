@@ -2,6 +2,7 @@
 
 probe_lock        one Mac takes part in at most one probe at a time
 messages          the messages of a session, with bounds
+steps             checks a message against the step of the session
 channel           a WebSocket between two agents, with limits
 socket_session    round trip and throughput over plain sockets, both sides
 stream_listener   accepts the streams of one throughput test that show its token

@@ -16,7 +16,7 @@ from thunderfleet_agent.measure.worker.parent import GRACE_SECONDS
 
 
 async def lend(channel: Channel, probe: Probe) -> SessionResult:
-    """The agent's side: waits until the borrower is done or gone. Raises SessionFailed."""
+    """The agent's side: waits until the borrower finishes or disconnects. Raises SessionFailed."""
     await channel.send(ProbeReply(seconds=probe.seconds))
     message = await channel.receive(SessionMessage, probe.seconds + GRACE_SECONDS + SLACK_SECONDS)
     expect(channel, message, "done")

@@ -62,7 +62,7 @@ class ProbeReply(Message):
 
 
 class SessionMessage(Message):
-    """Every later message; the fields that are set say what it is."""
+    """Every later message; the fields that are set determine its meaning."""
 
     next: Annotated[str, Field(max_length=16)] = ""
     mbps: Annotated[int, Field(ge=0, le=10**8)] | None = None

@@ -132,7 +132,7 @@ def _part(channel: Channel, text: str) -> bytes:
 
 
 async def _run(channel: Channel, order: dict[str, Any], transport: MeasurementTransport, gather: Gather) -> SessionResult:
-    """Runs this rank's process beside what the peer sends."""
+    """Runs this rank's process while relaying the peer's messages."""
     limit, inbox = float(order["seconds"]) + parent.GRACE_SECONDS, Inbox(2)
 
     async def heard(message: dict[str, Any]) -> dict[str, Any] | None:

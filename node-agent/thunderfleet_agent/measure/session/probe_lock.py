@@ -61,7 +61,7 @@ class ProbeLock:
             yield
 
     def confirm(self, hold: Hold) -> None:
-        """The peer has accepted. Raises MacBusy if this Mac has accepted another request meanwhile."""
+        """The peer has accepted. Raises MacBusy if this Mac has accepted another request in the meantime."""
         if self._hold is not hold:
             raise MacBusy(f"{self._node} accepted a request from {self.peer or 'another Mac'} first")
         hold.certain = True

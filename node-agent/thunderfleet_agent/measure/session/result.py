@@ -16,7 +16,7 @@ class ProbeRefused(Exception):
 
 
 class SessionFailed(Exception):
-    """The peer broke the protocol, failed, or is gone."""
+    """The peer violated the protocol, failed, or disconnected."""
 
 
 @dataclass(frozen=True)

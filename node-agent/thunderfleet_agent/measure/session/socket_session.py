@@ -98,7 +98,7 @@ async def answer(channel: Channel, request: ProbeRequest, settings: MeasureSetti
 
 
 def _bytes(settings: Sockets, link: str) -> int:
-    """The bound each way: a cable is used by nobody else."""
+    """The limit per direction. A cable has its own limit, because no other traffic uses it."""
     return settings.cable_bytes if link else settings.bytes
 
 
@@ -125,7 +125,7 @@ async def _streams(channel: Channel, opened: Streams) -> AsyncIterator[None]:
 
 
 async def _figures_of(channel: Channel, seconds: float) -> SessionMessage:
-    """What the peer timed: no rate if everything arrived there at once, 0 if too little did. Raises SessionFailed."""
+    """The peer's measurement: no rate if all bytes arrived in one read, 0 if too few arrived. Raises SessionFailed."""
     message = await channel.receive(SessionMessage, seconds + SLACK_SECONDS)
     expect(channel, message, "")
     if message.mbps == 0:

@@ -210,7 +210,7 @@ class _Ready:
         """Polls once; yields nothing after STALL_SECONDS."""
         ready = self._poll.poll(STALL_SECONDS * 1000)
         if not ready:
-            # A stream that was closed meanwhile; its number may belong to another file by now.
+            # The stream has been closed; its descriptor may already belong to another file.
             for number, sock in list(self.open.items()):
                 if sock.fileno() < 0:
                     self.drop(number)

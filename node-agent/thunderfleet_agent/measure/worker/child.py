@@ -1,7 +1,7 @@
 """``thunderfleet-agent measure-child``: one measurement with MLX in a process of its own.
 
 Writes JSON lines to stdout: ``{"progress": …}`` now and then, and at the end ``{"result": …}`` or ``{"error": …}``. The process
-ends when its stdin ends (the agent is gone), at its time limit, and on SIGTERM between two runs. A clean end frees wired
+ends when its stdin ends (the agent has exited), at its time limit, and on SIGTERM between two runs. A clean end frees wired
 memory; macOS may keep that of a process that was killed.
 """
 

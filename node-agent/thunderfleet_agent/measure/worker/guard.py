@@ -12,12 +12,12 @@ import signal
 
 
 def guard(seconds: float, folder: str) -> None:
-    """Forks the guard. Must be called before there is any thread. Raises OSError.
+    """Forks the guard. Must be called before any thread starts. Raises OSError.
 
     When the writer of stdin is gone, or after ``seconds``, the guard kills this process's group. The guard ends with this
     process, and removes ``folder`` then.
     """
-    # A group of this process and what it starts, whoever started it.
+    # A group of this process and what it starts, regardless of the parent.
     os.setpgid(0, 0)
     group = os.getpgrp()
     ended, ours = os.pipe()
@@ -38,7 +38,7 @@ def guard(seconds: float, folder: str) -> None:
             # Out of the group, to survive the signal.
             os.setpgid(0, 0)
             os.killpg(group, signal.SIGKILL)
-        # Usually the agent has removed it by now, unless the agent is gone too.
+        # The agent usually removes it, unless the agent has exited too.
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)

@@ -40,7 +40,7 @@ class Pipe:
         self.stopped = True
 
     def _out_of_time(self, seconds: float) -> None:
-        # In a thread: the write blocks for ever if the agent is frozen and reads nothing.
+        # In a thread: the write blocks forever if the agent is frozen and reads nothing.
         message = {"error": f"did not finish within {seconds:g} s"}
         sending = threading.Thread(target=self.send, args=(message,), daemon=True)
         sending.start()

@@ -1,4 +1,4 @@
-"""When a warm-up is over, and which runs count. Pure: the work and the clock are arguments.
+"""Decides when a warm-up ends and which runs count. Pure: the work and the clock are arguments.
 
 A GPU takes from milliseconds to seconds to reach its top clock, and no fixed time fits all. So the warm-up ends when the rate
 is steady, or at a limit; the result says which.

@@ -14,7 +14,7 @@ HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")
 SERVICE_ORDER_COMMAND = ("networksetup", "-listnetworkserviceorder")
 IFCONFIG_COMMAND = ("ifconfig", "-a")
 
-# Addresses that macOS creates and removes by itself; publishing them would cause writes for ever.
+# Addresses that macOS creates and removes automatically; publishing them would cause constant writes.
 _PASSING = frozenset({"temporary", "deprecated", "tentative", "detached", "duplicated", "anycast"})
 _HEADER = re.compile(r"^(\S{1,64}?):\s+flags=[0-9a-fA-Fx]+(?:<([^>]*)>)?")
 _MEMBER = re.compile(r"^\s+member:\s*(\S{1,64})")

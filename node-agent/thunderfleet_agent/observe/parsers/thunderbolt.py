@@ -161,7 +161,7 @@ def _ports(bus: dict[str, Any], problems: list[str]) -> Iterator[Port]:
         speed = speed_mbps(tag.get("current_speed_key")) if connected else None
         peers: dict[str, Peer] = {}
         if index == 0:
-            # A port with devices behind it is connected, whatever its status says.
+            # A port with devices behind it is connected, regardless of its reported status.
             connected = connected or any(isinstance(item, dict) and item for item in _children(bus))
             for peer in _peers(bus, speed, (), 0, problems):
                 if peer.domain_uuid.lower() != (uuid or "").lower():

@@ -29,7 +29,7 @@ class Outcome:
     unplaceable: Unplaceable | None = None
     blocked: Blocked | None = None
     better: str | None = None
-    """A better place that exists today. A group never moves only for that."""
+    """A better placement, if there is one. Serving groups are not moved to it."""
 
     @property
     def wait(self) -> Unplaceable | Blocked | None:

@@ -78,7 +78,7 @@ def _reason(search: CandidateSearch, best: Sequence[Miss]) -> Reason:
 
 
 def _mac_reasons(search: CandidateSearch) -> tuple[MacReason, ...]:
-    """Why each Mac takes no rank, by name."""
+    """Why each Mac cannot be used, by name."""
     ports = search.request.no_ring_ports
     reasons = [MacReason(name, why) for name, why in search.ineligible.items()]
     reasons += [
@@ -89,7 +89,7 @@ def _mac_reasons(search: CandidateSearch) -> tuple[MacReason, ...]:
 
 
 def _eligible_reason(search: CandidateSearch, mac: Mac) -> str:
-    """Why a Mac that may take a rank does not."""
+    """Why an eligible Mac is not used."""
     request = search.request
     parts = [_alone_reason(search, mac)] if request.min_nodes == 1 else []
     if not mac.backends.intersection(backend(transport) for transport in allowed_transports(request)[1:]):
@@ -129,7 +129,7 @@ def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacRe
 
 
 def _by_transports(best: Iterable[Miss]) -> list[str]:
-    """The messages, with what several transports lack said once."""
+    """The messages, without repeating what several transports have in common."""
     labels: dict[str, list[str]] = {}
     for miss in best:
         label, message = LABELS[miss.near.transport], miss.near.message

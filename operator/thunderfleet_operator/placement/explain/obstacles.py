@@ -16,7 +16,7 @@ COST_SELECTED_OUT = COST_MEMORY + 5
 
 
 def hop_obstacle(fleet: Fleet, one: str, other: str, transport: PlacedTransport) -> Obstacle | None:
-    """What this hop lacks; None if it is usable."""
+    """What this hop is missing; None if it is usable."""
     rdma = transport in RDMA_TRANSPORTS
     usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, LANHops(fleet, relay=True))
     if other in usable:

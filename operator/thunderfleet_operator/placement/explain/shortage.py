@@ -1,4 +1,4 @@
-"""Near misses that lack memory."""
+"""Near misses with too little memory."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""mlx-lm as we use and mend it: the one place that knows its private names, so that a new mlx-lm changes one package.
+"""mlx-lm with our changes: the one place that knows its private names, so that a new mlx-lm changes one package.
 
 ``ResponseGenerator`` is mlx-lm's serving loop: continuous batching, prompt cache, reasoning and tool parsing. We override what
 does not fit a group of ranks:
@@ -11,7 +11,6 @@ does not fit a group of ranks:
 - an exact hit in its prompt cache makes it fail; here at least one token is always computed;
 - it sets the wired limit to the device's maximum; here the rank sets it.
 
-========  ====================================================================
 models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
 items     what the loop reports about a request
@@ -19,7 +18,6 @@ prompts   the prompt cache
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 generate  the module ``mlx_lm.generate``
-========  ====================================================================
 """
 
 from thunderfleet_runner.rank.mlxlm.items import (
