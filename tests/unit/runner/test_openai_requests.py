@@ -258,3 +258,11 @@ def test_biases_are_numbers_for_known_tokens() -> None:
     assert len(parse(CHAT | {"logit_bias": at_most}, limits=large).fields["sampling"]["logit_bias"]) == 1024
     with pytest.raises(ApiError):
         parse(CHAT | {"logit_bias": at_most | {"1024": 1}}, limits=large)
+
+
+def test_a_tools_description_and_parameters_are_each_checked() -> None:
+    for part in ({"description": 1}, {"parameters": "x"}, {"parameters": []}):
+        tool = {"type": "function", "function": {"name": "f", **part}}
+        assert refused(CHAT | {"tools": [tool]}).param == "tools"
+    whole = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    assert parse(CHAT | {"tools": [whole]}).fields["tools"] == [whole]
