@@ -17,7 +17,8 @@ PURE = {
     ),
     "runner": (
         "runner/thunderfleet_runner",
-        "faults framing group/attempts group/rendezvous group/stall net/jaccl net/ports sizing/arithmetic",
+        "faults framing group/attempts group/rendezvous group/stall group/status api/requests api/responses rank/stops "
+        "net/jaccl net/ports sizing/arithmetic",
     ),
     "kubelet": ("kubelet/thunderfleet_kubelet", "pods/decide/* node/status serving/parameters containers/environment"),
     "localcluster": ("localcluster/thunderfleet_localcluster", "fleet/* network/plan recorded/thunderbolt recorded/rdma"),

@@ -10,6 +10,7 @@ from thunderfleet_runner.faults import GRACE_IS_OVER, Fault
 from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
 from thunderfleet_runner.group.events import (
     Action,
+    Admit,
     Checked,
     Compare,
     Cut,
@@ -190,7 +191,7 @@ def test_who_does_not_end_its_rank_is_cut_off() -> None:
     machine = formed()
     machine, _ = run(machine, RankFailed(0, 1, RETRY, faults.Stage.SERVE), RankEnded(0, 1))
     machine, actions = run(machine, Timer(machine.timer))
-    assert actions[0] == Cut(1)
+    assert actions == [Cut(1), SetTimer(machine.timer, machine.limits.end_seconds)]
     machine, _ = run(machine, Left(1, "cut off"))
     assert machine.phase is Phase.BACKOFF
 
@@ -204,6 +205,27 @@ def test_drain_lets_requests_end_then_stops_together() -> None:
     assert machine.phase is Phase.STOPPED
     assert ReleaseAll() in actions
     assert run(machine, Left(1, "gone"))[0].phase is Phase.STOPPED
+
+
+def test_a_drain_for_a_leaving_member_ends_with_its_successor() -> None:
+    machine, _ = run(formed(), Drain(for_good=False), Quiet(), RankEnded(0, 1), RankEnded(1, 1))
+    assert (machine.phase, machine.draining) == (Phase.STOPPED, True)
+    machine, actions = run(machine, Left(1, "closed"))
+    assert (machine.phase, machine.draining) == (Phase.WAITING, False)
+    assert Admit(True) in actions
+    machine, _ = run(machine, Joined(1))
+    assert machine.phase is Phase.CHECKING
+
+
+def test_a_load_failure_resets_the_budget_of_forming() -> None:
+    machine, _ = run(StateMachine(2, Limits(3, 60)), Joined(0), Joined(1))
+    machine, _ = fail_in_init(machine)
+    machine, _ = run(machine, Timer(machine.timer))
+    assert (machine.phase, machine.spent) == (Phase.CHECKING, 1)
+    n = machine.attempt
+    machine, _ = run(machine, *(Checked(rank, n, 1) for rank in (0, 1)), *(RankFormed(rank, n) for rank in (0, 1)))
+    machine, _ = run(machine, RankFailed(0, n, RETRY, faults.Stage.LOAD), RankEnded(0, n), RankEnded(1, n))
+    assert (machine.phase, machine.spent, machine.load_failures) == (Phase.BACKOFF, 0, 1)
 
 
 def test_ranks_that_do_not_stop_are_ended() -> None:

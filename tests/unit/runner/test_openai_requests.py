@@ -215,3 +215,54 @@ def test_logprobs_of_both_endpoints() -> None:
     text.add(_token(1, "ab", logprob=-0.5, top_logprobs=top))
     text.add(_token(1, "c", logprob=-0.1))
     assert text.whole(DONE)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high", "step"),
+    [
+        ("temperature", 0, 2, 0.001),
+        ("top_p", 0, 1, 0.001),
+        ("top_k", 0, 255, 1),
+        ("min_p", 0, 1, 0.001),
+        ("repetition_penalty", 0, 10, 0.001),
+        ("repetition_context_size", 1, 4096, 1),
+        ("presence_penalty", -2, 2, 0.001),
+        ("presence_context_size", 1, 4096, 1),
+        ("frequency_penalty", -2, 2, 0.001),
+        ("frequency_context_size", 1, 4096, 1),
+    ],
+)
+def test_numbers_are_accepted_from_their_lower_to_their_upper_bound(field: str, low: float, high: float, step: float) -> None:
+    for value in (low, high):
+        assert parse(CHAT | {field: value}).fields["sampling"][field] == value
+    for value in (low - step, high + step, True, "1", [], {}):
+        assert refused(CHAT | {field: value}).param == field
+
+
+def test_defaults_are_those_of_greedy_decoding() -> None:
+    assert parse(CHAT).fields["sampling"] == {
+        "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 0, "repetition_context_size": 20,
+        "presence_penalty": 0, "presence_context_size": 20, "frequency_penalty": 0, "frequency_context_size": 20,
+        "logit_bias": {},
+    }  # fmt: skip
+
+
+def test_biases_are_numbers_for_known_tokens() -> None:
+    right = {"0": -100, "255": 100, "7": 0.5}
+    assert parse(CHAT | {"logit_bias": right}).fields["sampling"]["logit_bias"] == {0: -100.0, 255: 100.0, 7: 0.5}
+    wrong: list[Any] = [{"256": 1}, {"-1": 1}, {"1": 101}, {"1": -101}, {"1": True}, {"1": "1"}, {"1": None}, {"x": 1}, [], 1]
+    for value in wrong:
+        assert refused(CHAT | {"logit_bias": value}).param == "logit_bias"
+    at_most = {str(token): 1 for token in range(1024)}
+    large = requests.ModelLimits("org/m", 0, 100)
+    assert len(parse(CHAT | {"logit_bias": at_most}, limits=large).fields["sampling"]["logit_bias"]) == 1024
+    with pytest.raises(ApiError):
+        parse(CHAT | {"logit_bias": at_most | {"1024": 1}}, limits=large)
+
+
+def test_a_tools_description_and_parameters_are_each_checked() -> None:
+    for part in ({"description": 1}, {"parameters": "x"}, {"parameters": []}):
+        tool = {"type": "function", "function": {"name": "f", **part}}
+        assert refused(CHAT | {"tools": [tool]}).param == "tools"
+    whole = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    assert parse(CHAT | {"tools": [whole]}).fields["tools"] == [whole]

@@ -21,7 +21,7 @@ def tiny(tmp_path: Path) -> Path:
 def test_a_child_that_takes_too_long_leaves_the_files(tiny: Path) -> None:
     found = command.size(tiny, range(1, 5), Limits(seconds=0.001))
     assert found.sized_by is SizedBy.FILES and [size.world_size for size in found.sizes] == [1]
-    assert found.pipeline is not None and "did not end within 0.001 s" in (found.pipeline.refusal or "")
+    assert found.pipeline is not None and "did not complete within 0.001 s" in (found.pipeline.refusal or "")
     # Without a trace, an upper estimate from the configuration.
     assert len(found.kv) == tinymodel.LAYERS and all(layer.bytes_per_token > 0 for layer in found.kv)
 

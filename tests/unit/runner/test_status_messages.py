@@ -1,0 +1,88 @@
+"""The group's state for people: one sentence, and a phase for each rank."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from thunderfleet_crds.group import RankReport
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
+from thunderfleet_runner import faults
+from thunderfleet_runner.group import status
+from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.events import Cause
+
+
+@pytest.fixture
+def plan(make_group: Callable[..., Any]) -> Plan:
+    found: Plan = make_group(2).plan
+    return found
+
+
+def machine(phase: Phase, **changes: Any) -> StateMachine:
+    return replace(StateMachine(2, Limits(3, 60)), phase=phase, attempt=4, present=frozenset({0, 1}), **changes)
+
+
+def sentence(plan: Plan, state: StateMachine, **changes: Any) -> str:
+    given: dict[str, Any] = {"failure": "it broke", "refusals": {}, "exchange_missing": (), "running": 2, **changes}
+    return status.message(plan, state, **given)
+
+
+def test_a_waiting_group_says_for_whom_and_why(plan: Plan) -> None:
+    alone = replace(machine(Phase.WAITING), present=frozenset({0}))
+    assert sentence(plan, alone) == "waiting for rank 1 (studio-1)"
+    refused = {1: "epoch 2 is stale"}
+    assert sentence(plan, alone, refusals=refused) == "waiting for rank 1 (studio-1); refused: epoch 2 is stale"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (machine(Phase.CHECKING, done=frozenset({0})), "attempt 4: running preflight checks on rank 1 (studio-1)"),
+        (machine(Phase.ENDING), "attempt 4 failed, ending its ranks: it broke"),
+        (machine(Phase.BACKOFF, failures=2), "next attempt in 1 s; the last one failed: it broke"),
+        (machine(Phase.GAVE_UP), "it broke"),
+        (machine(Phase.DRAINING), "draining: 2 requests still running"),
+        (machine(Phase.READY), "serving"),
+    ],
+)
+def test_every_phase_has_a_sentence(plan: Plan, state: StateMachine, words: str) -> None:
+    assert sentence(plan, state) == words
+
+
+def test_one_request_is_no_plural_and_a_missing_part_is_named(plan: Plan) -> None:
+    assert sentence(plan, machine(Phase.DRAINING), running=1) == "draining: 1 request still running"
+    forming = machine(Phase.FORMING, done=frozenset({0}))
+    assert sentence(plan, forming) == "attempt 4: waiting for MLX's init on rank 1 (studio-1)"
+    assert sentence(plan, forming, exchange_missing=(0,)).endswith("; JACCL's exchange is missing rank 0 (studio-0)")
+
+
+def test_all_phases_are_known(plan: Plan) -> None:
+    assert set(status.GROUP_PHASES) == set(Phase)
+    for phase in Phase:
+        assert sentence(plan, machine(phase))
+    assert status.GROUP_PHASES[Phase.GAVE_UP] is GroupPhase.GAVE_UP
+
+
+def test_an_absent_rank_says_why_it_was_refused() -> None:
+    report = RankReport(rank=1, node="studio-1", phase=RankPhase.JOINED, message="old")
+    alone = replace(machine(Phase.WAITING), present=frozenset({0}))
+    found = status.rank_report(report, alone, "epoch 2 is stale")
+    assert (found.phase, found.message) == (RankPhase.ABSENT, "refused: epoch 2 is stale")
+    assert status.rank_report(report, alone, "").message == ""
+
+
+def test_the_rank_that_failed_says_so_until_the_next_attempt() -> None:
+    fault = faults.Fault(FaultClass.RETRY, "RankKilled", "it was killed")
+    cause = Cause(1, 4, faults.Stage.SERVE, fault)
+    reports = [RankReport(rank=rank, node=f"studio-{rank}", phase=RankPhase.SERVING) for rank in (0, 1)]
+    for phase in (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP):
+        found = [status.rank_report(report, machine(phase, cause=cause), "") for report in reports]
+        assert [(entry.phase, entry.message) for entry in found] == [
+            (RankPhase.JOINED, ""),
+            (RankPhase.FAILED, "it was killed"),
+        ]
+    checking = machine(Phase.CHECKING, cause=cause, done=frozenset({0}))
+    found = [status.rank_report(report, checking, "") for report in reports]
+    assert [entry.phase for entry in found] == [RankPhase.CHECKED, RankPhase.JOINED]
