@@ -235,8 +235,9 @@ def test_logprobs_of_both_endpoints() -> None:
 def test_numbers_are_accepted_from_their_lower_to_their_upper_bound(field: str, low: float, high: float, step: float) -> None:
     for value in (low, high):
         assert parse(CHAT | {field: value}).fields["sampling"][field] == value
-    for value in (low - step, high + step, True, "1", [], {}):
-        assert refused(CHAT | {field: value}).param == field
+    refused_values: tuple[object, ...] = (low - step, high + step, True, "1", [], {})
+    for refused_value in refused_values:
+        assert refused(CHAT | {field: refused_value}).param == field
 
 
 def test_defaults_are_those_of_greedy_decoding() -> None:
@@ -261,7 +262,8 @@ def test_biases_are_numbers_for_known_tokens() -> None:
 
 
 def test_a_tools_description_and_parameters_are_each_checked() -> None:
-    for part in ({"description": 1}, {"parameters": "x"}, {"parameters": []}):
+    parts: tuple[dict[str, object], ...] = ({"description": 1}, {"parameters": "x"}, {"parameters": []})
+    for part in parts:
         tool = {"type": "function", "function": {"name": "f", **part}}
         assert refused(CHAT | {"tools": [tool]}).param == "tools"
     whole = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
