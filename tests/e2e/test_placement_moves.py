@@ -117,10 +117,10 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
 
     def better() -> str:
         message = str(pair.until_condition("Placed", "True")["message"])
-        return message if "a better place exists" in message else ""
+        return message if "a better placement exists" in message else ""
 
-    message = pair.until(better, "status says that a better place exists")
-    assert "20 Gb/s" in message and "40 Gb/s" in message and "does not move" in message
+    message = pair.until(better, "status says that a better placement exists")
+    assert "20 Gb/s" in message and "40 Gb/s" in message and "not moved" in message
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
 
     # Cordoned: what runs stays, what is new does not get there.

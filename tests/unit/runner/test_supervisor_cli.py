@@ -59,7 +59,7 @@ def test_a_rank_0_whose_control_port_is_taken_leaves_typed_last_words(
         assert cli.main(arguments(group)) == 1
     words = LastWords.parse(left.read_text())
     assert words is not None and (words.fault, words.reason) == (FaultClass.REPLAN, "PortTaken")
-    assert f"the control port {entry.control_port} on {entry.address} is held by another program" in words.message
+    assert f"the control port {entry.control_port} on {entry.address} is in use by another program" in words.message
 
 
 @pytest.mark.parametrize(
