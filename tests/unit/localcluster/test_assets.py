@@ -86,7 +86,7 @@ def test_an_interrupted_build_leaves_nothing(go: Path, tmp_path: Path) -> None:
 
 def test_the_user_may_name_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    with pytest.raises(AssetsError, match="lacks etcd, kubectl, helm") as caught:
+    with pytest.raises(AssetsError, match="has no etcd, kubectl, helm") as caught:
         find_assets(lambda event: None, CONTROL_PLANE, tmp_path / "cache")
     assert caught.value.usage
     for name in CONTROL_PLANE.programs:
