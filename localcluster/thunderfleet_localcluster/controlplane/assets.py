@@ -96,7 +96,7 @@ MONITORING = Bundle(
 
 
 def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
-    """The folder in KUBEBUILDER_ASSETS; None if it is not set, or lacks the programs of a bundle that it need not have.
+    """The folder in KUBEBUILDER_ASSETS; None if it is not set, or if programs of an optional bundle are missing.
 
     Raises AssetsError if required programs are missing.
     """

@@ -74,14 +74,14 @@ class Leader:
                 self._seen, self._seen_at = seen, time.monotonic()
             if time.monotonic() - self._seen_at < float(spec.get("leaseDurationSeconds") or DURATION_SECONDS):
                 return False
-        begun = time.monotonic()
+        started = time.monotonic()
         self.writes += 1
         if lease is None:
             await self._kube.request("POST", self._folder, body=self._body(None), seconds=REQUEST_SECONDS)
         else:
             await self._kube.request("PUT", path, body=self._body(lease), seconds=REQUEST_SECONDS)
         # The time before the request: no other replica can have seen this renewal earlier.
-        self._renewed = begun
+        self._renewed = started
         return True
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ LISTED = 64
 
 
 def _entries(index: int, found: Unplaceable) -> list[Entry]:
-    """The near misses of a group, then every Mac under what it lacks."""
+    """The near misses of a group, then the other Macs, grouped by what each is missing."""
     entries = [
         Entry(
             group=index,

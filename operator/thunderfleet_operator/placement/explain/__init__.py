@@ -1,7 +1,7 @@
 """Why a request has no placement, in words that tell an owner what to buy, plug in or switch on.
 
 For each transport the search runs once more with relaxed rules: every two Macs count as joined, at a cost for each hop that is
-missing or unusable. The cheapest set is the near miss, and its message names what it lacks, or how much memory is missing.
+missing or unusable. The cheapest set is the near miss, and its message names the missing links or the missing memory.
 
 explanation  the whole answer: near misses, a reason for every Mac, the message
 transports   near misses of one transport

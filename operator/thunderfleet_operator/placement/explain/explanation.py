@@ -38,7 +38,7 @@ def explain(search: CandidateSearch) -> Unplaceable:
 
 
 def _unreached(search: CandidateSearch) -> list[list[Miss]]:
-    """By transport, a smallest set that lacks nothing but a rank 0 that all others can reach."""
+    """By transport, a smallest set in which only a rank 0 that all others can reach is missing."""
     sets: dict[PlacedTransport, list[tuple[str, ...]]] = {}
     for transport, members in search.unreached:
         sets.setdefault(transport, []).append(members)

@@ -45,7 +45,7 @@ def single_recruit(search: CandidateSearch, cohort: Cohort | None) -> Miss | Non
 def group_with_recruits(
     search: CandidateSearch, cohort: Cohort | None, transport: PlacedTransport, able: Sequence[Mac]
 ) -> Miss | None:
-    """What a group over this transport lacks when more Macs than the ``able`` ones may join it; None if that does not help."""
+    """The near miss of a group that more Macs than the ``able`` ones may join; None if more Macs do not help."""
     request, label = search.request, LABELS[transport]
     least, most = max(2, request.min_nodes), request.max_nodes or len(search.fleet.macs)
     if least > (request.max_nodes or least):

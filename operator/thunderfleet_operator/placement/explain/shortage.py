@@ -41,7 +41,7 @@ def has_room(ranked: Sequence[Mac], need: Bounds, size: int) -> bool:
 def group_shortage(
     ranked: Sequence[Mac], need: Bounds, transport: PlacedTransport, split: PlacedSplit, size: int, subject: str
 ) -> Miss:
-    """A group of the first ``size`` Macs, which lacks memory.
+    """A group of the first ``size`` Macs, which does not have enough memory.
 
     ``ranked``: by free memory, the most first. ``subject``: what the message says before the size of their free memory.
     """
