@@ -143,7 +143,10 @@ async def _run(arguments: argparse.Namespace) -> None:
         config = config.model_copy(update={"node_name": known.node_name})
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
-        raise JoinError(f"the certificate in {known.folder} has expired; join again with a new token")
+        raise JoinError(
+            f"the certificate in {known.folder} has expired; join again with the command that `thunderfleet token --node "
+            f"{known.node_name}` prints"
+        )
     with app.only_one(root):
         await app.run(root, identity, config)
 

@@ -93,6 +93,11 @@ def _cluster_commands(commands: _Parsers) -> None:
     kubeconfig = commands.add("kubeconfig", "print the administrator's kubeconfig")
     kubeconfig.add_argument("--path", action="store_true", help="print its path instead")
     token = commands.add("token", "create a bootstrap token, valid for an hour, and print the command that joins a machine")
+    token.add_argument(
+        "--node",
+        metavar="NODE",
+        help="bind the token to this Node name, also if the Node exists; default: any name that has no Node",
+    )
     token.add_argument("--inside", action="store_true", help="use the API server's address in the network of the cluster")
     node = commands.add("node", "manage Node objects")
     node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")

@@ -97,7 +97,8 @@ def _kubeconfig(arguments: argparse.Namespace) -> int:
 def _token(arguments: argparse.Namespace) -> int:
     cluster = _attach(arguments)
     server = cluster.state["innerServer"] if arguments.inside else cluster.server
-    print(f"thunderfleet-kubelet join --server {server} --token {cluster.token()} --ca-hash {cluster.state['caHash']}")
+    token = cluster.token(arguments.node)
+    print(f"thunderfleet-kubelet join --server {server} --token {token} --ca-hash {cluster.state['caHash']}")
     return 0
 
 

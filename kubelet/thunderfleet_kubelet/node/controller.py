@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -38,6 +38,8 @@ class NodeController:
         kube: Callable[[], Kube],
         on_vanished: Callable[[], Awaitable[None]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        addresses: Sequence[str],
     ) -> None:
         self.config = config
         self.machine = machine
@@ -45,6 +47,10 @@ class NodeController:
         self.kube = kube
         self.on_vanished = on_vanished
         self.clock = clock
+        self.addresses = tuple(addresses)
+        """The Node's addresses. Call ``nudge`` after a change."""
+        self.no_address: str | None = None
+        """Why ``addresses`` are those that the machine had before; None if it has them."""
         self.problems: dict[str, str] = {}
         """Why the Node is not Ready, as reason to message. Call ``nudge`` after a change."""
         self.registered = asyncio.Event()
@@ -132,6 +138,8 @@ class NodeController:
             problems=self.problems,
             now=self.clock(),
             version=kubelet_version(),
+            addresses=self.addresses,
+            no_address=self.no_address,
         )
 
     async def _write(self, current: Json, wanted: Json) -> Json:

@@ -271,9 +271,9 @@ class Cluster:
         """State of components, machines and Nodes."""
         return self.command(do="status")
 
-    def token(self) -> str:
-        """Create a bootstrap token that is valid for an hour."""
-        return str(self.command(do="token")["token"])
+    def token(self, node: str | None = None) -> str:
+        """Create a bootstrap token, valid for an hour: for ``node`` only, also if that Node exists, or for any new Node."""
+        return str(self.command(do="token", node=node)["token"])
 
     def component(self, name: str, action: Literal["on", "off", "freeze", "thaw"]) -> None:
         """Kill (off), start (on), stop (freeze) or continue (thaw) a program of the control plane, such as etcd."""

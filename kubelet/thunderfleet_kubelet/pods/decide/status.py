@@ -24,13 +24,15 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
     inits = [containers.status(container) for container in podspec.init_containers(pod)]
     mains = [containers.status(container) for container in podspec.main_containers(pod)]
     addresses = [{"ip": address} for address in observed.addresses]
+    # As in Kubernetes: the hostIP follows the Node, and the podIP of a pod in the host's network stays as it was first.
+    pod_ip, pod_ips = before.get("podIP") or observed.host_ip, before.get("podIPs") or addresses
     status: Json = {
         "phase": phase,
         "conditions": _conditions(pod, observed, progress, phase, mains),
         "hostIP": observed.host_ip,
         "hostIPs": addresses,
-        "podIP": observed.host_ip,
-        "podIPs": addresses,
+        "podIP": pod_ip,
+        "podIPs": pod_ips,
         "startTime": before.get("startTime") or format_time(observed.now),
         "containerStatuses": mains,
         "qosClass": before.get("qosClass") or podspec.qos_class(pod),
