@@ -129,9 +129,12 @@ def _fault_commands(commands: _Parsers) -> None:
     cable.add_argument("to", metavar="TO", nargs="?", help="move: the new port, as machine:port")
     cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: rate limit in Mbit/s")
     cable.add_argument("--speed", choices=SPEEDS, help="slow: negotiated speed that both ends report, in Gb/s")
-    lan = commands.add("lan", "unplug a machine from the LAN, or plug it in; its Thunderbolt cables stay")
-    lan.add_argument("action", choices=LAN_ACTIONS, help="action")
+    lan = commands.add(
+        "lan", "unplug a machine from the LAN, plug it in, or give it another address; its Thunderbolt cables stay"
+    )
+    lan.add_argument("action", choices=LAN_ACTIONS, help="address: as a new DHCP lease does")
     lan.add_argument("machine", metavar="MACHINE", help="machine name")
+    lan.add_argument("address", metavar="ADDRESS", nargs="?", help="address: a free address in the LAN, or none")
     jaccl = commands.add("jaccl", "make a Mac's recorded JACCL fail or wait at chosen points")
     jaccl.add_argument("machine", metavar="MAC", help="machine name")
     jaccl.add_argument("points", metavar="JSON", help='list such as [{"at": "rtr", "errno": 96}]; []: no failures')

@@ -143,7 +143,13 @@ def _rdma(arguments: argparse.Namespace) -> int:
 
 
 def _lan(arguments: argparse.Namespace) -> int:
-    _attach(arguments).lan(arguments.action, arguments.machine)
+    if (arguments.action == "address") != (arguments.address is not None):
+        raise LocalClusterError("`lan address` needs MACHINE and ADDRESS; other actions take MACHINE only", usage=True)
+    cluster = _attach(arguments)
+    if arguments.action == "address":
+        cluster.lan_address(arguments.machine, arguments.address)
+    else:
+        cluster.lan(arguments.action, arguments.machine)
     return 0
 
 

@@ -41,6 +41,9 @@ class AddressReader:
     async def read(self, current: tuple[str, ...]) -> Reading:
         """The addresses now. An interface with several keeps that of ``current``."""
         found = await self._read_mac(current) if self._mac else _routed(self._server)
+        if found is None and not current:
+            # A kubelet that starts needs an address, and the kernel may know what a broken command does not say.
+            found = _routed(self._server) or None
         # A command may print anything; what this machine cannot bind is not its address.
         return found if found is None or all(map(_is_ours, found)) else None
 

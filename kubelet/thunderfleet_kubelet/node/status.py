@@ -228,6 +228,14 @@ def stale_labels(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[
     return {key: value for key, value in wanted.items() if current.get(key) != value}
 
 
+def renew_time(found: Json) -> datetime:
+    """When a Lease was last renewed, as it says; the distant past if it does not say."""
+    try:
+        return datetime.fromisoformat(str((found.get("spec") or {})["renewTime"])).astimezone(UTC)
+    except (KeyError, ValueError):
+        return datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def lease(config: Config, uid: str, now: datetime) -> Json:
     """The Node's Lease, owned by the Node."""
     return {

@@ -295,6 +295,11 @@ class Cluster:
         """Unplug a machine from the LAN, or plug it in; its Thunderbolt cables stay. Needs namespaces."""
         self.command(do="change", what="lan", action=action, name=machine)
 
+    def lan_address(self, machine: str, address: str) -> None:
+        """Give a Mac another address in the LAN, as a new DHCP lease does, or ``none``."""
+        self.command(do="change", what="lan", action="address", name=machine, address=address)
+        self.state = json.loads(self.folder.state.read_text())
+
     def jaccl(self, machine: str, points: Sequence[Mapping[str, object]]) -> None:
         """Make a Mac's recorded JACCL fail or wait at ``points`` (``recorded/python/recorded_jaccl.py``); []: nowhere."""
         self.command(do="change", what="jaccl", name=machine, points=list(points))

@@ -104,10 +104,13 @@ def test_grace_periods() -> None:
 
 
 def test_deadline() -> None:
-    assert podspec.deadline_of(pod(activeDeadlineSeconds=60, status={"startTime": STAMP})) == NOW + 60
-    assert podspec.deadline_of(pod(activeDeadlineSeconds=0, status={"startTime": STAMP})) == NOW
-    assert podspec.deadline_of(pod(activeDeadlineSeconds=60)) is None
-    assert podspec.deadline_of(pod(status={"startTime": STAMP})) is None
+    assert podspec.deadline_of(pod(activeDeadlineSeconds=60, status={"startTime": STAMP}), NOW) == NOW + 60
+    assert podspec.deadline_of(pod(activeDeadlineSeconds=0, status={"startTime": STAMP}), NOW) == NOW
+    assert podspec.deadline_of(pod(activeDeadlineSeconds=60), NOW) is None
+    ahead = pod(activeDeadlineSeconds=60, status={"startTime": "2036-01-01T00:00:00Z"})
+    ahead["metadata"]["creationTimestamp"] = STAMP
+    assert podspec.deadline_of(ahead, NOW) == NOW + 60, "a start that a wrong clock recorded does not extend it for years"
+    assert podspec.deadline_of(pod(status={"startTime": STAMP}), NOW) is None
 
 
 def test_defaults_of_a_spec() -> None:

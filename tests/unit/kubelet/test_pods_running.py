@@ -72,7 +72,8 @@ class Api:
         if path.endswith("/token"):
             self.tokens += 1
             end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.token_seconds))
-            return {"status": {"token": f"token-{self.tokens}", "expirationTimestamp": end}}
+            status = {"token": f"token-{self.tokens}", "expirationTimestamp": end}
+            return {"spec": {**body["spec"], "expirationSeconds": self.token_seconds}, "status": status}
         assert path.endswith("/events")
         self.events.append(body)
         return body

@@ -200,11 +200,13 @@ def _waiting_state(reason: str, message: str = "") -> Json:
 
 def terminated_state(attempt: Attempt) -> Json:
     """The ``terminated`` state of an attempt that has ended."""
+    finished = attempt.finished_at or 0.0
     state: Json = {
         "exitCode": attempt.exit_code,
         "reason": attempt.reason or ("Completed" if attempt.exit_code == 0 else "Error"),
-        "startedAt": format_time(attempt.started_at or attempt.finished_at or 0.0),
-        "finishedAt": format_time(attempt.finished_at or 0.0),
+        # A clock that was set back in between: the end is the better time.
+        "startedAt": format_time(min(attempt.started_at or finished, finished)),
+        "finishedAt": format_time(finished),
         "containerID": attempt.container_id,
     }
     if attempt.signal:
