@@ -201,6 +201,7 @@ class Kubelet:
         self.node.nudge()
         if now == before:
             return
+        self._background(self._kube.reconnect())
         self.pods.settings = replace(self.pods.settings, addresses=now)
         self._serving.renew_now()
         self._move_server.set()

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import generate_latest
+from thunderfleet_lib.listener import Listener
 
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.worker import STUCK_SECONDS
 
+CONNECTIONS = 64
 METRICS_TYPE = "text/plain; version=0.0.4"
 
 
@@ -37,10 +39,11 @@ class Health:
 
     async def serve(self, host: str, port: int) -> web.AppRunner:
         """Starts to serve; the caller cleans the result up."""
-        app = web.Application()
+        listener = Listener(CONNECTIONS)
+        app = web.Application(middlewares=[listener.track])
         routes = {"/metrics": self._metrics_page, "/healthz": self._healthz, "/readyz": self._readyz}
         app.add_routes([web.get(path, handler) for path, handler in routes.items()])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+        await listener.listen(runner, host, port)
         return runner

@@ -58,6 +58,7 @@ class FakeKube:
         self.deleted: list[tuple[str, int | None, str | None]] = []
         self.created: list[tuple[str, dict[str, Any]]] = []
         self.stuck: set[str] = set()
+        self.reconnects = 0
 
     async def delete(self, path: str, *, grace_seconds: int | None = None, uid: str | None = None) -> None:
         if path in self.stuck:
@@ -70,6 +71,9 @@ class FakeKube:
 
     async def close(self) -> None:
         pass
+
+    async def reconnect(self) -> None:
+        self.reconnects += 1
 
 
 def identity(root: Path) -> NodeIdentity:
@@ -216,7 +220,9 @@ async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pyte
         assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.2",), "the request for the old address is given up"
         assert kubelet.node.addresses == kubelet.pods.settings.addresses == ("127.0.0.2",)
         await asyncio.gather(*kubelet._closing)
-        ((_, event),) = cast(FakeKube, kubelet.kube()).created
+        kube = cast(FakeKube, kubelet.kube())
+        assert kube.reconnects == 1, "connections from the old address are dead, and watches would wait for minutes"
+        ((_, event),) = kube.created
         assert (event["reason"], event["message"]) == (
             "NodeAddressChanged",
             "the address changed from 127.0.0.1 to 127.0.0.2",
