@@ -1011,6 +1011,11 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
     assert any(figure == pytest.approx(rate * (1e9 if what == "gpu" else 1), rel=0.01) for rate in told), (figure, told)
 
 
+async def test_an_unknown_measurement_is_an_error() -> None:
+    with pytest.raises(parent.WorkerFailed, match="unknown measurement 'disk'; known: pair, gpu, memory"):
+        await parent.run({"what": "disk", "seconds": 8})
+
+
 async def test_nothing_runs_before_it_is_known_what_is_fresh(tmp_path: Path, until: Until) -> None:
     async with macs(1, tmp_path, settings(gpu={"seconds": 600}, sockets={"enabled": False})) as (a,), running(a):
         # The groups are known and the loop has made its choice.
