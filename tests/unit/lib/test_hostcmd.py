@@ -147,7 +147,7 @@ async def test_cancelling_kills_the_command(commands: Commands, tmp_path: Path) 
     await until_async(lambda: not alive(pid))
 
 
-# A process in uninterruptible sleep cannot be made to order; a kill that does nothing looks the same to its parent.
+# A process in uninterruptible sleep cannot be created on demand; a kill without effect looks the same to its parent.
 
 
 async def test_a_command_that_cannot_be_killed_is_left_behind_and_not_started_again(

@@ -1,4 +1,4 @@
-"""An API server in memory, just faithful enough for the operator, with a fleet, pods and groups that tests move by hand."""
+"""An API server in memory, as faithful as the operator needs, with a fleet, pods and groups that tests change."""
 
 import copy
 from collections.abc import Callable
@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 class World:
-    """Objects by path with their resourceVersions, a cache that follows at once, and the reports of groups.
+    """Objects by path with their resourceVersions, a cache without delay, and the reports of groups.
 
     It stands in for two clients of the operator: ``Kube`` and ``GroupClient``.
     """
@@ -148,7 +148,7 @@ class World:
         at, report = self.reports.get(index, (0, Report()))
         return report if at == epoch else Report()
 
-    # --- what people and other programs do ---
+    # --- actions of users and other programs ---
 
     def put(self, collection: Any, item: Json) -> None:
         self.version += 1
