@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.listener import allow_descriptors
 
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
@@ -188,5 +189,6 @@ async def _wait(event: asyncio.Event) -> None:
 
 async def run(configuration: Configuration) -> None:
     """Runs one replica."""
+    allow_descriptors()
     async with await Kube.connect(configuration.kubeconfig) as kube:
         await Operator(kube, configuration).run()
