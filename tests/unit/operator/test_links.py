@@ -98,6 +98,8 @@ def test_a_cable_that_nobody_has_lingers_and_goes() -> None:
     pulled = link(conditions=summary(link(), {}, NOW, BOTH)["conditions"])
     assert lingers(pulled, NOW + timedelta(seconds=20)) == LINGER_SECONDS - 20
     assert lingers(pulled, NOW + timedelta(days=1)) == 0
+    assert lingers(pulled, NOW - timedelta(days=365)) == 0, "written while the clock was a year ahead"
+    assert lingers(pulled, NOW - timedelta(seconds=30)) == LINGER_SECONDS
 
 
 def test_events_tell_of_pulling_and_plugging_once() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -57,7 +58,7 @@ class World:
         writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
-        drains = Drains(groups, lambda: self.now)
+        drains = Drains(groups, lambda: self.now.timestamp())
         executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: b"k" * 32)
         self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, lambda: self.now)
         return self.reconciler
@@ -146,6 +147,8 @@ class World:
 
     def report(self, key: str, index: int, epoch: int) -> Report:
         at, report = self.reports.get(index, (0, Report()))
+        if report.state is not None and report.state.ready_since is not None:
+            report = replace(report, phase_seconds=(self.now - report.state.ready_since).total_seconds())
         return report if at == epoch else Report()
 
     # --- actions of users and other programs ---
