@@ -2,9 +2,10 @@
 
 A connection costs a file descriptor from its first packet, before TLS or HTTP identify the client, and aiohttp keeps a silent
 connection for an hour. This listener counts connections when it accepts them. A connection without a request must send one
-within a limit. When all places are taken, the connection that has been without a request longest is closed, those that never
-sent one first. So a client with a request gets in, however many silent connections there are. Places can be reserved for
-addresses that the program knows; connections from elsewhere never close one of those.
+within a limit. When all places are taken, the connection that has been without a request longest is closed: among those that
+never sent one, of the client address that has most of them. So a client with a request gets in, however many silent connections
+another client opens and however fast. Places can be reserved for addresses that the program knows; connections from elsewhere
+never close one of those.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import logging
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -46,10 +48,11 @@ def allow_descriptors() -> None:
 class _Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and keeps the transport at hand."""
 
-    def __init__(self, listener: "Listener", inner: web.RequestHandler, known: bool) -> None:
+    def __init__(self, listener: "Listener", inner: web.RequestHandler, peer: str, known: bool) -> None:
         self.inner = inner
+        self.peer = peer
         self.known = known
-        """Whether it comes from an address that the program knows."""
+        """Whether the program knows the address ``peer``."""
         self.busy = False
         """Whether a request is being handled."""
         self.served = False
@@ -154,15 +157,15 @@ class Listener:
 
     # For the site and the connections.
 
-    def admit(self, server: web.Server, address: str) -> _Connection | None:
-        """A slot for a new connection, closing another connection if necessary; None when all that it may close are busy."""
-        known = self._known(address)
+    def admit(self, server: web.Server, peer: str) -> _Connection | None:
+        """A slot for a new connection from an address, closing another if need be; None if all that may be closed are busy."""
+        known = self._known(peer)
         full = len(self._connections) >= self._limit
         if not known and not full:
             full = sum(not connection.known for connection in self._connections) >= self._strangers
         if full and not self.close_idle(strangers_only=not known):
             return None
-        connection = _Connection(self, server(), known)
+        connection = _Connection(self, server(), peer, known)
         self._connections[connection] = None
         self._by_handler[connection.inner] = connection
         return connection
@@ -170,8 +173,9 @@ class Listener:
     def close_idle(self, *, strangers_only: bool = False) -> bool:
         """Closes one connection without a request, of strangers first; it no longer counts. False when there is none."""
         idle = [one for one in self._connections if not (one.busy or (strangers_only and one.known))]
-        # The first of the best kind is the one that has been idle longest.
-        chosen = min(idle, key=lambda one: (one.known, one.served), default=None)
+        by_peer = Counter(one.peer for one in idle if not one.served)
+        # The first of several, since min() keeps the order of age.
+        chosen = min(idle, key=lambda one: (one.known, one.served, 0 if one.served else -by_peer[one.peer]), default=None)
         if chosen is None:
             return False
         chosen.close()
@@ -235,14 +239,14 @@ class Site(web.BaseSite):
         with bound:
             while True:
                 try:
-                    end, where = await loop.sock_accept(bound)
+                    end, address = await loop.sock_accept(bound)
                 except OSError as error:
                     if error.errno in _OUT_OF_DESCRIPTORS:
                         log.warning("%s: cannot accept a connection: %s", self.name, error)
                         self._listener.close_idle()
                     await asyncio.sleep(0.1)
                     continue
-                connection = self._listener.admit(self._http, str(where[0]))
+                connection = self._listener.admit(self._http, str(address[0]))
                 if connection is None:
                     end.close()
                 else:

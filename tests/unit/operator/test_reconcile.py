@@ -1,4 +1,4 @@
-"""Whole rounds over an API server in memory: what is made, what is left alone, what people are told."""
+"""Whole rounds over an API server in memory: the objects, what stays unchanged, status and Events."""
 
 import json
 from datetime import timedelta
@@ -95,7 +95,7 @@ async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: World) -
     status, reason, message = world.condition("Ready")
     assert (status, reason) == ("False", "Loading")
     assert message.endswith("loading the model: rank 0 on studio-1 (25 % of 4Gi, 1 layers)")
-    # A restarted operator that has not heard yet does not take it back.
+    # A restarted operator without a report does not revoke it.
     world.reports.clear()
     await world.restarted().deployment("ns/md")
     assert [rank.loaded_bytes for rank in world.md.status.groups[0].ranks] == [GIB, 4 * GIB]
@@ -263,14 +263,14 @@ async def test_a_faulty_mac_is_avoided_while_others_will_do(world: World) -> Non
     world.deploy()
     await world.round()
     world.run_pods()
-    failure = {"fault": "Replan", "reason": "AddressLost", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
+    failure = {"fault": "Replan", "reason": "DeviceMissing", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
     world.say("GaveUp", 1, failure=failure)
     await world.round()
     world.later(10)
     await world.round()
     assert plan_of(world, 2).ranks[0].node == "big-2"
     failed = world.md.status.groups[0].last_failure
-    assert failed is not None and failed.reason == "AddressLost"
+    assert failed is not None and failed.reason == "DeviceMissing"
 
 
 async def test_an_unready_node_alone_replans_nothing(world: World) -> None:
@@ -457,7 +457,7 @@ async def test_links_are_summarised_and_cleared(world: World) -> None:
 
 
 async def test_what_a_renamed_mac_said_under_its_old_name_goes_from_the_link(world: World) -> None:
-    """The old Node is there until somebody deletes it; its port's switch is known to be of a Mac that is Ready."""
+    """The old Node exists until it is deleted; the switch of its port now belongs to a Mac that is Ready."""
     name = "studio-1.tb1--studio-2.tb1"
 
     def port(node: str, switch: str) -> None:
