@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
@@ -205,7 +205,8 @@ class Kubelet:
         self.pods.settings = replace(self.pods.settings, addresses=now)
         self._serving.renew_now()
         self._move_server.set()
-        self._background(self._event("NodeAddressChanged", f"the address changed from {', '.join(before)} to {', '.join(now)}"))
+        text = f"the address changed from {', '.join(before)} to {', '.join(now)}"
+        self._background(self._event("NodeAddressChanged", text, "Normal"))
 
     async def _sync(self) -> None:
         await self.reflector.synced.wait()
@@ -318,7 +319,7 @@ class Kubelet:
             self._background(self._event("CertificateNotRenewed", error))
         self._last_certificate_error = error
 
-    async def _event(self, reason: str, message: str) -> None:
+    async def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Warning") -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
         event: Json = {
             "apiVersion": "v1",
@@ -328,7 +329,7 @@ class Kubelet:
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name},
             "reason": reason,
             "message": message[:1024],
-            "type": "Warning",
+            "type": kind,
             "source": {"component": "thunderfleet-kubelet", "host": name},
             "firstTimestamp": format_time(now.timestamp()),
             "lastTimestamp": format_time(now.timestamp()),

@@ -1,6 +1,7 @@
 """The boundaries and defaults of the pure decisions: each case fails if a comparison, constant or branch changes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -615,6 +616,7 @@ def test_what_a_status_already_says(present: Json, wanted: Json, expected: bool)
 
 def test_a_patch_clears_what_a_condition_no_longer_has() -> None:
     assert as_patch({"phase": "Failed"}) == {"phase": "Failed"}
+    assert as_patch({"hostIPs": [{"ip": "a"}]}) == {"hostIPs": [{"ip": "a"}, {"$patch": "replace"}]}
     patch = as_patch({"conditions": [{"type": "Ready", "reason": "X"}]})
     assert patch == {"conditions": [{"reason": "X", "message": None, "type": "Ready"}]}
 
@@ -622,3 +624,12 @@ def test_a_patch_clears_what_a_condition_no_longer_has() -> None:
 def test_versions() -> None:
     assert [version_of({"metadata": {"resourceVersion": text}}) for text in ("12", "", "opaque")] == [12, 0, 0]
     assert version_of({"metadata": {}}) == 0
+
+
+def test_the_host_ip_follows_the_node_and_the_pod_ip_stays() -> None:
+    """As in Kubernetes, for pods in the host's network."""
+    known = {"hostIP": "10.0.0.1", "hostIPs": [{"ip": "10.0.0.1"}], "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
+    status = decide(pod(status=known), replace(seen(), host_ip="10.0.0.9", addresses=("10.0.0.9",))).status
+    assert status is not None
+    assert (status["hostIP"], status["hostIPs"]) == ("10.0.0.9", [{"ip": "10.0.0.9"}])
+    assert (status["podIP"], status["podIPs"]) == ("10.0.0.1", [{"ip": "10.0.0.1"}])

@@ -95,6 +95,10 @@ class Api:
                 both = {**merged.get(item["type"], {}), **item}
                 merged[item["type"]] = {key: value for key, value in both.items() if value is not None}
             body = {**body, "status": {**body["status"], "conditions": list(merged.values())}}
+        for key in ("hostIPs", "podIPs"):
+            if key in body["status"]:
+                assert body["status"][key][-1] == {"$patch": "replace"}
+                body["status"][key] = body["status"][key][:-1]
         fresh = {**pod, "metadata": dict(pod["metadata"]), "status": {**pod.get("status", {}), **body["status"]}}
         return self.put(path.removesuffix("/status"), fresh)
 
