@@ -41,7 +41,11 @@ def parser() -> argparse.ArgumentParser:
 
     join = add("join", "join a cluster as a node, then run")
     join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
-    join.add_argument("--token", required=True, help="bootstrap token, as printed by thunderfleet token")
+    token = join.add_mutually_exclusive_group(required=True)
+    token.add_argument(
+        "--token", help="bootstrap token, as printed by thunderfleet token; every user of the machine can read it"
+    )
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
@@ -103,7 +107,7 @@ async def _join(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet.bootstrap.join import join
 
     server = discovery.parse_server(arguments.server)
-    token = discovery.check_token(arguments.token)
+    token = discovery.check_token(arguments.token or discovery.read_token(arguments.token_file))
     wanted = discovery.check_hash(arguments.ca_hash)
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None

@@ -47,7 +47,7 @@ class Config(_Settings):
     """The Node's name. Default: the host name in lower case."""
     addresses: list[str] = []
     """The Node's InternalIPs; the kubelet's server listens on the first. Without any, the Node has the address of the interface
-    with the default route (else of the one that reaches the API server), and follows it when it changes."""
+    that reaches the API server (else of the one with the default route), and follows it when it changes."""
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
     path: list[Path] = []

@@ -21,7 +21,7 @@ CONFIRM_SECONDS = 1.0
 """A change counts when it is read again after this time: one command may print half of an interface that is being set up."""
 REMIND_SECONDS = 300.0
 MISSING = (
-    "this machine has no IPv4 address on the interface of its default route or of its route to the API server; connect it "
+    "this machine has no IPv4 address on the interface that reaches the API server or that has the default route; connect it "
     "to the network, or set addresses in the kubelet's configuration"
 )
 _DOCUMENTATION_HOST = "192.0.2.1"
@@ -31,7 +31,10 @@ Reading = tuple[str, ...] | None
 
 
 class AddressReader:
-    """Reads the address of the interface with the default route, else of the one that reaches the host ``server``."""
+    """Reads the address of the interface that reaches the host ``server``, else of the one with the default route.
+
+    The API server opens connections to the kubelet, so the way to it counts, also when a VPN takes the default route.
+    """
 
     def __init__(self, commands: Commands, server: str, *, mac: bool) -> None:
         self._commands = commands
@@ -40,15 +43,15 @@ class AddressReader:
 
     async def read(self, current: tuple[str, ...]) -> Reading:
         """The addresses now. An interface with several keeps that of ``current``."""
-        found = await self._read_mac(current) if self._mac else _routed(self._server)
+        found = await (self._read_mac(current) if self._mac else asyncio.to_thread(_routed, self._server))
         if found is None and not current:
             # A kubelet that starts needs an address, and the kernel may know what a broken command does not say.
-            found = _routed(self._server) or None
+            found = await asyncio.to_thread(_routed, self._server) or None
         # A command may print anything; what this machine cannot bind is not its address.
         return found if found is None or all(map(_is_ours, found)) else None
 
     async def _read_mac(self, current: tuple[str, ...]) -> Reading:
-        for destination in ("default", self._server):
+        for destination in (self._server, "default"):
             found = await self._towards(destination)
             if found is None:
                 return None
@@ -70,7 +73,7 @@ class AddressReader:
 
 def _routed(server: str) -> Reading:
     """The source address that the kernel would use. Sends no packet: connecting a UDP socket only looks up the route."""
-    for host in (_DOCUMENTATION_HOST, server):
+    for host in (server, _DOCUMENTATION_HOST):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((host, 9))

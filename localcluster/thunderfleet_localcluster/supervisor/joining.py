@@ -6,6 +6,8 @@ import string
 import time
 from datetime import UTC, datetime, timedelta
 
+from thunderfleet_lib.tls import write_private
+
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.controlplane.tokens import bootstrap_token
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -19,6 +21,7 @@ from thunderfleet_localcluster.supervisor.state import node_ready
 NODES_SECONDS = 120
 POLL_SECONDS = 0.2
 TOKEN_HOURS = 1
+TOKEN_FILE = "join-token"
 SECRETS = "/api/v1/namespaces/kube-system/secrets"
 
 
@@ -45,13 +48,15 @@ class Joining:
         command = ["run"]
         if machine.name not in self.joined:
             token = self._tokens[machine.name] = await self.make_token(f"for {machine.name}", machine.name)
-            command = ["join", "--server", self.control_plane.at.server, "--token", token]
+            # A file, because every user of the machine can read command lines.
+            write_private(home / TOKEN_FILE, token.encode())
+            command = ["join", "--server", self.control_plane.at.server, "--token-file", str(home / TOKEN_FILE)]
             command += ["--ca-hash", self.control_plane.pki.ca_hash]
         await machine.start_kubelet([*self.spec.kubelet, *command, *files], self.folder.log(f"kubelet-{machine.name}"))
 
     async def _remove_tokens(self) -> None:
-        # They are in command lines, which every user of the machine can read.
-        for token in self._tokens.values():
+        for name, token in self._tokens.items():
+            (self.folder.machine(name) / TOKEN_FILE).unlink(missing_ok=True)
             await self.control_plane.kube.delete(f"{SECRETS}/bootstrap-token-{token.split('.')[0]}")
         self.joined |= set(self._tokens)
         self._tokens.clear()

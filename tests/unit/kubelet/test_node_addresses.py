@@ -76,12 +76,12 @@ def mac(tmp_path: Path) -> Mac:
     return Mac(tmp_path)
 
 
-async def test_the_default_route_decides_and_then_that_to_the_api_server(mac: Mac) -> None:
+async def test_the_way_to_the_api_server_decides_and_then_the_default_route(mac: Mac) -> None:
     mac.has("127.9.9.9")
     mac.routes(default="en0")
     assert await mac.read() == ("127.9.9.9",)
-    mac.routes(**{"192_168_64_1": "bridge0"})
-    assert await mac.read() == ("127.9.9.9",), "two Macs with nothing but a cable"
+    mac.routes(default="lo0", **{"192_168_64_1": "bridge0"})
+    assert await mac.read() == ("127.9.9.9",), "two Macs with nothing but a cable, or a VPN with the default route"
     mac.routes()
     assert await mac.read() == ()
     mac.routes(default="lo0", **{"192_168_64_1": "lo0"})
