@@ -125,7 +125,8 @@ class NodeAddresses:
     async def follow(self, changed: Callable[[], None]) -> None:
         """Calls ``changed`` whenever ``current`` or ``missing`` has changed, until cancelled."""
         while not self._fixed:
-            await asyncio.sleep(POLL_SECONDS)
+            # The condition that an address is missing keeps pods away, and can often be written only when it is over.
+            await asyncio.sleep(CONFIRM_SECONDS if self.missing else POLL_SECONDS)
             found = await self._read(self.current)
             if self._same(found):
                 continue
