@@ -1,4 +1,4 @@
-"""The kubelet on the real control plane, seen as its users see it: through kubectl, and through the door of its server.
+"""The kubelet on the real control plane as users see it: through kubectl, and through its own server.
 
 All pods are made at once, when the cluster is up, and each test waits for what it is about: what takes long (crash-loop
 back-off, a ConfigMap's way into a volume) passes while the others run. Tests that take the kubelet away come last.
@@ -90,7 +90,7 @@ def own_number(pid: int) -> int:
 
 @dataclass
 class Fleet:
-    """A running cluster and what the tests ask of it."""
+    """A running cluster with helpers for the tests."""
 
     cluster: Cluster
     scratch: Path
@@ -132,7 +132,7 @@ class Fleet:
         return self.await_pod(name, lambda item: item["status"].get("phase") == "Running", "runs")
 
     def exec(self, name: str, *words: str, text: str | None = None, check: bool = True) -> str:
-        """What a command in the pod's only container prints."""
+        """Output of a command in the pod's only container."""
         flags = ["-i"] if text is not None else []
         return self.kubectl("exec", *flags, name, "--", *words, text=text, check=check).stdout
 
@@ -189,7 +189,7 @@ server.shutdown()
 server.server_close()
 time.sleep(3600)
 '"""
-# Reads a mounted file all the time: says each new content once, and everything that is neither old nor new.
+# Reads a mounted file in a loop: prints each new content once, and any content that is neither old nor new.
 READ = """exec python3 -u -c '
 import os, time
 file, seen = os.environ["CONTAINER_SANDBOX_MOUNT_POINT"] + "/config/greeting", None
@@ -208,7 +208,7 @@ STUBBORN = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; while :; do sleep 0.2; 
 
 
 def objects(image: str, scratch: Path) -> list[Json]:
-    """Everything that the tests look at, made in one go."""
+    """All pods of the tests, created together."""
     meta = {"namespace": "default"}
     encoded = {"password": base64.b64encode(b"s3cret").decode()}
     mount = "$CONTAINER_SANDBOX_MOUNT_POINT"
@@ -381,7 +381,7 @@ def test_joined_node_says_what_it_is(fleet: Fleet) -> None:
         {key: taint[key] for key in ("key", "effect")} for taint in node["spec"]["taints"]
     ]
     status = node["status"]
-    # What macOS lets the GPU wire of 96 GB, without a configured limit: three quarters.
+    # The default limit of macOS for GPU memory with 96 GB: three quarters.
     assert status["capacity"]["memory"] == "72Gi"
     assert int(status["capacity"]["cpu"]) > 1
     assert status["capacity"]["pods"] == "110"
@@ -483,7 +483,7 @@ def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
     assert (tmp_path / "node/identity/client.pem").exists()
 
 
-# What a container gets
+# Inputs of a container
 
 
 def test_init_containers_come_first_and_in_order(fleet: Fleet) -> None:
@@ -582,7 +582,7 @@ def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None
     # Programs that exec starts are the container's, too.
     assert fleet.exec("other-user", "id", "-u").strip() == "2001"
     assert fleet.exec("who", "id", "-u").strip() == uid
-    # Root only for who says so.
+    # Containers run as root only on request.
     until(lambda: fleet.log("root").split() == ["0"], "root")
 
 
@@ -626,7 +626,7 @@ def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:
     assert (found["status"], found["reason"]) == (("False", "OneUserPerPod") if ROOT else ("True", "KubeletNotRoot"))
 
 
-# How long it lives
+# Lifecycle
 
 
 def test_startup_readiness_and_liveness_probes(fleet: Fleet) -> None:
@@ -701,7 +701,7 @@ def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
     assert "hostNetwork: true" in waiting["message"]
 
 
-# Looking in
+# Logs, exec and metrics
 
 
 def test_logs(fleet: Fleet) -> None:
@@ -776,7 +776,7 @@ def test_strangers_are_refused(fleet: Fleet) -> None:
         done = fleet.kubectl(*as_stranger, *words, check=False)
         assert done.returncode != 0
         assert "orbidden" in done.stderr
-    # A right to figures is one to figures alone, however the path is written.
+    # Permission for metrics covers only metrics, however the path is written.
     fleet.kubectl("create", "clusterrole", "figures", "--verb=get", "--resource=nodes/metrics")
     fleet.kubectl("create", "clusterrolebinding", "figures", "--clusterrole=figures", "--serviceaccount=default:stranger")
     until(lambda: fleet.ask_kubelet("/metrics/resource", token)[0] == 200, "figures may be read")
@@ -847,7 +847,7 @@ def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet
     uid = item["metadata"]["uid"]
     machine = fleet.cluster.machines[MAC]
     machine.kill_kubelet()
-    # As if the API server had forgotten it: nothing is left of it but what runs.
+    # As if the API server had lost the pod: only its processes remain.
     fleet.kubectl("delete", "pod", "who", "--force", "--grace-period=0", "--wait=true")
     assert alive_with(uid)
     machine.start_kubelet()

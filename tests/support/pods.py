@@ -122,7 +122,7 @@ class Api:
 
 
 class World:
-    """One node: its API server, folder and the manager that is there now."""
+    """One node: its API server, its folder and its current manager."""
 
     def __init__(self, root: Path, image: Path) -> None:
         self.root, self.api = root, Api()

@@ -68,7 +68,7 @@ async def test_new_kubelet_adopts_what_runs(world: World) -> None:
     await world.until(lambda: next(world.root.glob("pods/*/logs/main/0.log")).stat().st_size > size + 200)
     assert world.api.pod("three")["status"] == before
     assert world.api.status_writes == writes
-    # It is really its own now: it learns of the end.
+    # The new kubelet manages the container: it notices its end.
     pids = world.processes()
     for pid in pids:
         try:
@@ -136,7 +136,7 @@ async def test_whole_process_group_and_strays_end(world: World) -> None:
         f"{sys.executable} -c 'import os,time; os.setsid(); print(\"away\", flush=True); time.sleep(600)' & "
         "while :; do sleep 0.1; done"
     )
-    # The interpreter may lie where only this user can read it.
+    # The interpreter may be in a folder that only this user can read.
     world.api.add_pod("stubborn", {"containers": [sh(script, securityContext={"runAsUser": os.geteuid()})]})
     await world.phase("stubborn", "Running")
     await world.until(lambda: b"away" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
@@ -410,7 +410,7 @@ async def test_token_is_replaced_before_it_ends(world: World, monkeypatch: pytes
     await world.phase("rotated", "Running")
     token = next(world.root.glob("pods/*/containers/main/sandbox/0/api")) / "token"
     await world.until(lambda: token.read_text() not in ("", "token-1"))
-    # While the API server is away the last one stays.
+    # While the API server is unreachable, the last token stays.
     world.api.away = True
     held = token.read_text()
     worker = next(iter(world.managers[-1]._workers.values()))
@@ -428,7 +428,7 @@ async def test_graceful_end_goes_on_when_the_kubelet_is_killed_in_the_middle(wor
     world.api.delete_pod("slow", grace=2)
     await world.until(lambda: list(world.root.glob("pods/*/containers/main/sandbox/0/asked")))
     await first.stop(end_pods=False)
-    # Nobody is there, and it ends all the same.
+    # No kubelet runs, and the container still ends.
     await world.until(lambda: not world.processes())
     await world.until(lambda: list(world.root.glob("pods/*/containers/main/0/exit.json")))
     await world.boot()
@@ -550,7 +550,7 @@ def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     owner = user.ContainerUser(2001, 2002)
     mounts = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/a/b"}]}
     volumes.link_mounts(mounts, sandbox, {"v": outside}, {}, owner)
-    # A program of the same user runs already: it must find no way in while the kubelet works there.
+    # A program of the same user already runs; it must not get access while the kubelet prepares the folder.
     assert (sandbox.stat().st_uid, sandbox.stat().st_mode & 0o777) == (0, 0o700)
     launch.give_away(sandbox, owner)
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in [sandbox, *sandbox.rglob("*")]} == {(2001, 2002)} | {
@@ -659,7 +659,7 @@ async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: 
         assert await session.wait() == 4
         await session.kill()
         await session.kill()
-        # One that is broken off while its streams are held.
+        # A session that is closed while another process holds its streams.
         session = await queries.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; sleep 600"], stdin=False, tty=False)
         assert await anext(aiter(session.stdout)) == b"said\n"
         await session.kill()
@@ -706,7 +706,7 @@ async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -
     file = next(world.root.glob("pods/*/containers/main/sandbox/0")) / "count"
 
     async def settled() -> str:
-        """What the program wrote last, once it no longer changes."""
+        """The program's last output, once it no longer changes."""
         before = ""
         while before != (now := file.read_text() if file.exists() else "") or not now:
             before = now
@@ -714,7 +714,7 @@ async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -
         return now
 
     stalled = await asyncio.wait_for(settled(), 20)
-    # What a terminal holds, not what a program can write.
+    # The size of the terminal's buffer.
     assert int(stalled) < 20_000
     # Linux lets the writer go on only once enough of what the terminal holds has been read.
     async with asyncio.timeout(20):
@@ -749,7 +749,7 @@ async def test_a_pod_is_not_taken_before_it_stands_on_disk(world: World, monkeyp
     worker.wake()
     await world.phase("late", "Running")
     full.add("pod.json")
-    # News about a pod that runs must not end the kubelet.
+    # An event about a running pod must not end the kubelet.
     pod = world.api.pod("late")
     world.api.put("/api/v1/namespaces/default/pods/late", {**pod, "metadata": {**pod["metadata"], "labels": {"new": "one"}}})
     assert manager._workers[uid].pod["metadata"]["labels"] == {"new": "one"}
@@ -821,7 +821,7 @@ async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
         first = await world.boot()
         world.api.add_pod("once", {"restartPolicy": "Never", "containers": [sh("echo up; sleep 600")]})
         await asyncio.wait_for(reached.wait(), 20)
-        # Whoever looks meanwhile must not take it for dead.
+        # A reader must not mistake it for dead in the meantime.
         assert await world.log("once") == ""
         assert not list(world.root.glob("pods/*/containers/main/0/exit.json"))
         await first.stop(end_pods=False)
