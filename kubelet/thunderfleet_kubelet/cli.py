@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from thunderfleet_lib.helpformat import HelpFormatter
+
 from thunderfleet_kubelet.config import ConfigError, load
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
@@ -21,14 +23,13 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="thunderfleet-kubelet",
         description="Make this machine a Kubernetes node whose pods run as native processes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         description = text[0].upper() + text[1:] + "."
-        formatter = argparse.ArgumentDefaultsHelpFormatter
-        one = commands.add_parser(name, help=text, description=description, formatter_class=formatter)
+        one = commands.add_parser(name, help=text, description=description, formatter_class=HelpFormatter)
         one.add_argument(
             "--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder for the node's identity and its pods"
         )
