@@ -28,7 +28,8 @@ class NodeController:
     """Keeps the Node in the API server current.
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
-    ``on_vanished``: called when the Node was deleted, before it is registered again.
+    ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
+    this kubelet cannot give each pod its own.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class NodeController:
         kube: Callable[[], Kube],
         on_vanished: Callable[[], Awaitable[None]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        shared_user: int | None = None,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -48,6 +50,7 @@ class NodeController:
         self.kube = kube
         self.on_vanished = on_vanished
         self.clock = clock
+        self.shared_user = shared_user
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -143,6 +146,7 @@ class NodeController:
             version=kubelet_version(),
             addresses=self.addresses,
             no_address=self.no_address,
+            shared_user=self.shared_user,
         )
 
     async def _write(self, current: Json, wanted: Json) -> Json:

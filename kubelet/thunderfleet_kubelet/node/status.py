@@ -22,6 +22,9 @@ NO_ADDRESS, HAS_ADDRESS = "NoAddress", "HasAddress"
 DISK_FLOOR_BYTES = 10 * GIB
 """DiskPressure: less than this, or less than a tenth of the disk, is free, whichever is smaller."""
 
+PODS_SHARE_USER = "PodsShareUser"
+"""The condition of a Node whose pods are not kept apart. Of this kubelet only; Kubernetes has no such condition."""
+
 PROCESS_PART = 0.9
 """PIDPressure: more than this fraction of the possible processes run."""
 
@@ -56,8 +59,8 @@ def _condition(kind: str, pressure: bool | None, reasons: tuple[str, str], messa
     return {"type": kind, "status": str(pressure), "reason": reasons[pressure], "message": message}
 
 
-def findings(readings: Readings, problems: Mapping[str, str]) -> list[Json]:
-    """The four conditions without times. ``problems``: why the kubelet is not ready, as reason to message."""
+def findings(readings: Readings, problems: Mapping[str, str], shared_user: int | None) -> list[Json]:
+    """The conditions without times. ``problems``: why the kubelet is not ready, as reason to message."""
     disk, disk_text = _disk_pressure(readings)
     pids, pids_text = _pid_pressure(readings)
     memory = ("KubeletHasSufficientMemory", "KubeletHasInsufficientMemory")
@@ -65,6 +68,7 @@ def findings(readings: Readings, problems: Mapping[str, str]) -> list[Json]:
         _condition("MemoryPressure", readings.memory_short, memory, readings.memory_text),
         _condition("DiskPressure", disk, ("KubeletHasNoDiskPressure", "KubeletHasDiskPressure"), disk_text),
         _condition("PIDPressure", pids, ("KubeletHasSufficientPID", "KubeletHasInsufficientPID"), pids_text),
+        _pods_share_user(shared_user),
         _ready(problems),
     ]
 
@@ -83,6 +87,17 @@ def _pid_pressure(readings: Readings) -> tuple[bool | None, str]:
     limit = readings.processes_limit
     pressure = readings.processes > PROCESS_PART * limit
     return pressure, f"{'more than' if pressure else 'at most'} {PROCESS_PART:.0%} of {limit} possible processes run"
+
+
+def _pods_share_user(user: int | None) -> Json:
+    if user is None:
+        text = "each pod has its own user"
+        return {"type": PODS_SHARE_USER, "status": "False", "reason": "OneUserPerPod", "message": text}
+    text = (
+        f"the kubelet cannot switch users, so all pods run as its user {user} and can read each other's tokens, keys and "
+        "environment; run the kubelet as root"
+    )
+    return {"type": PODS_SHARE_USER, "status": "True", "reason": "KubeletNotRoot", "message": text}
 
 
 def _ready(problems: Mapping[str, str]) -> Json:
@@ -159,16 +174,18 @@ def status(
     now: datetime,
     version: str,
     addresses: Sequence[str],
+    shared_user: int | None = None,
     no_address: str | None = None,
 ) -> Json:
     """The Node's ``status``.
 
-    ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``no_address``: why ``addresses`` are those
-    that the machine had before; None if it has them.
+    ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
+    they have no users of their own. ``no_address``: why ``addresses`` are those that the machine had before; None if it has
+    them.
     """
     total, free = capacity(config, machine)
     before = previous.get("conditions") or []
-    found = [*findings(readings, problems), *_network(no_address, before)]
+    found = [*findings(readings, problems, shared_user), *_network(no_address, before)]
     return {
         "capacity": total,
         "allocatable": free,
