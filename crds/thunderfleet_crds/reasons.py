@@ -259,6 +259,12 @@ class Reason(StrEnum):
         "Free memory, lower spec.memory, use a smaller model or add Macs.",
         (On.PLACED, On.READY),
     )
+    PLANNING_FAILED = (
+        "PlanningFailed",
+        "The planner did not answer within its limits of time and memory, or it failed.",
+        "See the message and the operator's log. The operator retries. Limit the Macs with spec.nodes.",
+        (On.PLACED, On.READY),
+    )
     NO_PORTS_LEFT = (
         "NoPortsLeft",
         "No free ports remain in the port range of the Macs.",
