@@ -2,6 +2,7 @@
 
 backoff     exponential back-off with limit and jitter
 clock       clocks that count sleep
+helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections

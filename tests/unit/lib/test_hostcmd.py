@@ -181,7 +181,7 @@ async def test_the_end_of_the_loop_leaves_no_command(commands: Commands) -> None
         assert children() == before, f"ended after {step} steps of the event loop"
 
 
-# A process in uninterruptible sleep cannot be made to order; a kill that does nothing looks the same to its parent.
+# A process in uninterruptible sleep cannot be created on demand; a kill without effect looks the same to its parent.
 
 
 async def test_a_command_that_cannot_be_killed_is_left_behind_and_not_started_again(

@@ -32,7 +32,7 @@ HANG_SECONDS = 1.0
 
 
 def quick(argv: Sequence[str], seconds: float) -> float:
-    """A command that is made to hang need not do so for long."""
+    """A short limit, because some commands hang."""
     return HANG_SECONDS if argv[0] == "ibv_devinfo" else seconds
 
 

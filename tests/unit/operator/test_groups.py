@@ -1,4 +1,4 @@
-"""Listening to rank 0 over real TLS, and what cables and models come to."""
+"""Polling rank 0 over real TLS, and the decisions about cables and models."""
 
 import asyncio
 import ssl

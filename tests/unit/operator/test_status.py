@@ -1,4 +1,4 @@
-"""What status says of each outcome of a round."""
+"""The status for each outcome of a round."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Why a group cannot go on: each cause, its limit, and what it is not."""
+"""Why a placement failed: each cause, its limit, and similar states that are no failure."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""An API server in memory, just faithful enough for the operator, with a fleet, pods and groups that tests move by hand."""
+"""An API server in memory, as faithful as the operator needs, with a fleet, pods and groups that tests change."""
 
 import copy
 from collections.abc import Callable, Mapping, Set
@@ -59,7 +59,7 @@ class InlinePlanner:
 
 
 class World:
-    """Objects by path with their resourceVersions, a cache that follows at once, and the reports of groups.
+    """Objects by path with their resourceVersions, a cache without delay, and the reports of groups.
 
     It stands in for two clients of the operator: ``Kube`` and ``GroupClient``.
     """
@@ -184,7 +184,7 @@ class World:
             report = replace(report, phase_seconds=(self.now - report.state.ready_since).total_seconds())
         return report if at == epoch else Report()
 
-    # --- what people and other programs do ---
+    # --- actions of users and other programs ---
 
     def put(self, collection: Any, item: Json) -> None:
         self.version += 1
