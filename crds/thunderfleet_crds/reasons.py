@@ -285,7 +285,7 @@ class Reason(StrEnum):
     PLANNING_FAILED = (
         "PlanningFailed",
         "The planner did not answer within its limits of time and memory, or it failed.",
-        "See the message and the operator's log. The operator retries. Limit the Macs with spec.nodes.",
+        "Limit the Macs with spec.nodes.selector and spec.nodes.max; the operator retries. The operator's log says more.",
         (On.PLACED, On.READY),
     )
     NO_PORTS_LEFT = (
