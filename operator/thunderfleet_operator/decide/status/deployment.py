@@ -64,7 +64,7 @@ def build(
     now: datetime,
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements."""
-    groups = tuple(group_status(outcome, deployment, now) for outcome in outcomes)
+    groups = tuple(group_status(outcome, deployment) for outcome in outcomes)
     serving = [group for group in groups if group.state is GroupPhase.READY]
     measured = _measured(deployment, outcomes)
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
