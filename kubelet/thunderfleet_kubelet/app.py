@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
@@ -31,6 +32,7 @@ from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
@@ -80,6 +82,8 @@ def pod_settings(config: Config, machine: Machine, server: str) -> PodSettings:
         allocatable=node_status.capacity(config, machine)[1],
         labels=node_status.labels(config, machine),
         mac=machine.is_mac,
+        log_bytes=to_bytes(config.container_log_max_size),
+        log_files=config.container_log_max_files,
     )
 
 
@@ -103,15 +107,24 @@ class Kubelet:
         self._closing: set[asyncio.Task[None]] = set()
         user = KubeletUser.here()
         users = pod_users(config, user)
-        self.node = NodeController(
-            config, machine, reader.read, self.kube, self._node_vanished, shared_user=user.uid if users is None else None
-        )
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
             kube=self.kube,
             settings=pod_settings(config, machine, identity.server),
             users=users,
+            disk=DiskWatch(root, config.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
+            disk_changed=lambda: self.node.nudge(),
+            node_event=self._node_event,
+        )
+        self.node = NodeController(
+            config,
+            machine,
+            reader.read,
+            self.kube,
+            self._node_vanished,
+            shared_user=user.uid if users is None else None,
+            disk=self.pods.evictor.look,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self._api_counts)
         self.server = Server(
@@ -285,10 +298,13 @@ class Kubelet:
 
     def _report_certificate(self, error: str | None) -> None:
         if error is not None and error != self._last_certificate_error and self.node.registered.is_set():
-            task = asyncio.create_task(self._event("CertificateNotRenewed", error))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._node_event("CertificateNotRenewed", error)
         self._last_certificate_error = error
+
+    def _node_event(self, reason: str, message: str) -> None:
+        task = asyncio.create_task(self._event(reason, message))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _event(self, reason: str, message: str) -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
@@ -333,4 +349,4 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
         machine.cpus,
         machine.memory_bytes // 1024**2,
     )
-    await Kubelet(root, identity, config, machine, Reader(commands, root, machine.is_mac)).run(stop)
+    await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac)).run(stop)

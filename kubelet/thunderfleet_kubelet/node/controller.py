@@ -13,6 +13,7 @@ from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node.facts import Machine, Readings
 from thunderfleet_kubelet.node.status import differs, labels, lease, node, stale_labels, status
+from thunderfleet_kubelet.pressure import DiskState
 from thunderfleet_kubelet.version import kubelet_version
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class NodeController:
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
-    this kubelet cannot give each pod its own.
+    this kubelet cannot give each pod its own. ``disk``: looks at the disk.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class NodeController:
         on_vanished: Callable[[], Awaitable[None]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         shared_user: int | None = None,
+        disk: Callable[[], DiskState] = DiskState,
     ) -> None:
         self.config = config
         self.machine = machine
@@ -48,6 +50,7 @@ class NodeController:
         self.on_vanished = on_vanished
         self.clock = clock
         self.shared_user = shared_user
+        self.disk = disk
         self.problems: dict[str, str] = {}
         """Why the Node is not Ready, as reason to message. Call ``nudge`` after a change."""
         self.registered = asyncio.Event()
@@ -135,6 +138,7 @@ class NodeController:
             problems=self.problems,
             now=self.clock(),
             version=kubelet_version(),
+            disk=self.disk(),
             shared_user=self.shared_user,
         )
 

@@ -94,7 +94,7 @@ def identity(root: Path) -> NodeIdentity:
 
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, Reader(Commands([]), tmp_path, mac=False))
+    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, Reader(Commands([]), mac=False))
     real, made._kube = made.kube(), cast(Kube, FakeKube())
     yield made
     await asyncio.gather(*made._closing)
@@ -160,7 +160,7 @@ async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None
     known = identity(tmp_path)
     known.client.unlink()
     with pytest.raises(JoinError, match="join again"):
-        Kubelet(tmp_path, known, CONFIG, MAC, Reader(Commands([]), tmp_path, mac=False))
+        Kubelet(tmp_path, known, CONFIG, MAC, Reader(Commands([]), mac=False))
 
 
 async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
