@@ -65,7 +65,7 @@ def _file_system(path: Path) -> FileSystem:
 
 
 async def used(paths: Iterable[Path], seconds: float = USAGE_SECONDS) -> Mapping[Path, int]:
-    """Bytes on disk below each path that exists; links are not followed. Paths that take longer than ``seconds`` are missing.
+    """Bytes on disk below each path that exists; links are not followed. Raises TimeoutError.
 
     Asks ``du``, which, unlike os.walk, needs neither a file descriptor nor a stack frame for each level of a deep folder.
     """
@@ -83,8 +83,7 @@ async def used(paths: Iterable[Path], seconds: float = USAGE_SECONDS) -> Mapping
         async with asyncio.timeout(seconds):
             output, _ = await process.communicate()
     except TimeoutError:
-        log.warning("du did not answer within %g s for %s", seconds, ", ".join(map(str, present)))
-        return {}
+        raise TimeoutError(f"du did not answer within {seconds:g} s for {present[0]}") from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -3,10 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-
-from thunderfleet_lib.kube import Json
 
 from thunderfleet_kubelet import disk
 from thunderfleet_kubelet.disk import DiskWatch
@@ -26,6 +24,9 @@ LIMITS_SECONDS = 30.0
 
 END_SECONDS = 30.0
 """How long the next eviction waits for the space of the last one, beyond its grace period."""
+
+MEASUREMENTS = 4
+"""How many pods are measured at once."""
 
 NodeEvent = Callable[[str, str], None]
 
@@ -48,9 +49,9 @@ class Evictor:
         self._watch = watch
         self._changed = changed
         self._node_event = node_event
-        self._measured = float("-inf")
         self._leaving: tuple[PodWorker, float] | None = None
         """The pod that was evicted last because of pressure, and until when its space is waited for."""
+        self._measuring = asyncio.Semaphore(MEASUREMENTS)
         self.state = DiskState()
 
     @property
@@ -59,24 +60,14 @@ class Evictor:
         return bool(self.state.pressure)
 
     async def run(self) -> None:
-        """Evicts until cancelled."""
-        while True:
-            try:
-                await self.turn()
-            except OSError as error:
-                log.warning("cannot measure the disk: %s; retrying in %g s", error, LOOK_SECONDS)
-            except Exception:
-                # Pods must be managed though the disk is not.
-                log.exception("eviction failed; retrying in %g s", LOOK_SECONDS)
-            await asyncio.sleep(LOOK_SECONDS)
+        """Evicts until cancelled. A pod that takes long to measure against its limits does not delay the look at the disk."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(self._relieve, lambda: LOOK_SECONDS))
+            tasks.create_task(_repeat(self._enforce_limits, lambda: LIMITS_SECONDS))
 
-    async def turn(self) -> None:
-        """Looks once, and evicts what must leave now. Raises OSError."""
+    async def _relieve(self) -> None:
         self.look()
         nodefs = next((one for one in self.state.met if one.threshold.signal.startswith("nodefs")), None)
-        if time.monotonic() - self._measured >= LIMITS_SECONDS:
-            self._measured = time.monotonic()
-            await self._enforce_limits()
         if nodefs is not None and not await self._space_comes():
             await self._evict_one(nodefs)
 
@@ -96,11 +87,17 @@ class Evictor:
         return [worker for worker in self._workers.values() if worker.active and not worker.evicted]
 
     async def _enforce_limits(self) -> None:
-        for worker in self._active():
-            if eviction.has_limits(worker.pod) and not eviction.is_critical(worker.pod):
-                message = eviction.over_limit(worker.pod, await measure(worker))
-                if message:
-                    worker.evict(message)
+        limited = [one for one in self._active() if eviction.has_limits(one.pod) and not eviction.is_critical(one.pod)]
+        await asyncio.gather(*(self._enforce(worker) for worker in limited))
+
+    async def _enforce(self, worker: PodWorker) -> None:
+        message = eviction.over_limit(worker.pod, await self._measure(worker))
+        if message:
+            worker.evict(message)
+
+    async def _measure(self, worker: PodWorker) -> Usage:
+        async with self._measuring:
+            return await measure(worker)
 
     async def _space_comes(self) -> bool:
         """Whether the last evicted pod has not given its space back yet."""
@@ -116,11 +113,9 @@ class Evictor:
         return True
 
     async def _evict_one(self, cause: Met) -> None:
-        pods: list[tuple[Json, Usage]] = []
         by_uid = {worker.uid: worker for worker in self._active()}
-        for worker in by_uid.values():
-            pods.append((worker.pod, await measure(worker)))
-        ranked = eviction.ranked(pods)
+        usages = await asyncio.gather(*(self._measure(worker) for worker in by_uid.values()))
+        ranked = eviction.ranked([(worker.pod, usage) for worker, usage in zip(by_uid.values(), usages, strict=True)])
         self._node_event("EvictionThresholdMet", f"Attempting to reclaim {cause.threshold.resource}")
         if not ranked:
             log.warning("the disk is too full (%s), and there is no pod to evict", cause.threshold.signal)
@@ -131,15 +126,31 @@ class Evictor:
         self._leaving = (worker, time.monotonic() + grace + END_SECONDS)
 
 
+async def _repeat(work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
+    while True:
+        try:
+            await work()
+        except OSError as error:
+            log.warning("cannot look at the disk: %s; retrying in %g s", error, pause())
+        except Exception:
+            # Pods must be managed though the disk is not.
+            log.exception("cannot look at the disk; retrying in %g s", pause())
+        await asyncio.sleep(pause())
+
+
 async def measure(worker: PodWorker) -> Usage:
-    """What the pod uses now. What cannot be measured in time counts as nothing."""
+    """What the pod uses now."""
     folder = worker.folder
     volumes = {str(one["name"]): folder.empty(str(one["name"])) for one in worker.pod["spec"].get("volumes") or []}
     containers: dict[str, list[Path]] = {
         str(one["name"]): [folder.path / "containers" / one["name"] / "sandbox", folder.path / "logs" / one["name"]]
         for one in all_containers(worker.pod)
     }
-    found = await disk.used([*volumes.values(), *(path for paths in containers.values() for path in paths)])
+    try:
+        found = await disk.used([*volumes.values(), *(path for paths in containers.values() for path in paths)])
+    except TimeoutError as error:
+        log.warning("%s: cannot measure the use of the disk: %s", worker.key, error)
+        return Usage(unknown=True)
     return Usage(
         {name: found[path] for name, path in volumes.items() if path in found},
         {name: sum(found.get(path, 0) for path in paths) for name, paths in containers.items()},

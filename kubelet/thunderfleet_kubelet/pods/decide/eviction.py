@@ -22,10 +22,14 @@ CRITICAL_PRIORITY = 2_000_000_000
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes on disk of one pod: ``volumes``: its emptyDirs by name. ``containers``: sandbox and logs by name."""
+    """Bytes on disk of one pod: ``volumes``: its emptyDirs by name. ``containers``: sandbox and logs by name.
+
+    ``unknown``: it has too many files to be measured in time.
+    """
 
     volumes: Mapping[str, int] = field(default_factory=dict)
     containers: Mapping[str, int] = field(default_factory=dict)
+    unknown: bool = False
 
     @property
     def total(self) -> int:
@@ -78,12 +82,16 @@ def request(container: Json) -> Fraction:
 
 
 def ranked(pods: Sequence[tuple[Json, Usage]]) -> list[tuple[Json, Usage]]:
-    """The pods that may be evicted, the first one first: above its request, then low priority, then much above its request."""
+    """The pods that may be evicted, the first one first: above its request, then low priority, then much above its request.
 
-    def order(item: tuple[Json, Usage]) -> tuple[bool, int, Fraction]:
+    A pod that cannot be measured counts as much above its request: it must not escape by having many files.
+    """
+
+    def order(item: tuple[Json, Usage]) -> tuple[bool, int, bool, Fraction]:
         pod, usage = item
         excess = usage.total - sum((request(one) for one in podspec.main_containers(pod)), Fraction())
-        return excess <= 0, int(pod["spec"].get("priority") or 0), -excess
+        within = excess <= 0 and not usage.unknown
+        return within, int(pod["spec"].get("priority") or 0), not usage.unknown, -excess
 
     return sorted((item for item in pods if not is_critical(item[0])), key=order)
 
