@@ -68,7 +68,7 @@ def _ending(pod: Json, observed: Observed) -> Ending | None:
     # The status says it too, if an earlier kubelet began the eviction.
     if observed.evicted or (pod.get("status") or {}).get("reason") == "Evicted":
         return Ending.EVICTED
-    deadline = podspec.deadline_of(pod)
+    deadline = podspec.deadline_of(pod, observed.now)
     return Ending.DEADLINE if deadline is not None and observed.now >= deadline else None
 
 
