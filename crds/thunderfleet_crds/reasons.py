@@ -287,13 +287,19 @@ class Reason(StrEnum):
         "Forbidden",
         "The API server does not allow the operator to create the objects of a group.",
         "Check the chart's RBAC rules and the admission policies of the cluster.",
-        (On.PLACED, On.READY),
+        (On.PLACED, On.READY, On.DEGRADED),
     )
     POD_SECURITY_FORBIDDEN = (
         "PodSecurityForbidden",
         "The Pod Security level of the namespace forbids runner pods.",
         "Set the namespace label that the message names.",
         (On.PLACED, On.READY),
+    )
+    NAME_TAKEN = (
+        "NameTaken",
+        "An object that the operator did not create has a name that the ModelDeployment needs. The operator never changes it.",
+        "Delete or rename the object that the message names, or give the ModelDeployment another name.",
+        (On.PLACED, On.READY, On.DEGRADED),
     )
     POD_REFUSED = (
         "PodRefused",
@@ -309,6 +315,20 @@ class Reason(StrEnum):
     MEASURED = ("Measured", "The benchmark of the serving group has succeeded.", "", (On.BENCHMARKED,))
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
     FAILED = ("Failed", "A group has failed for an unknown reason.", "See the message.", (On.DEGRADED,))
+
+    OPERATOR_KEY_LOST = (
+        "OperatorKeyLost",
+        "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "
+        "for its state, so it reads the state from the pods. The next placement uses the new key.",
+        "Restore the Secret `thunderfleet-operator-key` and restart the operator, or delete a pod of the group to replace it.",
+        (On.DEGRADED,),
+    )
+    PLAN_CHANGED = (
+        "PlanChanged",
+        "The ConfigMap of a group's plan is not as the operator wrote it. The group keeps serving; no pod is made from it.",
+        "Find out who changed the ConfigMap that the message names. Delete a pod of the group to replace it.",
+        (On.DEGRADED,),
+    )
 
     # Failures that the operator detects.
     EVICTED = (

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
-from thunderfleet_crds.names import ANNOTATION_HASH
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
+from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
@@ -34,6 +34,8 @@ UNPLACED_SECONDS = 30.0
 BLOCKED_SECONDS = 10.0
 PLACED_SECONDS = 2.0
 ENDING_SECONDS = 1.0
+EPOCHS_TRIED = 64
+"""Epochs that are looked at for one whose names are free."""
 ADVICE_SECONDS = 30.0
 """How often at most the planner is asked whether a group that serves would be placed better."""
 
@@ -76,7 +78,7 @@ class GroupDecision:
         """The plan whose pods are to exist; None if no pods are to be created."""
         if self.placement is not None:
             return self.placement.plan
-        return self.view.plan if self.next.step is Step.KEEP else None
+        return self.view.plan if self.next.step is Step.KEEP and self.view.proven else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ class Decision:
     collect: tuple[Epoch, ...]
     """Old placements without pods: their ConfigMaps and Secrets are deleted."""
     service: Manifest | None
-    """The Service to apply; None if it is up to date."""
+    """The Service to create, or, with its UID, to update; None if it is as it should be, or is somebody else's."""
+    service_taken: bool
+    """Whether another object has the Service's name."""
     resolution: Resolution
     advice: Mapping[int, Advice]
     recheck_seconds: float | None
@@ -114,7 +118,7 @@ class Decision:
 class Result:
     """The result of the writes for one group."""
 
-    plan: Plan | None = None
+    epoch: Epoch | None = None
     """The plan that was written."""
     created: tuple[Pod, ...] = ()
     deleted: Mapping[str, Pod | None] = field(default_factory=dict)
@@ -173,6 +177,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         ending=ending,
         collect=_collect(observed),
         service=_service(observed),
+        service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
         resolution=resolve(observed.fleet, request(deployment.spec)),
         advice=advice,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
@@ -200,8 +205,8 @@ def _group(
         next_place = _placement(observed, settings, account, view, step, wanted_hash) if step.failure is None else None
         return replace(group, unplaceable=next_place) if isinstance(next_place, Unplaceable) else replace(group, drain=True)
     if step.step is Step.KEEP and view.plan is not None:
-        namespace = view.plan.namespace
-        missing = tuple(rank.rank for rank in view.plan.ranks if f"{namespace}/{rank.pod}" not in observed.usage.pods)
+        there = {pod.rank for pod in view.pods}
+        missing = tuple(rank.rank for rank in view.plan.ranks if rank.rank not in there) if view.proven else ()
         return replace(group, delete=_alive(view.old_pods), create=missing)
     return group
 
@@ -226,8 +231,18 @@ def _placement(
     if isinstance(found, Unplaceable):
         return found
     placement, ports = found
-    plan = manifests.make_plan(deployment, view.index, view.last_epoch + 1, placement, ports)
+    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), placement, ports)
     return NewPlacement(plan, wanted_hash, placement.reason)
+
+
+def _free_epoch(observed: Observed, view: GroupView) -> int:
+    """The next epoch whose pods' names are free: somebody else's pod may have one."""
+    meta = observed.deployment.metadata
+    for number in range(view.last_epoch + 1, view.last_epoch + 1 + EPOCHS_TRIED):
+        name = f"{meta.namespace}/{group_name(meta.name, view.index, number)}"
+        if not any(f"{name}-{rank}" in observed.usage.pods for rank in range(MAX_RANKS)):
+            return number
+    return view.last_epoch + 1
 
 
 def _ending(observed: Observed, view: GroupView) -> GroupDecision:
@@ -239,21 +254,32 @@ def _ending(observed: Observed, view: GroupView) -> GroupDecision:
 
 
 def _collect(observed: Observed) -> tuple[Epoch, ...]:
+    """Plans that are of no use any more."""
     found: list[Epoch] = []
     for index, view in observed.groups.items():
         wanted = index < observed.deployment.spec.replicas
         past = view.past if wanted or view.epoch is None else (*view.past, view.epoch)
         left = {pod.epoch for pod in view.all_pods}
-        found += [epoch for epoch in past if epoch.number not in left]
+        # A plan that cannot be verified is the operator's only as long as the status records it: it is deleted at once.
+        found += [epoch for epoch in past if epoch.number not in left or not epoch.proven]
     return tuple(found)
 
 
 def _service(observed: Observed) -> Manifest | None:
     """The Service, unless it exists as it should. The API server refuses EndpointSlices with loopback addresses."""
-    if observed.loopback:
+    known = observed.service
+    if observed.loopback or (known is not None and not _own_service(observed)):
         return None
     manifest = manifests.service(observed.deployment)
-    return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != observed.service_hash else None
+    if known is None:
+        return manifest
+    # With the UID the API server refuses the update if another Service has the name by now.
+    manifest["metadata"]["uid"] = known.uid
+    return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != known.hash else None
+
+
+def _own_service(observed: Observed) -> bool:
+    return observed.service is not None and observed.service.owner == observed.deployment.metadata.uid
 
 
 def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, Advice | None, float | None]:
@@ -287,12 +313,7 @@ def _view_after(group: GroupDecision, result: Result) -> GroupView:
         else:
             pods[name] = pod
     pods |= {pod.name: pod for pod in result.created}
-    epoch, placement = None, group.placement
-    if placement is not None and result.plan is not None:
-        plan = result.plan
-        config_map = manifests.group_name(plan.deployment, plan.index, plan.epoch)
-        epoch = Epoch(plan.index, plan.epoch, config_map, placement.spec_hash, placement.reason, plan, plan.uid)
-    return group.view.with_pods(pods.values(), epoch)
+    return group.view.with_pods(pods.values(), result.epoch)
 
 
 def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, GroupView]:
@@ -301,13 +322,13 @@ def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, 
     return {group.view.index: _view_after(group, results.get(group.view.index, Result())) for group in groups}
 
 
-def status_after(decision: Decision, results: Mapping[int, Result]) -> ModelDeploymentStatus:
-    """The status that describes what was decided and what came of it."""
+def status_after(decision: Decision, results: Mapping[int, Result], service: Blocked | None = None) -> ModelDeploymentStatus:
+    """The status that describes what was decided and what came of it. ``service``: why there is no Service."""
     views = views_after(decision, results)
     outcomes = []
     for group in sorted(decision.groups, key=lambda group: group.view.index):
         result = results.get(group.view.index, Result())
-        placed = group.placement is not None and result.plan is not None
+        placed = group.placement is not None and result.epoch is not None
         outcome = Outcome(
             view=views[group.view.index],
             next=group.next,
@@ -326,4 +347,7 @@ def status_after(decision: Decision, results: Mapping[int, Result]) -> ModelDepl
         for pod in (view.old_pods if index < wanted else (*view.old_pods, *view.pods))
         if pod.terminating
     ]
-    return status.build(decision.deployment, outcomes, decision.resolution, terminating, decision.observed.now)
+    highest = max((view.last_epoch for view in views.values()), default=0)
+    return status.build(
+        decision.deployment, outcomes, decision.resolution, terminating, decision.observed.now, highest=highest, service=service
+    )
