@@ -86,7 +86,12 @@ def _cell(text: object) -> str:
 
 def reasons() -> str:
     """Every reason of conditions, failures and Events."""
-    parts = ["# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and what to do.\n\n"]
+    parts = [
+        "# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and what to do.\n\n",
+        "While a ModelDeployment has a placement but no group serves, the reason of its condition `Ready` is the state of the ",
+        "group, such as `Loading`. A failure that is followed by a back-off also sets the condition `Degraded` and makes an ",
+        "Event, with the same reason.\n\n",
+    ]
     parts.append("| reason | appears in | meaning | what to do |\n|---|---|---|---|\n")
     for reason in sorted(Reason, key=str.lower):
         where = ", ".join(f"`{place}`" for place in reason.where)

@@ -58,7 +58,7 @@ _CPU = pytest.StashKey[float]()
 
 
 def group_of(nodeid: str) -> str:
-    """What one worker runs as a whole: a group of files, else the test's file."""
+    """The files that one worker runs: a group of files, else the test's file."""
     file = "/".join(nodeid.partition("::")[0].removesuffix(".py").split("/")[-2:])
     return _GROUP_OF.get(file, file)
 

@@ -23,7 +23,7 @@ class Reason(StrEnum):
 
     meaning: str
     remedy: str
-    """What to do; empty when nothing needs to be done."""
+    """What to do. Starts with "None" where the fault passes by itself; empty only for a reason that reports no fault."""
     where: tuple[str, ...]
     """The condition types, and FAILURE, EVENT or REFUSAL, that take this reason."""
 
@@ -62,7 +62,7 @@ class Reason(StrEnum):
     DEVICE_MISSING = (
         "DeviceMissing",
         "The Mac does not list the RDMA device of the port.",
-        "Check the cable and `ibv_devices` on the Mac.",
+        "Replug the cable, then run `ibv_devices` on the Mac; if the device stays missing, reboot the Mac.",
         (On.RDMA_USABLE, FAILURE),
     )
     PORT_DOWN = (
@@ -74,7 +74,8 @@ class Reason(StrEnum):
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "Run `sudo ifconfig bridge0 deletem en2` and disable the Thunderbolt Bridge service.",
+        "Run the command in the message, such as `sudo ifconfig bridge0 deletem en2`, and switch the Thunderbolt Bridge "
+        "service off in System Settings > Network.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
     )
     NO_IPV4_ADDRESS = (
@@ -92,7 +93,7 @@ class Reason(StrEnum):
     NOT_OBSERVED = (
         "NotObserved",
         "The agent has not finished its first observation.",
-        "",
+        "Wait a minute; if the reason stays, read the log of the agent's pod on that Mac.",
         (On.RDMA_READY, On.BRIDGE_FREE),
     )
     USABLE = ("Usable", "Both ends of the cable are ready for RDMA.", "", (On.RDMA_USABLE,))
@@ -133,23 +134,28 @@ class Reason(StrEnum):
     )
     PROBE_FAILED = (
         "ProbeFailed",
-        "A benchmark failed and will be retried.",
-        "See the message; it names the benchmark, the error and the time of the next attempt.",
+        "A benchmark failed and is retried at the time in the message.",
+        "Fix the error in the message; the next attempt clears the reason.",
         (On.BENCHMARKS_FRESH,),
     )
     IN_USE = (
         "InUse",
-        "Benchmarks wait because a group uses the Mac or the cable.",
-        "",
+        "Benchmarks wait because a group or another benchmark uses the Mac or the cable.",
+        "None: they run when the Mac or the cable is idle.",
         (On.BENCHMARKS_FRESH,),
     )
     NOT_MEASURED = (
         "NotMeasured",
         "Nothing has been measured yet, or the results are too old.",
-        "",
+        "None: benchmarks run when the Mac, or the first group of the ModelDeployment, is idle.",
         (On.BENCHMARKS_FRESH, On.BENCHMARKED),
     )
-    QUARANTINED = ("Quarantined", "Placements avoid the Mac until it reboots.", "Reboot the Mac.", (EVENT,))
+    QUARANTINED = (
+        "Quarantined",
+        "Placements avoid the Mac until it reboots.",
+        "Reboot the Mac: `sudo shutdown -r now`.",
+        (EVENT,),
+    )
     REBOOTED = ("Rebooted", "The Mac has rebooted; its quarantine is over.", "", (On.QUARANTINED, EVENT))
 
     # The cable.
@@ -173,7 +179,12 @@ class Reason(StrEnum):
         (On.CONNECTED,),
     )
     UNPLUGGED = ("Unplugged", "Neither end detects the other.", "Plug the cable in.", (On.CONNECTED,))
-    REMOVED = ("Removed", "The cable has been unplugged; its ThunderboltLink is deleted.", "", (EVENT,))
+    REMOVED = (
+        "Removed",
+        "Neither end has reported the cable for a while; its ThunderboltLink is deleted.",
+        "None, or plug the cable in again.",
+        (EVENT,),
+    )
     NODES_NOT_READY = (
         "NodesNotReady",
         "Neither end's Node is Ready.",
@@ -199,8 +210,8 @@ class Reason(StrEnum):
     FOUND = ("Found", "The model is on the disk of at least one Mac.", "", (On.MODEL_RESOLVED,))
     MODEL_NOT_FOUND = (
         "ModelNotFound",
-        "The model is not on the disk.",
-        "Download the model into a model folder of the agents, or change spec.model.",
+        "No Mac has the model in a model folder, or the folder of the model is gone from a Mac of the group.",
+        "Copy the model to `ORGANIZATION/NAME` below a folder of `agent.modelFolders`, or change spec.model.",
         (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
     MODEL_INCOMPLETE = (
@@ -209,7 +220,12 @@ class Reason(StrEnum):
         "Download the model again.",
         (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
-    MODEL_UNREADABLE = ("ModelUnreadable", "A file of the model cannot be read.", "Check the permissions.", (FAILURE,))
+    MODEL_UNREADABLE = (
+        "ModelUnreadable",
+        "The supervisor cannot read a file of the model.",
+        "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`.",
+        (FAILURE,),
+    )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
         "The installed mlx-lm does not support the architecture of the model.",
@@ -218,8 +234,8 @@ class Reason(StrEnum):
     )
     MODEL_CANNOT_SPLIT = (
         "ModelCannotSplit",
-        "mlx-lm cannot split the model this way.",
-        "Change spec.parallelism or the number of Macs.",
+        "mlx-lm cannot split the model over this number of ranks, or not with this kind of parallelism.",
+        "Set spec.parallelism to the other kind, or change spec.nodes.min and spec.nodes.max.",
         (FAILURE,),
     )
     MODEL_DIFFERS = (
@@ -232,129 +248,216 @@ class Reason(StrEnum):
     # Placement.
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     MOVED = ("Moved", "A group is now placed on other Macs.", "", (EVENT,))
-    PENDING = ("Pending", "The operator has not placed all groups yet.", "", (On.PLACED,))
+    PENDING = (
+        "Pending",
+        "The operator has not placed all groups yet.",
+        "Wait a few seconds; if the reason stays, read the log of the operator.",
+        (On.PLACED,),
+    )
     SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.READY))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has the model.",
-        "See the condition ModelResolved.",
+        "Fix the condition ModelResolved first: its message names the folders that were searched.",
         (On.PLACED,),
     )
     NO_MACS = ("NoMacs", "The cluster has no Mac.", "Run `thunderfleet-kubelet join` on a Mac.", (On.PLACED, On.READY))
     NO_MAC_FITS = (
         "NoMacFits",
-        "No Mac can be used.",
-        "See the message and status.unplaceable: they list what is missing on each Mac.",
+        "No Mac can take a rank: each is cordoned, tainted, quarantined, not Ready, or does not have the model.",
+        "Change what status.unplaceable lists for each Mac, for example `kubectl uncordon NODE`.",
         (On.PLACED, On.READY),
     )
     NOT_ENOUGH_MACS = (
         "NotEnoughMacs",
-        "Fewer Macs can be used than spec.nodes.min.",
-        "Lower spec.nodes.min, or add Macs.",
+        "Fewer Macs can be used together than spec.nodes.min.",
+        "Lower spec.nodes.min, fix the Macs that status.unplaceable lists, or join more Macs.",
         (On.PLACED, On.READY),
     )
     NO_ROOM = (
         "NoRoom",
-        "The model does not fit into the free memory of the Macs.",
-        "Free memory, lower spec.memory, use a smaller model or add Macs.",
+        "The model does not fit into the free memory of the usable Macs, cannot be split over them, or needs a Mac that "
+        "cannot be used now.",
+        "Do what the message lists for one set of Macs; otherwise lower spec.memory, delete another ModelDeployment, or "
+        "join a Mac.",
         (On.PLACED, On.READY),
     )
     NO_PORTS_LEFT = (
         "NoPortsLeft",
-        "No free ports remain in the port range of the Macs.",
-        "Widen `operator.ports` in the chart's values, or remove groups.",
+        "A Mac has no free port in the port range of the operator, or spec.server.port is in use there.",
+        "Widen `operator.ports` or `operator.ringPorts` in the chart's values, unset spec.server.port, or delete a "
+        "ModelDeployment.",
         (On.PLACED, On.READY),
     )
     NOT_CONNECTED = (
         "NotConnected",
-        "The Macs do not have the links that the transport requires.",
-        "Connect the cables that the message lists, or change spec.transport.",
+        "No set of Macs that has room has the links that the transport requires.",
+        "Connect or fix the cables that the message lists (`kubectl describe tbl`), or set spec.transport to Auto.",
         (On.PLACED, On.READY),
     )
     TRANSPORT_UNAVAILABLE = (
         "TransportUnavailable",
-        "Too few Macs can use the requested transport.",
-        "Change spec.transport, or fix the problems that the message lists.",
+        "The MLX of too few Macs supports the transport, or the transport allows fewer Macs than spec.nodes.min.",
+        "Set spec.transport to Auto, update macOS on the Macs that the message lists, or lower spec.nodes.min.",
         (On.PLACED, On.READY),
     )
     NOT_YET_OBSERVED = (
         "NotYetObserved",
-        "The agents have not reported the Macs yet.",
-        "",
+        "The agents have not reported yet which Macs reach each other.",
+        "Wait a minute; if the reason stays, check that the agent's pods run: `kubectl get pods -A -l "
+        "app.kubernetes.io/component=agent`.",
         (On.PLACED, On.READY),
     )
     FORBIDDEN = (
         "Forbidden",
         "The API server does not allow the operator to create the objects of a group.",
-        "Check the chart's RBAC rules and the admission policies of the cluster.",
+        "If the message names a quota or an admission policy of the namespace, change it; otherwise run `helm upgrade` "
+        "to restore the chart's RBAC rules.",
         (On.PLACED, On.READY, On.DEGRADED),
     )
     POD_SECURITY_FORBIDDEN = (
         "PodSecurityForbidden",
-        "The Pod Security level of the namespace forbids runner pods.",
-        "Set the namespace label that the message names.",
+        "The Pod Security level of the namespace forbids runner pods, which use the host network and host paths.",
+        "Run `kubectl label namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged --overwrite`.",
         (On.PLACED, On.READY),
     )
     NAME_TAKEN = (
         "NameTaken",
         "An object that the operator did not create has a name that the ModelDeployment needs. The operator never changes it.",
-        "Delete or rename the object that the message names, or give the ModelDeployment another name.",
+        "Delete or rename the object that the message names, or give the ModelDeployment another name; the operator tries "
+        "again every 10 seconds.",
         (On.PLACED, On.READY, On.DEGRADED),
     )
     POD_REFUSED = (
         "PodRefused",
-        "The API server rejects the runner pods.",
-        "See the message.",
+        "The API server rejects the runner pods; the message is its answer.",
+        "Change the quota, limit range or admission policy that the message names; the operator tries again every 10 seconds.",
         (On.PLACED, On.READY),
     )
 
     # The groups of a ModelDeployment.
     FORMED = ("Formed", "Every group has formed.", "", (On.BOOTSTRAPPED,))
-    NOT_FORMED = ("NotFormed", "Not every group has formed.", "See the message.", (On.BOOTSTRAPPED,))
-    PARTLY_READY = ("PartlyReady", "Some groups serve.", "See the message.", (On.READY,))
+    NOT_FORMED = (
+        "NotFormed",
+        "The ranks of at least one group have not connected to each other yet.",
+        "The message says for each group what it waits for; if a rank is missing, run `kubectl describe pod` for the pod "
+        "of that rank.",
+        (On.BOOTSTRAPPED,),
+    )
+    PARTLY_READY = (
+        "PartlyReady",
+        "Some groups serve, others do not.",
+        "None for the groups that serve; the message says for each other group what it waits for.",
+        (On.READY,),
+    )
     MEASURED = ("Measured", "The benchmark of the serving group has succeeded.", "", (On.BENCHMARKED,))
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
-    FAILED = ("Failed", "A group has failed for an unknown reason.", "See the message.", (On.DEGRADED,))
+    FAILED = (
+        "Failed",
+        "A group has failed, and the status has no record of the failure.",
+        "Read the logs: `kubectl logs -l thunderfleet.io/deployment=NAME --prefix --tail=50`.",
+        (On.DEGRADED,),
+    )
 
     OPERATOR_KEY_LOST = (
         "OperatorKeyLost",
         "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "
         "for its state, so it reads the state from the pods. The next placement uses the new key.",
-        "Restore the Secret `thunderfleet-operator-key` and restart the operator, or delete a pod of the group to replace it.",
+        "Restore the Secret `thunderfleet-operator-key` from a backup and restart the operator, or run `kubectl delete pod` for "
+        "a pod of the group, which places it again.",
         (On.DEGRADED,),
     )
     PLAN_CHANGED = (
         "PlanChanged",
         "The ConfigMap of a group's plan is not as the operator wrote it. The group keeps serving; no pod is made from it.",
-        "Find out who changed the ConfigMap that the message names. Delete a pod of the group to replace it.",
+        "Find out who changed the ConfigMap in the message; then run `kubectl delete pod` for a pod of the group, which places "
+        "it again.",
         (On.DEGRADED,),
     )
 
     # Failures that the operator detects.
     EVICTED = (
         "Evicted",
-        "A pod was evicted, as `kubectl drain` does. The group is placed again without delay; "
-        "the eviction does not count against recovery.maxRestarts.",
-        "",
+        "A pod was evicted, as `kubectl drain` does. The group is placed again without delay; the eviction does not "
+        "count against recovery.maxRestarts.",
+        "None; run `kubectl uncordon NODE` when the Mac may be used again.",
         (FAILURE,),
     )
-    POD_DELETED = ("PodDeleted", "A pod of the group was deleted.", "", (FAILURE,))
-    POD_GONE = ("PodGone", "A pod of the group no longer exists.", "", (FAILURE,))
-    POD_FAILED = ("PodFailed", "A pod of the group failed.", "See the message.", (FAILURE,))
-    NODE_GONE = ("NodeGone", "The Node of a rank no longer exists.", "", (FAILURE,))
-    UNSCHEDULABLE = ("Unschedulable", "A pod cannot be scheduled to its Mac.", "See the message.", (FAILURE,))
-    CRASH_LOOP = ("CrashLoop", "A supervisor crashes repeatedly.", "See the log of the pod.", (FAILURE,))
-    STOPPED = ("Stopped", "The group has drained and stopped, and is needed again.", "", (FAILURE,))
-    GAVE_UP = ("GaveUp", "The runner has used all its attempts.", "See the message.", (FAILURE,))
+    POD_DELETED = (
+        "PodDeleted",
+        "Somebody deleted a pod of the group.",
+        "None: the group restarts after a back-off.",
+        (FAILURE,),
+    )
+    POD_GONE = (
+        "PodGone",
+        "A pod of the group no longer exists.",
+        "None: the group restarts after a back-off.",
+        (FAILURE,),
+    )
+    POD_FAILED = (
+        "PodFailed",
+        "A pod of the group failed as a whole, for example because the kubelet rejected or preempted it.",
+        "Fix what the message names on that Mac, such as disk or memory pressure; `kubectl describe node NODE` shows it.",
+        (FAILURE,),
+    )
+    NODE_GONE = (
+        "NodeGone",
+        "The Node of a rank was deleted.",
+        "None: the group is placed on other Macs. A kubelet that still runs on the Mac registers the Node again.",
+        (FAILURE,),
+    )
+    UNSCHEDULABLE = (
+        "Unschedulable",
+        "The scheduler cannot bind a pod to the Mac that the plan names.",
+        "Free what the message names on that Mac, such as memory or a host port of another pod; `kubectl describe node "
+        "NODE` lists its pods.",
+        (FAILURE,),
+    )
+    CRASH_LOOP = (
+        "CrashLoop",
+        "A supervisor has exited at least five times.",
+        "Read `kubectl logs --previous POD` with the pod in the message; report a bug if the log names no cause.",
+        (FAILURE,),
+    )
+    STOPPED = (
+        "Stopped",
+        "The group has drained and stopped, although it is still wanted.",
+        "None: the group restarts after a back-off.",
+        (FAILURE,),
+    )
+    GAVE_UP = (
+        "GaveUp",
+        "The runner has used all attempts of spec.bootstrap.attempts and reported no cause.",
+        "Read the log of rank 0: `kubectl logs -l thunderfleet.io/deployment=NAME,thunderfleet.io/rank=0`.",
+        (FAILURE,),
+    )
 
     # Failures that the runner sees: before a rank starts.
-    ADDRESS_LOST = ("AddressLost", "A planned address is no longer on the Mac.", "", (FAILURE,))
-    DEVICE_MATRIX = ("DeviceMatrix", "The plan's RDMA devices do not form the planned topology.", "", (FAILURE,))
-    PORT_TAKEN = ("PortTaken", "Another program uses a port of the group.", "", (FAILURE,))
+    ADDRESS_LOST = (
+        "AddressLost",
+        "The Mac no longer has an address that the plan uses.",
+        "None: the group is placed again with the present addresses. If it repeats, give the Mac a static address or a "
+        "DHCP reservation.",
+        (FAILURE,),
+    )
+    DEVICE_MATRIX = (
+        "DeviceMatrix",
+        "The plan's RDMA devices do not form a mesh or a ring.",
+        "None: the group is placed again. If it repeats, report a bug.",
+        (FAILURE,),
+    )
+    PORT_TAKEN = (
+        "PortTaken",
+        "Another program uses a port of the group.",
+        "None: the next attempt or placement uses other ports. If it repeats, move `operator.ports` and "
+        "`operator.ringPorts` to a range that no other program uses.",
+        (FAILURE,),
+    )
     MEMORY_NOT_FREE = (
         "MemoryNotFree",
-        "The Mac has less free memory than the placement reserves.",
-        "Close other programs on the Mac.",
+        "The Mac has less free memory than the placement reserves, because other programs use it.",
+        "Close other programs on the Mac, or lower spec.memory so that the placement reserves less.",
         (FAILURE,),
     )
     MEMORY_STRANDED = (
@@ -365,19 +468,54 @@ class Reason(StrEnum):
     )
     KILLED_TOO_OFTEN = (
         "KilledTooOften",
-        "Ranks on this Mac were killed repeatedly.",
-        "Find out which program kills them; the message says how often.",
+        "Loaded ranks were killed twice within an hour on this Mac, so no rank starts there for the rest of that hour.",
+        "Find the cause in the earlier failures (`kubectl describe md NAME`); to continue now, `kubectl delete pod POD`.",
         (FAILURE,),
     )
-    RANK_NOT_STARTED = ("RankNotStarted", "The process of a rank cannot be started.", "See the message.", (FAILURE,))
-    PREFLIGHT_DEADLINE = ("PreflightDeadline", "The preflight checks did not finish in time.", "", (FAILURE,))
+    RANK_NOT_STARTED = (
+        "RankNotStarted",
+        "The operating system cannot start the process of a rank; the message is its error.",
+        "Fix the error on the Mac, for example too many processes; if the program is missing, build the image folder again.",
+        (FAILURE,),
+    )
+    PREFLIGHT_DEADLINE = (
+        "PreflightDeadline",
+        "The preflight checks of a rank did not finish within a minute.",
+        "None: they are repeated. If it repeats, check that the model's disk on that Mac responds.",
+        (FAILURE,),
+    )
 
     # Failures that the runner sees: while the group forms.
-    INIT_DEADLINE = ("InitDeadline", "MLX's initialization did not finish in time.", "", (FAILURE,))
-    CHECK_DEADLINE = ("CheckDeadline", "The check of the formed group did not finish in time.", "", (FAILURE,))
-    EXCHANGE_FAILED = ("ExchangeFailed", "The exchange of JACCL's connection data failed.", "", (FAILURE,))
-    PEER_REFUSED = ("PeerRefused", "A peer did not start to listen in time.", "", (FAILURE,))
-    PEER_UNREACHABLE = ("PeerUnreachable", "The address of a peer did not answer.", "Check the cable.", (FAILURE,))
+    INIT_DEADLINE = (
+        "InitDeadline",
+        "MLX did not connect the ranks within spec.bootstrap.attemptTimeoutSeconds.",
+        "None: the next attempt follows. If it repeats, check the cables of the Macs in the message with `kubectl get tbl`.",
+        (FAILURE,),
+    )
+    CHECK_DEADLINE = (
+        "CheckDeadline",
+        "The fixed prompt that tests a loaded group did not finish within two minutes.",
+        "None: the next attempt follows. If it repeats, end programs that use the GPU of the Macs in the message.",
+        (FAILURE,),
+    )
+    EXCHANGE_FAILED = (
+        "ExchangeFailed",
+        "The ranks sent connection data for JACCL that does not fit together.",
+        "Use the same image on every Mac; if all have it, report a bug.",
+        (FAILURE,),
+    )
+    PEER_REFUSED = (
+        "PeerRefused",
+        "A peer did not listen in time.",
+        "None: the next attempt follows. If it repeats, read the log of the peer's pod.",
+        (FAILURE,),
+    )
+    PEER_UNREACHABLE = (
+        "PeerUnreachable",
+        "The address of a peer did not answer.",
+        "Check the cable with `kubectl get tbl`, and `ping ADDRESS` from the Mac in the message.",
+        (FAILURE,),
+    )
     LOCAL_NETWORK_DENIED = (
         "LocalNetworkDenied",
         "macOS denies the runner access to the local network.",
@@ -390,12 +528,22 @@ class Reason(StrEnum):
         "Close programs with many open files.",
         (FAILURE,),
     )
-    RELAY_REFUSED = ("RelayRefused", "Two supervisors cannot reach each other.", "Check the network.", (FAILURE,))
-    MESH_TOO_LARGE = ("MeshTooLarge", "A JACCL mesh has at most 8 ranks.", "", (FAILURE,))
+    RELAY_REFUSED = (
+        "RelayRefused",
+        "A supervisor cannot open the relay connection to another one.",
+        "Check that the Macs reach each other over the LAN: `kubectl get np NODE -o yaml`, status.reachability.",
+        (FAILURE,),
+    )
+    MESH_TOO_LARGE = (
+        "MeshTooLarge",
+        "A JACCL mesh has at most 8 ranks.",
+        "Set spec.transport to JACCLRing or Auto, or spec.nodes.max to 8.",
+        (FAILURE,),
+    )
     BACKEND_NOT_AVAILABLE = (
         "BackendNotAvailable",
-        "The installed MLX has no JACCL on this Mac.",
-        "Update macOS to 26.2 or newer.",
+        "The MLX of the image has no JACCL on this Mac.",
+        "Update macOS to 26.2 or newer, or set spec.transport to Ring.",
         (FAILURE,),
     )
     BACKEND_REFUSED = ("BackendRefused", "MLX rejected the configuration of the group.", "Report a bug.", (FAILURE,))
@@ -425,7 +573,12 @@ class Reason(StrEnum):
         "End other programs that use RDMA on the Mac.",
         (FAILURE,),
     )
-    QUEUE_PAIR_INIT = ("QueuePairInit", "The RDMA device could not initialize a queue pair.", "", (FAILURE,))
+    QUEUE_PAIR_INIT = (
+        "QueuePairInit",
+        "The RDMA device could not initialize a queue pair.",
+        "None: the next attempt follows. If it repeats, reboot the Mac.",
+        (FAILURE,),
+    )
     MEMORY_REGIONS_SPENT = (
         "MemoryRegionsSpent",
         "The RDMA device has no free memory region.",
@@ -434,29 +587,114 @@ class Reason(StrEnum):
     )
 
     # Failures that the runner sees: in a group that has formed.
-    RDMA_FAILED = ("RDMAFailed", "The RDMA device rejected a work request.", "Check the cable.", (FAILURE,))
-    PEER_LOST = ("PeerLost", "A peer left the group.", "", (FAILURE,))
-    RELAY_LOST = ("RelayLost", "The connection between two supervisors broke.", "Check the network.", (FAILURE,))
-    SUPERVISOR_LOST = ("SupervisorLost", "The connection to a supervisor broke.", "Check the Mac.", (FAILURE,))
-    RANK_EXITED = ("RankExited", "The process of a rank exited.", "See the message and the log.", (FAILURE,))
-    RANK_KILLED = ("RankKilled", "A signal ended the process of a rank.", "See the message.", (FAILURE,))
-    RANK_FROZEN = ("RankFrozen", "A rank's heartbeat stopped.", "", (FAILURE,))
-    STALLED = ("Stalled", "No rank makes progress.", "", (FAILURE,))
-    GPU_FAILED = ("GpuFailed", "The GPU aborted a command.", "End other programs that use the GPU heavily.", (FAILURE,))
-    OUT_OF_MEMORY = ("OutOfMemory", "The Mac ran out of memory.", "End other programs on the Mac.", (FAILURE,))
+    RDMA_FAILED = (
+        "RDMAFailed",
+        "The RDMA device aborted a transfer.",
+        "Check the cable with `kubectl get tbl`; if it repeats, replace the cable.",
+        (FAILURE,),
+    )
+    PEER_LOST = (
+        "PeerLost",
+        "The connection to another rank broke.",
+        "None: the group forms again. The log of the other ranks names the first failure, if any.",
+        (FAILURE,),
+    )
+    RELAY_LOST = (
+        "RelayLost",
+        "The connection between two supervisors that relay a hop broke.",
+        "None: the group forms again. If it repeats, check the LAN between the Macs in the message.",
+        (FAILURE,),
+    )
+    SUPERVISOR_LOST = (
+        "SupervisorLost",
+        "The connection between rank 0 and the supervisor of a rank broke.",
+        "None: the group forms again. If it repeats, check that the Mac is on and that `kubectl get node NODE` shows Ready.",
+        (FAILURE,),
+    )
+    RANK_EXITED = (
+        "RankExited",
+        "The process of a rank exited with an error that Thunderfleet does not know.",
+        "Read the log of the pod on that Mac, and report a bug with the message.",
+        (FAILURE,),
+    )
+    RANK_KILLED = (
+        "RankKilled",
+        "A signal ended the process of a rank; SIGKILL often means that the Mac ran out of memory.",
+        "None: the group forms again. If it repeats, end other programs on the Mac or raise spec.memory.headroomPercent.",
+        (FAILURE,),
+    )
+    RANK_FROZEN = (
+        "RankFrozen",
+        "The process of a rank runs, but its heartbeat stopped.",
+        "None: the rank is restarted. If it repeats, check the load of that Mac.",
+        (FAILURE,),
+    )
+    STALLED = (
+        "Stalled",
+        "All ranks send heartbeats, but none makes progress.",
+        "None: the ranks are restarted. If it repeats, check the cables with `kubectl get tbl`.",
+        (FAILURE,),
+    )
+    GPU_FAILED = (
+        "GpuFailed",
+        "The GPU aborted a command.",
+        "None: the group forms again. If it repeats, end other programs that use the GPU on that Mac.",
+        (FAILURE,),
+    )
+    OUT_OF_MEMORY = (
+        "OutOfMemory",
+        "The Mac ran out of memory.",
+        "End other programs on the Mac, or raise spec.memory.headroomPercent so that placements leave more room.",
+        (FAILURE,),
+    )
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))
-    UNKNOWN = ("Unknown", "Unknown error.", "Report a bug and include the message.", (FAILURE,))
+    UNKNOWN = (
+        "Unknown",
+        "A rank failed with an error that Thunderfleet does not know.",
+        "Report a bug with the message and the archive of `thunderfleet support`.",
+        (FAILURE,),
+    )
 
     # Refusals at the rendezvous.
-    STRANGER = ("Stranger", "The rank belongs to another group.", "", (REFUSAL,))
-    STALE_EPOCH = ("StaleEpoch", "The rank belongs to another placement of the group.", "", (REFUSAL,))
-    NO_SUCH_RANK = ("NoSuchRank", "The plan has no such rank.", "", (REFUSAL,))
-    WRONG_NODE = ("WrongNode", "The rank is planned on another node.", "", (REFUSAL,))
-    RANK_TAKEN = ("RankTaken", "Another supervisor already runs the rank.", "", (REFUSAL,))
-    VERSION_DIFFERS = (
-        "VersionDiffers",
-        "The Macs of the group run different versions of Thunderfleet, mlx or mlx-lm.",
-        "Use the same image on every Mac.",
+    STRANGER = (
+        "Stranger",
+        "The rank belongs to another group.",
+        "Report a bug with the logs of the group.",
         (REFUSAL,),
     )
-    NOT_LEADER = ("NotLeader", "The supervisor is not rank 0.", "", (REFUSAL,))
+    STALE_EPOCH = (
+        "StaleEpoch",
+        "The rank belongs to another placement of the group.",
+        "None: pods of the earlier placement are being deleted.",
+        (REFUSAL,),
+    )
+    NO_SUCH_RANK = (
+        "NoSuchRank",
+        "The plan has no such rank.",
+        "Report a bug with the logs of the group.",
+        (REFUSAL,),
+    )
+    WRONG_NODE = (
+        "WrongNode",
+        "The plan places the rank on another node.",
+        "Report a bug with the logs of the group.",
+        (REFUSAL,),
+    )
+    RANK_TAKEN = (
+        "RankTaken",
+        "Another supervisor already runs the rank.",
+        "None: the rank joins when the connection of the other supervisor has ended, within seconds.",
+        (REFUSAL,),
+    )
+    VERSION_DIFFERS = (
+        "VersionDiffers",
+        "The Macs of the group run different versions of mlx or mlx-lm.",
+        "Use the same image on every Mac: update `images` in the kubelet's configuration of the Mac in the message.",
+        (REFUSAL,),
+    )
+    NOT_LEADER = (
+        "NotLeader",
+        "The supervisor is not rank 0.",
+        "None: only rank 0 accepts other ranks; it tells the caller its address.",
+        (REFUSAL,),
+    )

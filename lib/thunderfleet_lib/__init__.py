@@ -1,12 +1,15 @@
 """Code that several programs share and that is independent of the API's kinds.
 
-backoff   exponential back-off with limit and jitter
-hostcmd   runs commands of this machine, with limits on time and output
-kube      requests to the API server, list and watch
-listener  a listener for HTTP servers with a bound on connections
-parsing   parsers of command output: errors, bounds, checks
-quantity  Kubernetes quantities as exact numbers
-rdma      RDMA over Thunderbolt: parsers and the table of rules
-sandbox   where a container finds the volumes of its pod
-tls       keys, certificates and signing requests
+backoff     exponential back-off with limit and jitter
+clock       clocks that count sleep
+helpformat  the format of ``--help``
+hostcmd     runs commands of this machine, with limits on time and output
+kube        requests to the API server, list and watch
+listener    a listener for HTTP servers with a bound on connections
+parsing     parsers of command output: errors, bounds, checks
+quantity    Kubernetes quantities as exact numbers
+rdma        RDMA over Thunderbolt: parsers and the table of rules
+sandbox     where a container finds the volumes of its pod
+timestamps  ages of timestamps from clocks that may be wrong
+tls         keys, certificates and signing requests
 """

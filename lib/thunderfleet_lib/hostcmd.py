@@ -18,6 +18,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,10 @@ OUTPUT_LIMIT_BYTES: Final = 8 * 1024 * 1024
 CHUNK_BYTES: Final = 64 * 1024
 GRACE_SECONDS: Final = 1.0
 """How long a killed command may take to exit before it is left behind."""
+SHORTEST_WAIT_SECONDS: Final = 0.001
+LONGEST_WAIT_SECONDS: Final = 0.05
+"""How often to look whether a program that has closed its output has exited: from the first, doubled up to the second."""
+COMMANDS_AT_ONCE: Final = 32
 QUOTE_CHARACTERS: Final = 300
 
 
@@ -140,111 +145,38 @@ def _and_said(data: bytearray) -> str:
     return f": {words}" if words else ""
 
 
-class Host(_Commands):
-    """Runs commands of this machine in asyncio. Use one per program: it remembers which commands hang.
+class Stop:
+    """Ends a running command from another thread."""
 
-    ``path``: folders in front of PATH. ``environment``: the commands' environment beside PATH and locale; None passes on the
-    program's own.
-    """
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
 
-    def __init__(self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
-        super().__init__(path, environment)
-        self._stuck: dict[tuple[str, ...], asyncio.subprocess.Process] = {}
+    def fileno(self) -> int:
+        """A descriptor that is readable after ``now``."""
+        return self._reading
 
-    async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
-        """Runs ``argv`` in the locale C without input, for at most ``seconds`` and about one second of clean-up.
+    def now(self) -> None:
+        """Ends the command."""
+        os.write(self._writing, b".")
 
-        Never raises for what the command does. Cancelling kills the command.
-        """
-        key = tuple(argv)
-        command = " ".join(argv)
-        stuck = self._stuck.get(key)
-        if stuck is not None and stuck.returncode is None:
-            return _hung(command, stuck.pid)
-        self._stuck.pop(key, None)
-        program = self.find(argv[0])
-        if program is None and os.sep not in argv[0]:
-            return _absent(command)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                program or argv[0],
-                *argv[1:],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment(),
-                # A process group, so that the command's children are killed with it.
-                process_group=0,
-            )
-        except OSError as error:
-            return _absent(command, error)
-        heard = False
-        try:
-            outcome = await self._talk(command, process, seconds)
-            heard = not isinstance(outcome, Failure) or outcome.kind is FailureKind.FAILED
-            return outcome
-        finally:
-            if not heard:
-                # Even when the command has exited: its children may hold its output open.
-                await self._end(key, process)
-
-    async def _talk(self, command: str, process: asyncio.subprocess.Process, seconds: float) -> Output | Failure:
-        assert process.stdout is not None and process.stderr is not None
-        said, complained = bytearray(), bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                if not await _drain_both((process.stdout, said), (process.stderr, complained)):
-                    return _too_much(command)
-                code = await process.wait()
-        except TimeoutError:
-            return _timed_out(command, seconds, said, complained)
-        return _ended(command, code, said, complained)
-
-    async def _end(self, key: tuple[str, ...], process: asyncio.subprocess.Process) -> None:
-        """Kills the process and its children; one that does not exit is left behind and remembered."""
-        _kill_group(process.pid)
-        try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            self._stuck[key] = process
-        finally:
-            # Closes this end of the pipes, which a descendant in another process group may hold open.
-            process._transport.close()  # type: ignore[attr-defined]
-
-
-class _TooMuch(Exception):
-    pass
-
-
-async def _drain_both(*streams: tuple[asyncio.StreamReader, bytearray]) -> bool:
-    """Reads all streams to their ends; False as soon as one exceeds the bound."""
-    within_limit = True
-    try:
-        async with asyncio.TaskGroup() as readers:
-            for stream, into in streams:
-                readers.create_task(_drain(stream, into))
-    except* _TooMuch:
-        within_limit = False
-    return within_limit
-
-
-async def _drain(stream: asyncio.StreamReader, into: bytearray) -> None:
-    while chunk := await stream.read(CHUNK_BYTES):
-        into += chunk
-        if len(into) > OUTPUT_LIMIT_BYTES:
-            raise _TooMuch
+    def close(self) -> None:
+        """Frees the descriptors, once the command has ended."""
+        os.close(self._reading)
+        os.close(self._writing)
 
 
 class BlockingHost(_Commands):
-    """Runs commands of this machine in a thread. Use one per program: it remembers which commands hang."""
+    """Runs commands of this machine in the calling thread. Use one per program: it remembers which commands hang."""
 
-    def __init__(self, path: Sequence[Path] = ()) -> None:
-        super().__init__(path)
+    def __init__(self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(path, environment)
         self._stuck: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
-    def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
-        """As ``Host.run``."""
+    def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None) -> Output | Failure:
+        """Runs ``argv`` in the locale C without input, for at most ``seconds`` and about one second of clean-up.
+
+        Never raises for what the command does. ``stop`` ends the command early; the result then says that its time was over.
+        """
         key = tuple(argv)
         command = " ".join(argv)
         stuck = self._stuck.get(key)
@@ -261,18 +193,22 @@ class BlockingHost(_Commands):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment(),
+                # A process group, so that the command's children are killed with it.
                 process_group=0,
             )
         except OSError as error:
             return _absent(command, error)
         assert process.stdout is not None and process.stderr is not None
+        # Closes this end of the pipes, which a descendant in another process group may hold open.
         with process.stdout, process.stderr:
-            outcome = _listen(command, process, seconds)
+            outcome = _listen(command, process, seconds, stop)
             if isinstance(outcome, Failure) and outcome.kind is not FailureKind.FAILED:
+                # Even when the command has exited: its children may hold its output open.
                 self._end(key, process)
         return outcome
 
     def _end(self, key: tuple[str, ...], process: subprocess.Popen[bytes]) -> None:
+        """Kills the process and its children; one that does not exit is left behind and remembered."""
         _kill_group(process.pid)
         try:
             process.wait(GRACE_SECONDS)
@@ -280,28 +216,66 @@ class BlockingHost(_Commands):
             self._stuck[key] = process
 
 
-def _listen(command: str, process: subprocess.Popen[bytes], seconds: float) -> Output | Failure:
+class Host:
+    """Runs commands of this machine in asyncio. Use one per program: it remembers which commands hang.
+
+    ``path``: folders in front of PATH. ``environment``: the commands' environment beside PATH and locale; None passes on the
+    program's own.
+
+    Every command has a thread. asyncio's own subprocesses leave a process or a pipe behind when their caller is cancelled
+    twice or their event loop ends, and may then wait forever.
+    """
+
+    def __init__(self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
+        self._host = BlockingHost(path, environment)
+        self._threads = ThreadPoolExecutor(COMMANDS_AT_ONCE, thread_name_prefix="command")
+
+    def find(self, command: str) -> str | None:
+        """The command's executable, or None."""
+        return self._host.find(command)
+
+    async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
+        """As ``BlockingHost.run``. Cancelling kills the command."""
+        stop, loop = Stop(), asyncio.get_running_loop()
+        running = loop.run_in_executor(self._threads, self._host.run, argv, seconds, stop)
+        running.add_done_callback(lambda _: stop.close())
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.now()
+            deadline = loop.time() + 2 * GRACE_SECONDS
+            while not running.done() and (left := deadline - loop.time()) > 0:
+                # However often this is cancelled: no command outlives its caller.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({running}, timeout=left)
+            raise
+
+
+def _listen(command: str, process: subprocess.Popen[bytes], seconds: float, stop: Stop | None) -> Output | Failure:
     """Reads both streams to their ends, within the time limit and the bound, and waits for the exit code."""
     assert process.stdout is not None and process.stderr is not None
     deadline = time.monotonic() + seconds
     said, complained = bytearray(), bytearray()
+    open_streams, delay = 2, SHORTEST_WAIT_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, said)
         selector.register(process.stderr, selectors.EVENT_READ, complained)
-        while selector.get_map():
+        if stop is not None:
+            selector.register(stop, selectors.EVENT_READ)
+        while open_streams or process.poll() is None:
             left = deadline - time.monotonic()
-            events = selector.select(left) if left > 0 else []
-            if not events:
+            # A program may close its output and go on; its end is no event.
+            delay = left if open_streams else min(left, 2 * delay, LONGEST_WAIT_SECONDS)
+            events = [key for key, _ in selector.select(delay)] if left > 0 else []
+            if left <= 0 or any(key.fileobj is stop for key in events):
                 return _timed_out(command, seconds, said, complained)
-            for key, _ in events:
+            for key in events:
                 chunk = os.read(key.fd, CHUNK_BYTES)
                 if not chunk:
                     selector.unregister(key.fileobj)
+                    open_streams -= 1
+                    delay = SHORTEST_WAIT_SECONDS
                 key.data.extend(chunk)
                 if len(key.data) > OUTPUT_LIMIT_BYTES:
                     return _too_much(command)
-    try:
-        code = process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return _timed_out(command, seconds, said, complained)
-    return _ended(command, code, said, complained)
+    return _ended(command, process.returncode, said, complained)

@@ -2,8 +2,9 @@
 
 A connection costs a file descriptor from its first packet, before TLS or HTTP identify the client, and aiohttp keeps a silent
 connection for an hour. This listener counts connections when it accepts them. A connection without a request must send one
-within a limit. When all places are taken, the connection that has been without a request longest is closed, those that never
-sent one first. So a client with a request gets in, however many silent connections there are.
+within a limit. When all places are taken, the connection that has been without a request longest is closed: among those that
+never sent one, of the client address that has most of them. So a client with a request gets in, however many silent connections
+another client opens and however fast.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import logging
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -45,8 +47,9 @@ def allow_descriptors() -> None:
 class _Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and keeps the transport at hand."""
 
-    def __init__(self, listener: "Listener", inner: web.RequestHandler) -> None:
+    def __init__(self, listener: "Listener", inner: web.RequestHandler, peer: str) -> None:
         self.inner = inner
+        self.peer = peer
         self.busy = False
         """Whether a request is being handled."""
         self.served = False
@@ -144,11 +147,11 @@ class Listener:
 
     # For the site and the connections.
 
-    def admit(self, server: web.Server) -> _Connection | None:
-        """A slot for a new connection, closing another connection if necessary; None when all of them are busy."""
+    def admit(self, server: web.Server, peer: str) -> _Connection | None:
+        """A slot for a new connection from an address, closing another if necessary; None when all of them are busy."""
         if len(self._connections) >= self._limit and not self.close_idle():
             return None
-        connection = _Connection(self, server())
+        connection = _Connection(self, server(), peer)
         self._connections[connection] = None
         self._by_handler[connection.inner] = connection
         return connection
@@ -156,7 +159,10 @@ class Listener:
     def close_idle(self) -> bool:
         """Closes one connection without a request; it no longer counts. False when there is none."""
         idle = [connection for connection in self._connections if not connection.busy]
-        chosen = next((connection for connection in idle if not connection.served), next(iter(idle), None))
+        silent = [connection for connection in idle if not connection.served]
+        by_peer = Counter(connection.peer for connection in silent)
+        # The first of several: max() keeps the order of age.
+        chosen = max(silent, key=lambda connection: by_peer[connection.peer], default=next(iter(idle), None))
         if chosen is None:
             return False
         chosen.close()
@@ -216,14 +222,14 @@ class _Site(web.BaseSite):
         with bound:
             while True:
                 try:
-                    end, _ = await loop.sock_accept(bound)
+                    end, address = await loop.sock_accept(bound)
                 except OSError as error:
                     if error.errno in _OUT_OF_DESCRIPTORS:
                         log.warning("%s: cannot accept a connection: %s", self.name, error)
                         self._listener.close_idle()
                     await asyncio.sleep(0.1)
                     continue
-                connection = self._listener.admit(self._http)
+                connection = self._listener.admit(self._http, str(address[0]))
                 if connection is None:
                     end.close()
                 else:

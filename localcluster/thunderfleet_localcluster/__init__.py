@@ -1,5 +1,6 @@
 """A local Kubernetes cluster with recorded Macs: for demos, tests and small fleets.
 
+__main__        ``python -m thunderfleet_localcluster``
 cli             arguments and exit codes of ``thunderfleet``
 cli_commands    what its subcommands do
 status_view     the text of ``thunderfleet status``

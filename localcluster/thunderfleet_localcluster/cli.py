@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from thunderfleet_lib.helpformat import HelpFormatter
+
 from thunderfleet_localcluster import cli_commands
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
@@ -35,7 +37,7 @@ class _Parsers:
             help=text,
             description=(description or text[0].upper() + text[1:]) + ".",
             parents=[self._shared] if cluster else [],
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
 
 
@@ -44,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="thunderfleet",
         description="Run a local Kubernetes cluster with recorded Macs: a real control plane, no VM, no containers.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     commands = _Parsers(top)
     _cluster_commands(commands)
@@ -58,7 +60,10 @@ def parser() -> argparse.ArgumentParser:
     support.add_argument("--kubeconfig", type=Path, help="collect from this cluster instead of a local one")
     support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
     support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
-    commands.add("demo", "run the demo: start a cluster, serve a model on two Macs, recover from a failure", cluster=False)
+    demo = commands.add(
+        "demo", "run the demo: start a cluster, serve a model on two Macs, recover from a failure", cluster=False
+    )
+    demo.add_argument("--keep", action="store_true", help="leave the cluster running and print how to use it")
     return top
 
 
@@ -85,7 +90,7 @@ def _cluster_commands(commands: _Parsers) -> None:
         "Programs that are not in the cache are built",
         cluster=False,
     )
-    programs.add_argument("--monitoring", action="store_true", help="Prometheus and promtool instead")
+    programs.add_argument("--monitoring", action="store_true", help="print the folder of Prometheus and promtool instead")
     down = commands.add("down", "end a cluster and remove its data, except logs and models")
     down.add_argument("--purge", action="store_true", help="remove logs and models too")
     status = commands.add("status", "show components, machines, addresses and logs")
@@ -118,7 +123,7 @@ def _fault_commands(commands: _Parsers) -> None:
     cable.add_argument(
         "action",
         choices=CABLE_ACTIONS,
-        help="plug: also ends every limit; cut: connections that the machine at END opens do not arrive; move: from END to TO",
+        help="plug: also ends every limit; cut: block connections that the machine at END opens; move: from END to TO",
     )
     cable.add_argument("end", metavar="END", help="one end, as machine:port")
     cable.add_argument("to", metavar="TO", nargs="?", help="move: the new port, as machine:port")
@@ -141,13 +146,12 @@ def _fault_commands(commands: _Parsers) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 0: success, 1: failure, 2: invalid input, 130: interrupted."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["demo"]:
-        # It has its own arguments; no other command needs its modules.
+    parsed = parser().parse_args(arguments)
+    if parsed.command == "demo":
+        # It handles signals and errors itself; no other command needs its modules.
         from thunderfleet_localcluster.demo import demo
 
-        return demo.main(given[1:])
-    parsed = parser().parse_args(given)
+        return demo.main(keep=parsed.keep)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

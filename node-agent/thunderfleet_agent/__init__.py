@@ -1,7 +1,8 @@
 """The agent of one Mac: publishes its NodeProfile and its end of each ThunderboltLink, and measures GPU and links.
 
-Rooms, each using only those below it (cli and agent put everything together):
+Modules and packages, each using only those below it (cli and agent put everything together):
 
+__main__    `python -m thunderfleet_agent`
 cli         command line
 agent       `run`: puts the parts together
 rounds      the agent's loop: observe, dial, publish

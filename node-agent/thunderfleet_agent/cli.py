@@ -12,6 +12,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from thunderfleet_lib.helpformat import HelpFormatter
+
 LISTEN_PORT = 9440
 METRICS_PORT = 9441
 
@@ -39,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="thunderfleet-agent",
-        description="Publishes the NodeProfile of this Mac and its end of each ThunderboltLink.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Publish the NodeProfile of this Mac and its end of each ThunderboltLink.",
+        formatter_class=HelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
@@ -52,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="folder with models as PATH/ORG/NAME, or a Hugging Face cache; absolute; may be repeated",
     )
-    common.add_argument("--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node", metavar="NAME")
+    common.add_argument(
+        "--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node ($NODE_NAME)", metavar="NAME"
+    )
     common.add_argument(
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="minimum log level"
     )
@@ -61,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "inspect",
         parents=[common],
         help="print what the agent would publish",
-        description="Runs the commands of discovery once and prints what the agent would publish. Needs no cluster.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Run the commands of discovery once and print what the agent would publish. Needs no cluster.",
+        formatter_class=HelpFormatter,
     )
     inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="output format")
     inspect.add_argument("--why", action="store_true", help="also print the source of each fact and the fix for each problem")
@@ -72,10 +76,10 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         parents=[common],
         help="run the agent",
-        description="Publishes this Mac's NodeProfile and its ends of ThunderboltLinks, and updates them until SIGTERM.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Publish this Mac's NodeProfile and its ends of ThunderboltLinks, and update them until SIGTERM.",
+        formatter_class=HelpFormatter,
     )
-    run.add_argument("--host-ip", default=os.environ.get("HOST_IP"), help="address to listen on", metavar="IP")
+    run.add_argument("--host-ip", default=os.environ.get("HOST_IP"), help="address to listen on ($HOST_IP)", metavar="IP")
     run.add_argument(
         "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="TLS port for other agents; 0 picks a free one"
     )
@@ -120,9 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         "measure",
         parents=[common],
         help="measure the GPU, its memory or a link now",
-        description="Runs probes once and prints the results. `link PEER` measures every cable and address to that Mac; it "
+        description="Run probes once and print the results. `link PEER` measures every cable and address to that Mac; it "
         "needs the certificate of the running agent, so run it in the agent's pod.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     measure.add_argument(
         "what", nargs="?", default="all", choices=("all", "gpu", "memory", "link"), help="what to measure; all: gpu and memory"
@@ -136,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("rdma", "ring"),
         help="transport of the group of two (only with link)",
     )
-    measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac")
+    measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac ($HOST_IP)")
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")
     measure.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="kubeconfig to use instead of the pod's service account"

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.listener import allow_descriptors
 
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
@@ -65,12 +67,12 @@ class Operator:
         self.queue = WorkQueue()
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
-        self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
+        self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
         writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity)
         macs, links = MacController(self._index, writer, _now), LinkController(self._index, writer, _now)
-        drains = Drains(self.groups, _now)
+        drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
         self.reconciler = Reconciler(self._index, self.groups, drains, executor, self.metrics, settings, _now)
@@ -214,5 +216,6 @@ async def _wait(event: asyncio.Event) -> None:
 
 async def run(configuration: Configuration) -> None:
     """Runs one replica."""
+    allow_descriptors()
     async with await Kube.connect(configuration.kubeconfig) as kube:
         await Operator(kube, configuration).run()

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from thunderfleet_lib.helpformat import HelpFormatter
+
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
 from thunderfleet_operator.plan_cli.arguments import add_arguments
 
@@ -31,10 +33,9 @@ def _port(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line's parser."""
-    formatter = argparse.ArgumentDefaultsHelpFormatter
     top = argparse.ArgumentParser(prog="thunderfleet-operator", description="Serve ModelDeployments on a fleet of Macs.")
     commands = top.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="run the operator", description="Run the operator.", formatter_class=formatter)
+    run = commands.add_parser("run", help="run the operator", description="Run the operator.", formatter_class=HelpFormatter)
     run.add_argument("--runner-image", default="thunderfleet/thunderfleet:0.1.0", help="image of runner pods")
     run.add_argument(
         "--runner-pull-policy",
@@ -46,25 +47,25 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--host",
         default=os.environ.get("HOST_IP") or "127.0.0.1",
-        help="address to listen on for --metrics-port (environment HOST_IP)",
+        help="address to listen on for --metrics-port ($HOST_IP)",
     )
     run.add_argument("--ports", type=_range, default="20000-20999", help="gateway and control ports for runner pods")
     run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ring ports for runner pods")
     run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
-        help="namespace of the operator's Lease and key (environment POD_NAMESPACE)",
+        help="namespace of the operator's Lease and key ($POD_NAMESPACE)",
     )
     run.add_argument(
         "--identity",
         default=os.environ.get("POD_NAME") or socket.gethostname(),
-        help="name of this replica (environment POD_NAME)",
+        help="name of this replica ($POD_NAME)",
     )
     run.add_argument(
         "--kubeconfig",
         type=Path,
         default=os.environ.get("KUBECONFIG") or None,
-        help="kubeconfig file; default: the pod's service account (environment KUBECONFIG)",
+        help="kubeconfig file ($KUBECONFIG; default: the pod's service account)",
     )
     run.add_argument(
         "--log-level",
@@ -73,7 +74,9 @@ def parser() -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         help="minimum log level",
     )
-    plan = commands.add_parser("plan", help="plan a ModelDeployment on a fleet that a file describes")
+    plan = commands.add_parser(
+        "plan", help="plan a ModelDeployment on a fleet that a file describes", formatter_class=HelpFormatter
+    )
     add_arguments(plan, _range)
     return top
 

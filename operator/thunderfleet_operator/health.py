@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import generate_latest
+from thunderfleet_lib.listener import Listener
 
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.worker import STUCK_SECONDS
 
 METRICS_TYPE = "text/plain; version=0.0.4"
+CONNECTIONS = 64
+"""The most connections at once. Nobody is authenticated here, so nobody has a place reserved."""
 
 
 class Health:
@@ -21,6 +24,12 @@ class Health:
         self._stuck = stuck
         self._synced = synced
         self._leading = leading
+        self._listener = Listener(CONNECTIONS)
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return self._listener.open
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": METRICS_TYPE})
@@ -36,11 +45,15 @@ class Health:
         return web.Response(text="leader\n" if self._leading() else "standby\n")
 
     async def serve(self, host: str, port: int) -> web.AppRunner:
-        """Starts to serve; the caller cleans the result up."""
-        app = web.Application()
+        """Starts to serve; the caller cleans the result up. Raises OSError if the port is taken."""
+        app = web.Application(middlewares=[self._listener.track])
         routes = {"/metrics": self._metrics_page, "/healthz": self._healthz, "/readyz": self._readyz}
         app.add_routes([web.get(path, handler) for path, handler in routes.items()])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+        try:
+            await self._listener.listen(runner, host, port)
+        except BaseException:
+            await runner.cleanup()
+            raise
         return runner

@@ -1,7 +1,7 @@
 """One pod of a served model: a supervisor that never blocks, and the rank process that it owns.
 
 cli         the command line: ``serve``, ``capabilities``, ``size``
-supervisor  the container's process; assembles one pod from the rooms below
+supervisor  the container's process; assembles one pod from the packages below
 group       forming a group, supervising its ranks, recovering from failures
 api         the OpenAI gateway of rank 0, and what generates load by itself
 host        this Mac: checks before an attempt, memory, the rank's process

@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from thunderfleet_crds.group import TERMINATION_LOG, LastWords
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
+from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.sandbox import mounted
 
 log = logging.getLogger(__name__)
@@ -36,16 +37,15 @@ def _world_sizes(text: str) -> range:
 
 
 def _parser() -> argparse.ArgumentParser:
-    shown = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(
         prog="thunderfleet-runner",
-        description="Runs one pod of a served model, and sizes models for the agent.",
-        formatter_class=shown,
+        description="Run one pod of a served model, and compute the memory that models need.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    serve = commands.add_parser("serve", help="run this pod's rank of a group", formatter_class=shown)
+    serve = commands.add_parser("serve", help="run this pod's rank of a group", formatter_class=HelpFormatter)
     serve.add_argument("--plan", type=Path, default=mounted(PLAN_FOLDER) / PLAN_KEY, help="file with the group's plan")
     serve.add_argument("--keys", type=Path, default=mounted(KEYS_FOLDER), help="folder with tls.crt and tls.key")
     serve.add_argument(
@@ -68,12 +68,16 @@ def _parser() -> argparse.ArgumentParser:
         "rank 0's setting applies to the whole group ($THUNDERFLEET_JACCL_ENVIRONMENT)",
     )
 
-    size = commands.add_parser("size", help="print the memory that a model needs, for each world size", formatter_class=shown)
+    size = commands.add_parser(
+        "size", help="print the memory that a model needs, for each world size", formatter_class=HelpFormatter
+    )
     size.add_argument("path", type=Path, help="folder of the model")
     size.add_argument("--world-sizes", type=_world_sizes, default="1-16", help="number of ranks, or a range")
     size.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
 
-    capabilities = commands.add_parser("capabilities", help="print what this runner's MLX supports", formatter_class=shown)
+    capabilities = commands.add_parser(
+        "capabilities", help="print what this runner's MLX supports", formatter_class=HelpFormatter
+    )
     capabilities.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
     return parser
 

@@ -10,11 +10,11 @@ WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 ASKED = frozenset(
     {"tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews", "localsubjectaccessreviews", "selfsubjectreviews"}
 )
-"""Created to be answered; nothing is stored."""
+"""Resources that are only created to get an answer; nothing is stored."""
 
 
 def read_from(log: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole events that stand in ``log`` from ``offset`` on, and the offset behind them."""
+    """The complete events in ``log`` after ``offset``, and the offset of their end."""
     with log.open("rb") as file:
         file.seek(offset)
         data = file.read()
@@ -25,8 +25,7 @@ def read_from(log: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 def write_of(event: dict[str, Any]) -> str | None:
     """What an event wrote, as ``user verb resource namespace/name``; None when it wrote nothing.
 
-    Leases are what liveness is made of and do not count. A review stores nothing; neither does a refused request, nor
-    a dry run.
+    Leases do not count: they only show liveness. Reviews, rejected requests and dry runs store nothing.
     """
     about = event.get("objectRef") or {}
     if event.get("stage") != "ResponseComplete" or event.get("verb") not in WRITES or "resource" not in about:

@@ -84,12 +84,12 @@ def _decode(line: Line, split: Split, repeats: int, say: Say) -> Figure:
 
 
 def decode(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Tokens per second that a client sees of one stream, in both ways of cutting a model."""
+    """Tokens per second of one stream as a client sees them, with tensor and with pipeline parallelism."""
     return [_decode(line, split, 2 * repeats + 1, say) for split in ("Tensor", "Pipeline")]
 
 
 def recovery(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """From the death of a rank until the deployment says Ready again, against a fresh start until Ready."""
+    """From the end of a rank until the deployment is Ready again, compared with a fresh start."""
     again, fresh = [], []
     for number in range(repeats):
         with line.deployed("recovery", models.TINY, "Tensor") as (began, ready, watch):
@@ -105,7 +105,7 @@ def recovery(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def idle(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """An idle minute and a half: memory, processor time and writes to the API server."""
+    """Memory, processor time and writes to the API server while the cluster is idle for 90 seconds."""
     if not processes.PROC.is_dir():
         raise BenchFailed("memory and processor time are read from /proc, which this machine does not have")
     with line.deployed("idle", models.TINY, "Tensor"):

@@ -21,11 +21,11 @@ END_SECONDS = 10
 
 
 class ByHandFailed(RuntimeError):
-    """mlx.launch or what it started did not do what it should; the text has its last words."""
+    """mlx.launch or a process that it started failed; the message has the end of its output."""
 
 
 def free_port(count: int = 1) -> int:
-    """The first of ``count`` ports in a row, none of which anybody listens on now."""
+    """The first of ``count`` consecutive free ports."""
     for first in range(31000, 32700, count):
         try:
             with contextlib.ExitStack() as stack:
@@ -78,7 +78,7 @@ class ByHand:
             os.killpg(self._process.pid, number)
 
     def pause(self) -> None:
-        """Freezes all of it: idle ranks of mlx_lm.server wait in a collective, which burns a core each."""
+        """Freezes all processes: an idle rank of mlx_lm.server waits in a collective and uses a whole core."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

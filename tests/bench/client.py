@@ -63,7 +63,7 @@ def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str,
 
 
 def ask_at_once(url: str, body: dict[str, Any], clients: int, seed: int) -> dict[str, Any]:
-    """``clients`` streams at once, each of another prompt: ``seed`` begins it, so that nothing of it can be cached.
+    """``clients`` streams at once, each of another prompt: It starts with ``seed``, so no part of it is cached.
 
     Raises ValueError or NotYet as ``ask`` does, when any of them fails; NotYet not at once.
     """
@@ -80,7 +80,7 @@ def ask_at_once(url: str, body: dict[str, Any], clients: int, seed: int) -> dict
             try:
                 answers.append(ask(url, asked, began))
             except NotYet as error:
-                # A server whose queue of connections is short resets some of many: those come again, the others go on.
+                # A server with a short accept queue resets some of many connections: those are retried.
                 if time.monotonic() - began < ANSWER_SECONDS:
                     time.sleep(RETRY_SECONDS)
                     continue
@@ -100,7 +100,7 @@ def ask_at_once(url: str, body: dict[str, Any], clients: int, seed: int) -> dict
 
 
 def main(arguments: list[str]) -> int:
-    """``client.py URL SECONDS BODY [CLIENTS SEED]``: asks again and again for SECONDS until it is served."""
+    """``client.py URL SECONDS BODY [CLIENTS SEED]``: repeats the request for up to SECONDS until it is served."""
     url, seconds, body = arguments[0], float(arguments[1]), json.loads(arguments[2])
     at_once = [int(word) for word in arguments[3:5]]
     until = time.monotonic() + seconds

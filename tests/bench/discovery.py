@@ -1,4 +1,4 @@
-"""Figures of discovery: how soon a pulled cable is known; what agents ask of the API server, their Mac and the operator."""
+"""Figures of discovery: how soon a pulled cable is reported, and the load that agents cause."""
 
 import json
 import statistics
@@ -25,11 +25,11 @@ from tests.bench.thousand import NotInTime, thousand
 CABLE = "studio-1:1"
 LINK = "studio-1.tb1--studio-2.tb1"
 PARSES = 200
-# More would be flapping, which is held still on purpose.
+# More changes would count as flapping, which agents damp.
 MOST = 2
 POLL_SECONDS = 0.1
 SHORT_SECONDS = 2
-# The audit log is watched for so long, quiet and flapping; a flapping cable changes so often.
+# How long the audit log is watched, quiet and flapping, and how often a flapping cable changes.
 QUIET_SECONDS = 120.0
 WATCH_SECONDS = 30.0
 FLAP_SECONDS = 2.5
@@ -91,7 +91,7 @@ def _everybody_is_reached(line: Line) -> bool:
 
 
 def _asked(line: Line, say: Callable[[str], None], during: Callable[[], None]) -> tuple[float, float]:
-    """Requests and writes per minute and Mac that the agents made meanwhile. Prints the writes of all programs."""
+    """Requests and writes of the agents per minute and Mac during the measurement. Prints the writes of all programs."""
     log = line.cluster.logs / "audit.log"
     offset = audit.read_from(log, 0)[1]
     began = time.monotonic()
@@ -107,7 +107,7 @@ def _asked(line: Line, say: Callable[[str], None], during: Callable[[], None]) -
 
 
 def asked(line: Line, say: Callable[[str], None]) -> list[Figure]:
-    """What an agent asks of the API server in a quiet minute, and while a cable of its Mac comes and goes."""
+    """Requests of an agent to the API server in a quiet minute, and while a cable of its Mac flaps."""
 
     def flap() -> None:
         end = time.monotonic() + WATCH_SECONDS

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FORMAT = 1
-"""Of the JSON; raised when a field changes its meaning or goes."""
+"""Version of the JSON format; increased when a field is removed or changes its meaning."""
 
 _HEADS = ("FIGURE", "OURS", "OTHER SIDE", "RATIO", "WANTED", "HOLDS", "HOW")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a figure must keep: its ``ratio``, or its ``value`` where there is no other side."""
+    """The bound of a figure: of its ``ratio``, or of its ``value`` if there is nothing to compare with."""
 
     sense: Literal["<=", ">="]
     limit: float
@@ -26,7 +26,7 @@ class Bound:
 class Figure:
     """One line of the table. ``ours`` and ``other`` are every sample taken, in ``unit``; their medians are compared.
 
-    Raises ValueError for a figure without samples, and for a bound that is set without anything to hold it against.
+    Raises ValueError for a figure without samples, and for a bound of a ratio without a second side.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Ours to the other side's."""
+        """Ratio of our median to the other side's."""
         return self.value / self.other_value if self.other_value else None
 
     @property
@@ -84,7 +84,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Missing:
-    """A benchmark that could not be run to its end, and why."""
+    """A benchmark that failed, and why."""
 
     benchmark: str
     why: str
@@ -126,7 +126,7 @@ class Report:
 
 
 def number(value: float) -> str:
-    """Three digits that count; whole from a hundred on."""
+    """Three significant digits; an integer from 100 on."""
     if value == 0:
         return "0"
     if abs(value) >= 100:

@@ -1,4 +1,4 @@
-"""Figures of groups: how soon they form however late a rank is, and how soon they serve again when one was killed.
+"""Figures of groups: how soon they form when a rank starts late, and how soon they serve again after a rank was killed.
 
 ``python -m tests.bench.formation [--skew SECONDS …] [--repeats N]`` runs without a cluster: real supervisors in this process,
 their ranks as processes, on loopback.
@@ -31,7 +31,7 @@ from tests.bench.line import BenchFailed
 SIZES = (2, 4, 8)
 SKEWS = (0.0, 5.0, 30.0)
 LONG_SKEW = 30.0
-"""From here on each is measured once."""
+"""From this skew on, each is measured once."""
 ATTEMPTS = 4
 WAIT_SECONDS = 180.0
 
@@ -124,7 +124,7 @@ async def _form(size: int, skew: float, model: Path, last: int) -> float:
 
 
 async def _bare(size: int) -> float:
-    """Seconds that ranks take which are started at once with a hostfile, and nothing else: Python, MLX, its ring, one sum."""
+    """Seconds of ranks that are started together with a hostfile and without Thunderfleet: Python, MLX, its ring, one sum."""
     first = free_port(size)
     code = "import mlx.core as mx; mx.distributed.init(strict=True, backend='ring'); mx.distributed.all_sum(mx.ones(1)).item()"
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -150,7 +150,7 @@ async def _bare(size: int) -> float:
 
 
 async def _recover(model: Path) -> tuple[float, float, float]:
-    """Seconds of a fresh start until it serves; from a rank's death until it was noticed, and until it serves again."""
+    """Seconds from a fresh start to Ready, and from the end of a rank until it is noticed and until the group serves again."""
     async with _group(2, model) as group:
         began = time.monotonic()
         group.start(0)
@@ -165,7 +165,7 @@ async def _recover(model: Path) -> tuple[float, float, float]:
 
 
 def _empty_model(folder: Path) -> Path:
-    """Files enough for preflight, for ranks that load nothing."""
+    """The files that preflight needs, for ranks that load nothing."""
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
@@ -174,12 +174,12 @@ def _empty_model(folder: Path) -> Path:
 
 
 def figures(repeats: int, say: Say, skews: Sequence[float] = SKEWS) -> list[Figure]:
-    """Times to form, and from a rank's death to serving."""
+    """Times to form, and from the end of a rank to Ready."""
     found = []
     with tempfile.TemporaryDirectory(prefix="formation-models-") as name:
         tiny = Path(name) / "tiny"
         tinymodel.make(tiny)
-        # Ranks load nothing: what is measured ends before.
+        # Ranks load nothing: the measurement ends before that.
         empty = _empty_model(Path(name) / "empty")
         cases = [(size, skew, size - 1) for size in SIZES for skew in skews]
         cases += [(4, skew, 0) for skew in skews if 0 < skew < LONG_SKEW]

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 class BenchFailed(RuntimeError):
-    """What was to be measured did not happen."""
+    """The measured event did not happen."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Seen:
 
 
 class Watch:
-    """Follows a deployment by a watch, as ``kubectl get --watch`` does for anybody; no polling disturbs what is measured."""
+    """Follows a deployment with a watch, as ``kubectl get --watch`` does, because polling would disturb the measurement."""
 
     def __init__(self, line: "Line", name: str) -> None:
         columns = (
@@ -101,7 +101,7 @@ class Watch:
 
 
 def manifest(name: str, model: str, split: Split, more: Json | None = None) -> str:
-    """Two ranks, cut as ``split`` says; ``more`` of the spec."""
+    """A deployment of two ranks with this parallelism; ``more`` is merged into the spec."""
     spec = {"model": {"repository": model}, "nodes": {"min": 2, "max": 2}, "parallelism": split, "transport": "Ring"}
     spec |= more or {}
     kind = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment"}
@@ -123,7 +123,7 @@ class Line:
     @classmethod
     @contextlib.contextmanager
     def up(cls, say: Callable[[str], None]) -> Iterator["Line"]:
-        """Brings everything up; takes it down again, whatever happens."""
+        """Starts the cluster, and always ends it."""
         cluster = Cluster.start(name=NAME, audit=True)
         try:
             line = cls(cluster)
@@ -173,14 +173,14 @@ class Line:
         return began
 
     def delete(self, name: str) -> None:
-        """Deletes a deployment and waits until nothing of it is left."""
+        """Deletes a deployment and waits until all its objects and processes are gone."""
         self.cluster.kubectl("delete", "md", name, "--timeout=60s", seconds=70)
         pods = ("get", "pods", "-l", f"thunderfleet.io/deployment={name}", "-o", "name")
         self.wait(lambda: not self.cluster.kubectl(*pods).stdout.strip(), f"the end of {name}", 0.3)
 
     @contextlib.contextmanager
     def deployed(self, name: str, model: str, split: Split, more: Json | None = None) -> Iterator[tuple[float, Seen, Watch]]:
-        """A deployment that is Ready: when it was applied, the state that said so, and its watch. Deleted afterwards."""
+        """A Ready deployment, deleted afterwards: when it was applied, its Ready state, and its watch."""
         with Watch(self, name) as watch:
             began = self.apply(name, model, split, more)
             try:
@@ -198,7 +198,7 @@ class Line:
         self.wait(lambda: bool(self.deployment(name).get("status", {}).get("benchmark")), f"the benchmark of {name}", 0.5)
 
     def ask(self, name: str, endpoint: str, model: str, tokens: int) -> Json:
-        """The client's answer, asked on the Mac of rank 0. Raises BenchFailed."""
+        """The response to a client on the Mac of rank 0. Raises BenchFailed."""
         node = self.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
         return self.ask_on(node, endpoint, model, tokens)
 

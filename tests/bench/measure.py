@@ -1,4 +1,4 @@
-"""Figures of measuring: what probes find against what others find on this machine in the same minute, and what they cost.
+"""Figures of probes: their results compared with those of other tools in the same minute, and their cost.
 
 ``python -m tests.bench measure`` runs them all on the line; ``python -m tests.bench.measure`` those that need no cluster.
 """
@@ -37,7 +37,7 @@ SOCKET_ROUNDS = 25
 # An agent, or its measuring process; the brackets keep the pattern from matching itself.
 PROBER = "thunderfleet-agent ru[n]|measure-chil[d]"
 _TOTAL = re.compile(r"^thunderfleet_agent_(probe_seconds|probe_bytes|probes)_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
-# What began; a dial of a Mac that is off is no probe.
+# Started probes; a failed dial to a Mac that is off is not counted.
 _PROBES = re.compile(
     r'^thunderfleet_agent_probes_total\{(?!.*"refused")(?!probe="socket",result="failed").*\} ([0-9.e+]+)$', re.MULTILINE
 )
@@ -75,7 +75,7 @@ def gpu(repeats: int, say: Say) -> list[Figure]:
     """The GPU probe against a plain loop over matrices of the same order, and the spread of its runs."""
     settings, ours, hand, orders = MeasureSettings(), list[float](), list[float](), set[int]()
     for number in range(repeats + 1):
-        # In turns of changing order, so that a machine that gets busier or calmer favours neither.
+        # In alternating order, so that changes of the machine's load affect both sides alike.
         if number % 2:
             hand.append(_plain_loop(min(orders), settings.gpu.seconds / 2))
         found = asyncio.run(parent.run({"what": "gpu", "seconds": settings.gpu.seconds}))
@@ -93,13 +93,13 @@ def gpu(repeats: int, say: Say) -> list[Figure]:
 
 
 def _plain_loop(order: int, seconds: float) -> float:
-    """GFLOPS of the loop by hand."""
+    """GFLOPS of a plain loop."""
     command = [sys.executable, "-c", BY_HAND, str(order), str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout) / 1e9
 
 
 async def _probe(most: int, seconds: float, count: int) -> int:
-    """What the socket probe's own streams move between two processes, in Mbit/s as the receiver timed it."""
+    """Throughput of the socket probe's streams between two processes in Mbit/s, timed by the receiver."""
     answerer = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ANSWERER, str(count), str(most), str(seconds), stdout=asyncio.subprocess.PIPE
     )
@@ -166,7 +166,7 @@ def _exported(line: Line, mac: str) -> str:
 
 
 def _totals(line: Line, mac: str) -> dict[tuple[str, str], float]:
-    """What an agent's counters say, by name and probe; only probes that went well are counted as such."""
+    """An agent's counters by name and probe; only successful probes are counted."""
     found: dict[tuple[str, str], float] = {}
     for name, labels, value in _TOTAL.findall(_exported(line, mac)):
         probe = re.search(r'probe="(\w+)"', labels)
@@ -180,7 +180,7 @@ def _macs(line: Line) -> list[str]:
 
 
 def day(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """What measuring costs a Mac a day at the defaults: real runs' seconds and bytes, as often as the defaults have them."""
+    """Cost of probes per Mac and day at the default intervals, from the seconds and bytes of real runs."""
     macs = _macs(line)
 
     def done() -> bool:
@@ -265,7 +265,7 @@ def _often(line: Line, *values: str) -> None:
 
 @contextlib.contextmanager
 def _pair_alone(line: Line) -> Iterator[tuple[str, ...]]:
-    """Two Macs with a cable; all others are off, since one machine plays them all and what they do costs the two."""
+    """Two Macs with a cable; all others are off, because they share this machine's processors."""
     links = json.loads(line.cluster.kubectl("get", "tbl", "-o", "json").stdout)["items"]
     spec = min(links, key=lambda link: str(link["metadata"]["name"]))["spec"]
     pair = (str(spec["a"]["node"]), str(spec["b"]["node"]))
@@ -283,7 +283,7 @@ def _pair_alone(line: Line) -> Iterator[tuple[str, ...]]:
 
 @contextlib.contextmanager
 def _stopped(line: Line, macs: Sequence[str]) -> Iterator[None]:
-    """The agents of these Macs, and what they measure with, stand still."""
+    """Freezes the agents of these Macs and their measuring processes."""
 
     def all_get(signal: str) -> None:
         for mac in macs:

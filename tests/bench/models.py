@@ -21,7 +21,7 @@ _WIDE = {
 
 
 def _index(folder: Path, names: list[str]) -> None:
-    """The index that mlx-lm's own pipelines insist on, even of one file."""
+    """The index that mlx-lm's pipelines require even for a single file."""
     path = folder / "model.safetensors"
     if not names:
         with safe_open(path, "numpy") as file:
@@ -31,7 +31,7 @@ def _index(folder: Path, names: list[str]) -> None:
 
 
 def make_tiny(folder: Path) -> None:
-    """The demo's model: what is measured with it is everything but MLX's own work."""
+    """The demo's model, so small that MLX's own work takes almost no time."""
     tinymodel.make(folder)
     _index(folder, [])
 

@@ -52,7 +52,7 @@ def address(i: int) -> str:
 
 
 def cliques(count: int, size: int, free: int, model: ModelFacts) -> Fleet:
-    """Equal Macs in groups of ``size`` with a cable between every two of a group, and nothing that joins the groups."""
+    """Equal Macs in groups of ``size``, with cables between all Macs of a group and none between groups."""
     names = [f"mac-{i:05d}" for i in range(count)]
     macs, cables = [], []
     for i, name in enumerate(names):
@@ -109,7 +109,7 @@ def switch(count: int, model: ModelFacts, free: Callable[[int], int]) -> Fleet:
 
 
 def meshed(count: int, model: ModelFacts, free: int) -> Fleet:
-    """A cable between every two, whatever the number of ports."""
+    """A cable between every two Macs; the number of ports is ignored."""
     names = [f"mac-{i:02d}" for i in range(count)]
     macs = [Mac(n, address(i), free, models=(model,), backends=frozenset({"ring", "jaccl"})) for i, n in enumerate(names)]
     cables = (
@@ -120,7 +120,7 @@ def meshed(count: int, model: ModelFacts, free: int) -> Fleet:
 
 
 def _seconds(work: Callable[[], Any], repeats: int) -> tuple[float, ...]:
-    """Of processor time: neither side waits for anything, and a busy machine makes no difference."""
+    """Seconds of processor time, which do not depend on the machine's load; neither side waits."""
     found = []
     for _ in range(repeats):
         gc.collect()
@@ -135,7 +135,7 @@ def _ms(samples: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _anew(fleet: Fleet) -> Fleet:
-    """The same without anything that was worked out before: its indexes are part of what a caller pays."""
+    """The same fleet without cached indexes, because callers pay for them too."""
     return Fleet(fleet.macs.values(), fleet.cables.values())
 
 
@@ -160,7 +160,7 @@ def against_listing(repeats: int) -> list[Figure]:
         request = Request(path=PATH, memory=NO_KV, ring_without_relay=True)
         if not isinstance(plan(fleet, request), Placement):
             raise AssertionError("ten Macs have room for the model")
-        # Side by side, and the least of many: a busy machine slows either.
+        # In alternation, and the minimum of many runs: load slows both sides.
         theirs = _ms(_seconds(listing, repeats))
         ours = _ms(_seconds(lambda fleet=fleet, request=request: plan(_anew(fleet), request), 30 * repeats))  # type: ignore[misc]
         note = f"10 Macs {kind}, the fleet's indexes made too; {cycles} cycles listed; least of {len(ours)} and {len(theirs)}"
@@ -200,7 +200,7 @@ def one_switch(repeats: int) -> list[Figure]:
 
 
 def _with_rates(fleet: Fleet) -> Fleet:
-    """Every dial measured, no two alike; every Mac's memory too."""
+    """Every dial and every Mac's memory have been measured, with different results."""
     macs = []
     for i, mac in enumerate(fleet.macs.values()):
         assert mac.dials is not None
@@ -248,7 +248,7 @@ def full(repeats: int) -> list[Figure]:
 def hard(repeats: int) -> list[Figure]:
     """64 equal Macs, all joined: layers that fit in no order of seven ranks, so that the search of those ends at its limit."""
     figures = []
-    # Of eight ranks each takes one layer: a place is found there, after the seven were given up.
+    # With eight ranks each takes one layer: a placement exists there, after seven have failed.
     for kind, layers, most in (("none found", (7, 7, 7, 7, 7, 6, 6, 6), 7), ("best found", (7, 7, 7, 7, 7, 6, 6, 6), 8)):
         model = ModelFacts(PATH, bytes=53, tensor=(TensorFacts(1, (53,)),), layer_bytes=layers)
         fleet = meshed(64, model, 8)

@@ -1,4 +1,4 @@
-"""What our programs take of the machine: memory and processor time of a cluster's processes, from Linux's ``/proc``.
+"""Memory and processor time of a cluster's processes, from Linux's ``/proc``.
 
 On a machine without ``/proc`` nothing is measured and the benchmark says so.
 """
@@ -33,7 +33,7 @@ class Process:
 
     @property
     def program(self) -> str:
-        """Which of our programs it is; "" for any other."""
+        """Our program that it runs; "" for any other."""
         return program_of(self.command)
 
 

@@ -11,7 +11,7 @@ from tests.bench.line import WAIT_SECONDS, BenchFailed, Json, Line, chat
 
 CLIENTS = (1, 4, 16)
 TOKENS = {1: 64, 4: 48, 16: 32}
-"""For each client, by how many there are at once."""
+"""Requests per client, by number of clients."""
 SIZE_SECONDS = 90.0
 """For one number of clients, both sides; then those rounds count that there are, if they are enough."""
 LEAST_ROUNDS = 3
@@ -34,7 +34,7 @@ def first(answer: Json) -> float:
 
 
 def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Tokens per second and time to first token. The two sides take turns, the waiting one frozen or asleep."""
+    """Tokens per second and time to first token. The two sides alternate; the other one is frozen or asleep."""
     figures = []
     model = line.cluster.models / models.SMALL
     with line.deployed("serving", models.SMALL, "Pipeline", MEMORY) as (_, ready, _), ByHand(model, "Pipeline") as started:
@@ -45,7 +45,7 @@ def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
         for clients in CLIENTS:
             ours, hand, tokens = list[tuple[float, float]](), list[tuple[float, float]](), TOKENS[clients]
             until = time.monotonic() + SIZE_SECONDS
-            # The first round of a size pays for its shapes, on both sides.
+            # The first round of a size compiles its shapes, on both sides.
             for number in range(2 * repeats + 2):
                 if len(ours) >= LEAST_ROUNDS and time.monotonic() > until:
                     say(f"serving {clients}: {SIZE_SECONDS:g} s are over after {len(ours)} rounds")

@@ -37,7 +37,7 @@ CHANGES = 10
 AT_ONCE = 24
 WAIT_SECONDS = 300.0
 POLL_SECONDS = 0.02
-# Not the one of an operator that runs on this machine already.
+# A port other than that of an operator that already runs on this machine.
 METRICS_PORT = 9499
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "thunderfleet-system"
@@ -52,7 +52,7 @@ cables:
 
 
 class NotInTime(RuntimeError):
-    """What was waited for did not happen."""
+    """A wait reached its limit."""
 
 
 def _status() -> NodeProfileStatus:
@@ -85,7 +85,7 @@ def _spec(number: int) -> ThunderboltLinkSpec:
 
 
 def _endpoint(status: NodeProfileStatus, node: str, port: int, sees: bool = True) -> Endpoint:
-    """That end as its agent says it."""
+    """An end as its agent reports it."""
     device = next(d for d in (status.rdma.devices if status.rdma else ()) if d.interface == f"en{port + 1}")
     return Endpoint(
         node=node,
@@ -191,7 +191,7 @@ async def _measure(kubeconfig: Path, logs: Path, say: Callable[[str], None]) -> 
 
 
 async def _change(kube: Kube, number: int, status: NodeProfileStatus) -> float:
-    """From an agent's write (its end is at half the speed) to the summary that says so, in milliseconds."""
+    """Milliseconds from an agent's write (its end reports half the speed) to the link's summary with that speed."""
     spec = _spec(number)
     slow = _endpoint(status, spec.a.node, spec.a.port).model_copy(update={"speed_mbps": 40_000})
     began = time.perf_counter()

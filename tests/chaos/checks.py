@@ -1,6 +1,6 @@
 """What must hold once a fault is over: one process per rank, no other; one epoch's objects, no other; no port but theirs.
 
-Pure: each takes what was seen and gives sentences, none when all is well.
+Pure: each takes an observation and returns one sentence per problem.
 """
 
 import re
@@ -14,7 +14,7 @@ from tests.chaos.faults import RANK, SUPERVISOR
 Json = dict[str, Any]
 
 PORTS = range(20000, 30000)
-"""The operator gives ports out of these alone."""
+"""The operator allocates ports only from these ranges."""
 CABLE = "recorded_cable.py"
 EPOCH = "thunderfleet.io/epoch"
 
@@ -45,7 +45,7 @@ def objects(children: Sequence[Json], epoch: int, ranks: int) -> list[str]:
 
 
 def processes(seen: Sequence[str], nodes: Sequence[str]) -> list[str]:
-    """``seen`` as ``Deployment.seen`` gives it. Each Mac of the group has one supervisor, one rank and at most one wire."""
+    """``seen``: see ``Deployment.seen``. Each Mac of the group has one supervisor, one rank and at most one wire."""
     counts: dict[str, Counter[str]] = {}
     for entry in seen:
         machine, _, command = entry.partition(": ")
@@ -65,7 +65,7 @@ def processes(seen: Sequence[str], nodes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Census:
-    """Who lives on a machine: kubelets, the pods (UIDs) whose containers have a shim, and processes that belong to neither."""
+    """The processes of a machine: kubelets, pods (UIDs) whose containers have a shim, and all others."""
 
     kubelets: int
     pods: tuple[str, ...]
@@ -101,7 +101,7 @@ print(json.dumps({"kubelets": len(kubelets), "pods": sorted(shims.values()), "or
 
 
 def accounts(censuses: Mapping[str, Census], pods: Sequence[Json]) -> list[str]:
-    """Every process of every machine belongs to its one kubelet or to a pod that the API server has on that machine."""
+    """Every process of a machine belongs to its only kubelet or to a pod that the API server lists there."""
     wrong = []
     for machine, census in censuses.items():
         live = {pod["metadata"]["uid"] for pod in pods if pod["spec"].get("nodeName") == machine}
@@ -117,7 +117,7 @@ def accounts(censuses: Mapping[str, Census], pods: Sequence[Json]) -> list[str]:
 
 
 def ports(listening: Collection[tuple[str, int]], plan: Json) -> list[str]:
-    """Of the ports that the operator gives out, those that a group that serves listens on: gateway and control of each rank."""
+    """The operator's ports on which a serving group listens: gateway and control port of each rank."""
     right = {(rank["node"], rank[port]) for rank in plan["ranks"] for port in ("gatewayPort", "controlPort")}
     seen = {(machine, port) for machine, port in listening if port in PORTS}
     extra = [f"{machine}: unexpected listener on port {port}" for machine, port in sorted(seen - right)]

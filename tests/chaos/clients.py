@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and the token ids that one process of mlx-lm answers."""
+    """A prompt, and the token ids that a single mlx-lm process generates for it."""
 
     prompt: str
     tokens: int
@@ -74,7 +74,7 @@ def judge_whole(body: bytes, question: Question) -> Result:
 
 @dataclass
 class Reading:
-    """A streamed answer as far as it has come."""
+    """The part of a streamed response that has arrived."""
 
     question: Question
     ids: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Reading:
     error: str = ""
 
     def event(self, data: str) -> str:
-        """Takes one event; says what is wrong with it."""
+        """Takes one event and returns what is wrong with it."""
         if self.done or self.error:
             return f"an event after the end: {data[:200]}"
         if data == "[DONE]":
@@ -118,7 +118,7 @@ class Reading:
 
 
 def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """A body as it comes; unlike by lines, an end in the middle raises."""
+    """A body as it arrives; unlike reading by lines, this raises if the body ends early."""
     while data := response.read1(65536):
         yield data
 
@@ -136,7 +136,7 @@ class Clients:
         self._lock = threading.Lock()
         self.results: list[Result] = []
         self.in_stream: dict[int, int] = {}
-        """Of each client that is reading a stream: how many tokens it has."""
+        """By client that reads a stream: the number of tokens so far."""
 
     def start(self, streaming: int, whole: int) -> None:
         for number in range(streaming + whole):
@@ -149,7 +149,7 @@ class Clients:
         return bool(self._threads)
 
     def stop(self) -> list[str]:
-        """Lets running requests end; says which clients did not end in time."""
+        """Lets running requests end; returns the clients that did not end in time."""
         self._over.set()
         for thread in self._threads:
             thread.join(ANSWER_SECONDS + 10)

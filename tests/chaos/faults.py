@@ -14,7 +14,7 @@ from tests.support.line import SYSTEM, Line
 ORDER_SECONDS = 20.0
 SUPERVISOR, RANK, OPERATOR = "thunderfleet-runner serve", "thunderfleet_runner.rank", "thunderfleet-operator run"
 
-# Run on a machine: a signal to the processes of a deployment's pods whose command has a word in it; prints to how many.
+# Run on a machine: signals the processes of a deployment's pods whose command contains a word; prints their number.
 HUNT = """
 import os, sys
 name, needle, number, hit = sys.argv[1], sys.argv[2], int(sys.argv[3]), []
@@ -42,7 +42,7 @@ class Hit:
 
 
 def hunt(line: Line, machine: str, name: str, needle: str, signal: int) -> int:
-    """Signals processes on a machine; to how many. ``name`` is how the names of their pods begin."""
+    """Signals processes on a machine and returns their number. ``name``: prefix of their pods' names."""
     done = line.run(machine, sys.executable, "-S", "-c", HUNT, name, needle, str(signal), seconds=ORDER_SECONDS)
     if done.returncode:
         raise LocalClusterError(f"{machine}: {done.stderr}")
@@ -51,7 +51,7 @@ def hunt(line: Line, machine: str, name: str, needle: str, signal: int) -> int:
 
 @dataclass(frozen=True)
 class Leader:
-    """The operator's replica that leads."""
+    """The leader among the operator's replicas."""
 
     pod: str
     machine: str
@@ -66,9 +66,9 @@ class Leader:
 
 
 def inject(line: Line, step: Step, name: str, node: str, neighbour: str, leader: Leader) -> Hit | None:
-    """Does what the step says to the rank on ``node`` of the deployment ``name``; None when there was nothing to hit.
+    """Carries out the step on the rank on ``node`` of the deployment ``name``; None if there was no target.
 
-    ``neighbour`` is the Mac that the cable to be cut leads to; ``leader`` was found before, so that the fault comes at once.
+    ``neighbour``: Mac at the other end of a cable that is cut. ``leader`` was looked up before, to save time.
     """
     cluster, machine = line.cluster, line.cluster.machines[node]
     action, target = step.fault.action, step.fault.target
@@ -100,7 +100,7 @@ def inject(line: Line, step: Step, name: str, node: str, neighbour: str, leader:
 
 
 def signalled(line: Line, machine: str, name: str, needle: str, action: Action) -> Hit | None:
-    """SIGKILL, or SIGSTOP that is undone by SIGCONT."""
+    """Sends SIGKILL, or SIGSTOP, which SIGCONT undoes."""
     if not hunt(line, machine, name, needle, KILL if action is Action.KILL else STOP):
         return None
     if action is Action.KILL:
@@ -113,7 +113,7 @@ def signalled(line: Line, machine: str, name: str, needle: str, action: Action) 
 
 
 def mend(line: Line) -> None:
-    """Everything that a fault may have left broken, after a run that was broken off."""
+    """Repairs everything that an interrupted run may have left broken."""
     cluster = line.cluster
     with contextlib.suppress(LocalClusterError):
         cluster.component("kube-apiserver", "thaw")

@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Stage(StrEnum):
-    """Where in its life a deployment is hit."""
+    """The stage of a deployment at which a fault hits it."""
 
     RENDEZVOUS = "before rendezvous"
-    """Supervisors run and dial, the leader is not there yet."""
+    """Supervisors run and dial; the leader does not listen yet."""
     BARRIER = "in the barrier"
     """The leader waits for the last rank."""
     INIT = "in init"
@@ -32,28 +32,28 @@ class Stage(StrEnum):
 START = (Stage.RENDEZVOUS, Stage.BARRIER, Stage.INIT, Stage.LOADING)
 SERVING = (Stage.IDLE, Stage.STREAMS, Stage.BENCHMARK)
 HELD = (Stage.RENDEZVOUS, Stage.BARRIER)
-"""Stages in which one Mac is kept from starting its pod; no rank process runs yet."""
+"""Stages in which one Mac's kubelet waits, so no rank process runs yet."""
 
 
 class Action(StrEnum):
-    """What is done to the target."""
+    """The kind of fault."""
 
     KILL = "kill"
     """SIGKILL."""
     FREEZE = "freeze"
     """SIGSTOP, later SIGCONT."""
     CUT = "cut"
-    """The LAN port or the cable without a carrier for a while."""
+    """The LAN port or the cable loses its carrier for a while."""
 
 
 class Target(StrEnum):
-    """What a fault hits."""
+    """The target of a fault."""
 
     RANK = "rank"
     SUPERVISOR = "supervisor"
     KUBELET = "kubelet"
     OPERATOR = "operator"
-    """The replica that leads; to cut it off is to cut off its machine."""
+    """The leader; cutting it off means cutting off its machine."""
     API_SERVER = "API server"
     MAC = "Mac"
     CABLE = "cable"
@@ -61,7 +61,7 @@ class Target(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault."""
+    """One kind of fault and its target."""
 
     action: Action
     target: Target
@@ -72,7 +72,7 @@ class Fault:
 
 PROCESSES = (Target.RANK, Target.SUPERVISOR, Target.KUBELET, Target.OPERATOR, Target.API_SERVER)
 BESIDE = (Target.KUBELET, Target.OPERATOR, Target.API_SERVER)
-"""Not part of a group: what happens to them must not be felt by a request that is being answered."""
+"""Targets outside a group: their faults must not affect running requests."""
 FAULTS = (
     *(Fault(action, target) for action in (Action.KILL, Action.FREEZE) for target in PROCESSES),
     *(Fault(Action.CUT, target) for target in (Target.MAC, Target.CABLE, Target.OPERATOR)),
@@ -81,7 +81,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a deployment: its ranks and what they talk over."""
+    """Shape of a deployment: its ranks and their transport."""
 
     ranks: int
     transport: str
@@ -97,15 +97,15 @@ class Shape:
 
 SHAPES = tuple(Shape(ranks, transport) for ranks in (2, 3, 4) for transport in ("Ring", "JACCL"))
 SECONDS = (2, 5, 12)
-"""How long what is not simply killed stays frozen, cut off or dead."""
+"""How long a target stays frozen, cut off or switched off."""
 LONG_SECONDS = 75
-"""Longer than a silent Node stays Ready (50 s): the operator has to decide. Only of LONG_FAULTS, only when asked for."""
+"""Longer than a silent Node stays Ready (50 s), so that the operator must act. Only for LONG_FAULTS, and only on request."""
 LONG_FAULTS = (Fault(Action.FREEZE, Target.KUBELET), Fault(Action.CUT, Target.MAC), Fault(Action.KILL, Target.KUBELET))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One fault: when, what, whose (a rank of the group), and for how long if it is undone at all."""
+    """One fault: its stage, kind and target rank, and how long it lasts if it is undone."""
 
     stage: Stage
     fault: Fault
@@ -118,7 +118,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Episode:
-    """One deployment from ``apply`` to nothing left; ``steps`` in the order of their stages."""
+    """One deployment from ``apply`` to its removal; ``steps`` are in the order of their stages."""
 
     number: int
     shape: Shape
@@ -126,7 +126,7 @@ class Episode:
 
 
 class Deck(Generic[T]):
-    """Cards in an order of chance; when all were dealt they are shuffled again."""
+    """A shuffled deck of cards; it is shuffled again when all cards have been dealt."""
 
     def __init__(self, cards: tuple[T, ...], chance: random.Random) -> None:
         self._cards, self._chance, self._left = cards, chance, list[T]()
@@ -143,7 +143,7 @@ def cards(stages: tuple[Stage, ...]) -> tuple[tuple[Stage, Fault], ...]:
 
 
 def victims(stage: Stage, ranks: int) -> range:
-    """Which ranks can be hit: not the one that is held back."""
+    """The ranks that can be hit; the one that is held back cannot."""
     match stage:
         case Stage.RENDEZVOUS:
             return range(1, ranks)

@@ -1,4 +1,4 @@
-"""Totals of a run of the fault suite: what was injected, what became of it, how long it took."""
+"""Totals of a run of the fault suite: injected faults, results and durations."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from tests.chaos.plan import Stage, Step
 
 @dataclass
 class Record:
-    """What became of one step."""
+    """Result of one step."""
 
     seed: int
     episode: int
@@ -19,16 +19,16 @@ class Record:
     shape: str
     plan: Step
     observed: str = ""
-    """Stage as the group itself said it when the fault came."""
+    """Stage that the group reported when the fault was injected."""
     injected: bool = False
     recovered: bool = False
     seconds: float | None = None
-    """From the fault, or from its undoing, until the group had answered right (when draining: until nothing was left)."""
+    """Seconds from the fault or its end until the group answered correctly; while draining, until everything was deleted."""
     explained: str = ""
-    """What status said when the group did not serve in time."""
+    """The status when the group did not serve in time."""
     clients: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    """What error events in streams said."""
+    """Messages of error events in streams."""
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -51,7 +51,7 @@ class Record:
 
 
 def as_json(records: Sequence[Record], seconds: float) -> dict[str, Any]:
-    """The whole run, for other programs."""
+    """The whole run as JSON."""
     steps = [
         {
             "seed": record.seed,
@@ -106,7 +106,7 @@ def _rows(records: Iterable[Record], by: Callable[[Record], str], order: Sequenc
 
 
 def table(records: Sequence[Record], seconds: float) -> str:
-    """The totals for people."""
+    """The totals as text."""
     head = f"{'':<22}{'injected':>9}{'recovered':>11}{'violations':>12}{'median s':>10}{'worst s':>9}   worst at"
     stages = [stage.value for stage in Stage]
     faults = sorted({str(record.plan.fault) for record in records})

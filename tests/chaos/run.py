@@ -1,4 +1,4 @@
-"""Carries a plan out: deploys, breaks, mends, and says after each fault what holds and what does not."""
+"""Carries out a plan: deploys, injects faults, undoes them, and checks the cluster after each one."""
 
 import contextlib
 import json
@@ -50,20 +50,20 @@ PROMPTS = (
     (tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS),
     ("What does switch 71 say to Mac?", 200),
 )
-"""Long answers, in which one process's best two logits are never closer than 9e-3."""
+"""Prompts with long answers in which the best two logits of one process differ by at least 9e-3."""
 SHORT = ("Who is rank 0?", 20)
 
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Line]:
-    """A line on four Macs that are all wired to each other, with JACCL; or the one that CLUSTER names and that runs already."""
+    """A cluster of four fully connected Macs with JACCL, or the running cluster that CLUSTER names."""
     if existing := os.environ.get(CLUSTER):
         faults.mend(Line(Cluster.attach(existing)))
     with on_fleet(FLEET, "chaos", CLUSTER) as line:
         yield line
 
 
-# One process of mlx-lm for all prompts: starting one costs more than what it says.
+# One process of mlx-lm for all prompts, because starting it takes longest.
 ALONE = """
 import json, pathlib, sys
 from thunderfleet_localcluster.models.reference import greedy
@@ -72,7 +72,7 @@ print(json.dumps([greedy(pathlib.Path(sys.argv[1]), prompt, tokens) for prompt, 
 
 
 def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question]:
-    """What one process of mlx-lm, alone, says."""
+    """The answers of a single mlx-lm process."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(model), json.dumps(prompts)],
         capture_output=True,
@@ -85,7 +85,7 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
 
 
 def _judge(results: Iterable[Result], record: Record, gateway_hit: bool, beside: bool) -> None:
-    """Adds to the record what the clients saw and must not see. ``beside``: the fault did not hit the group."""
+    """Adds the clients' wrong responses to the record. ``beside``: the fault did not hit the group."""
     for result in results:
         if result.outcome is Outcome.ERROR_EVENT:
             record.errors[result.detail] += 1
@@ -183,7 +183,7 @@ class Runner:
         subject.eye.mixtures.clear()
 
     def _outlast(self, subject: Subject, step: Step, hit: faults.Hit | None, clients: Clients) -> float:
-        """Lets the fault last as long as the step says, then undoes it. Returns when (monotonic seconds) recovery can start."""
+        """Waits for the duration of the fault, then undoes it. Returns when (monotonic seconds) recovery can start."""
         began = time.monotonic()
         undo = hit.undo if hit else None
         try:

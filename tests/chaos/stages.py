@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 STAGE_SECONDS = 240.0
 BENCHMARK_TOKENS = 4000
-"""Enough tokens to hit the benchmark; deployments that are hit elsewhere generate as few as possible."""
+"""Enough tokens to hit the benchmark; other deployments generate as few as possible."""
 SLOW_INIT = {"at": "rtr", "delaySeconds": 1.5, "fail": False}
 SLOW_LOAD = {"at": "send", "delaySeconds": 0.2, "fail": False}
 IN_STREAM_TOKENS = 5
@@ -58,11 +58,11 @@ while ticks(pid) - before < 20:
 
 
 class Passed(Exception):
-    """The stage was over before it could be hit."""
+    """The stage ended before the fault was injected."""
 
 
 def wait_for(holds: Callable[[], T | None], goal: str, seconds: float = STAGE_SECONDS) -> T:
-    """Like ``until``, while parts of the cluster may be away."""
+    """Like ``until``, but tolerates unreachable parts of the cluster."""
     return until(holds, goal, seconds, retry_on=(LocalClusterError,))
 
 
@@ -76,7 +76,7 @@ class Subject:
     deployment: Deployment
     eye: Eye
     held: list[str] = field(default_factory=list)
-    """Macs whose kubelets wait."""
+    """Macs whose kubelets are frozen."""
     slowed: bool = False
 
     @property
@@ -87,7 +87,7 @@ class Subject:
 
     @property
     def nodes(self) -> list[str]:
-        """Where its ranks are, by rank."""
+        """Nodes by rank."""
         return [rank["node"] for rank in self.group.get("ranks", [])]
 
     def _of_epoch(self, kind: str, epoch: int) -> Json | None:
@@ -95,7 +95,7 @@ class Subject:
         return next((item for item in items if item["metadata"]["labels"].get(EPOCH_LABEL) == str(epoch)), None)
 
     def plan(self) -> Json | None:
-        """The plan of the epoch that status names."""
+        """The plan of the epoch in status."""
         found = self._of_epoch("configmaps", int(self.group.get("epoch") or 0))
         return json.loads(found["data"]["plan.json"]) if found else None
 
@@ -110,12 +110,12 @@ class Subject:
         return door
 
     def observed(self) -> str:
-        """What the group says of itself right now."""
+        """The state that the group reports now."""
         return str(self.group.get("state") or "not placed")
 
 
 def spec(shape: Shape, benchmark: bool) -> Json:
-    """Of the ModelDeployment: patient enough for many faults, quick to come back."""
+    """Part of the spec: many restarts, short back-offs."""
     return {
         "model": {"repository": MODEL},
         "nodes": {"min": shape.ranks, "max": shape.ranks},
@@ -128,7 +128,7 @@ def spec(shape: Shape, benchmark: bool) -> Json:
 
 
 def prepare(line: Line, shape: Shape, stage: Stage) -> tuple[list[str], bool]:
-    """Before ``apply``: kubelets that wait, a JACCL that is slow. Gives what ``release`` takes back."""
+    """Before ``apply``: freezes kubelets or slows JACCL down. Returns what ``release`` undoes."""
     if stage in HELD:
         for name in line.macs:
             line.cluster.machines[name].freeze_kubelet()
@@ -141,7 +141,7 @@ def prepare(line: Line, shape: Shape, stage: Stage) -> tuple[list[str], bool]:
 
 
 def release(subject: Subject) -> None:
-    """Takes back what ``prepare`` did."""
+    """Undoes what ``prepare`` did."""
     for name in subject.held:
         subject.line.cluster.machines[name].thaw_kubelet()
     subject.held = []
@@ -152,7 +152,7 @@ def release(subject: Subject) -> None:
 
 
 def reach(subject: Subject, stage: Stage, clients: Clients) -> str:
-    """Returns when the deployment is at ``stage``, with what it says of itself then. Raises NotInTimeError and Passed."""
+    """Returns the state that the deployment reports when it reaches ``stage``. Raises NotInTimeError and Passed."""
     match stage:
         case Stage.RENDEZVOUS | Stage.BARRIER:
             return _held(subject, stage)
@@ -175,14 +175,14 @@ def reach(subject: Subject, stage: Stage, clients: Clients) -> str:
 
 
 def streaming(clients: Clients) -> None:
-    """Clients ask, and one of them is in the middle of a stream."""
+    """Waits until clients send requests and one of them reads a stream."""
     if not clients.started:
         clients.start(streaming=2, whole=1)
     wait_for(lambda: any(count >= IN_STREAM_TOKENS for count in list(clients.in_stream.values())), "a stream runs")
 
 
 def _held(subject: Subject, stage: Stage) -> str:
-    """All kubelets wait; all but one go on once the pods are bound."""
+    """Freezes all kubelets; all but one continue once the pods are bound."""
 
     def bound() -> bool:
         path = f"/api/v1/namespaces/{subject.deployment.namespace}/pods?labelSelector={MANAGED}"
@@ -209,7 +209,7 @@ def _held(subject: Subject, stage: Stage) -> str:
 
 
 def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) -> str:
-    """The phase as rank 0 tells it, at once."""
+    """The phase that rank 0 reports now."""
     door = door or subject.door()
     over = (GroupPhase.READY, GroupPhase.GAVE_UP, wanted) if wanted is not GroupPhase.DRAINING else (wanted,)
     state: Told = wait_for(door.state, "rank 0 answers")
@@ -224,7 +224,7 @@ def _phase(subject: Subject, wanted: GroupPhase, door: GroupDoor | None = None) 
         except Unreachable:
             if wanted is GroupPhase.DRAINING:
                 raise Passed("the drain was over") from None
-            # Another epoch has another rank 0.
+            # A new epoch may have another rank 0.
             with contextlib.suppress(NotInTimeError):
                 door = subject.door()
     if state.phase is not wanted:

@@ -177,7 +177,7 @@ def condition(kind: str, reason: str, status: str = "True") -> Json:
 
 
 async def refused(work: Awaitable[object], *says: str) -> None:
-    """``work`` is refused by the admission policy with a sentence that has these words."""
+    """The admission policy refuses ``work`` with a message that contains these words."""
     with pytest.raises(ApiError) as caught:
         await work
     assert caught.value.status == 422, caught.value
@@ -185,7 +185,7 @@ async def refused(work: Awaitable[object], *says: str) -> None:
         assert words in caught.value.message
 
 
-# --- who an agent is ---------------------------------------------------------------------------------------------------------
+# --- identity of an agent ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -243,7 +243,7 @@ async def test_quarantine_is_not_an_agents_to_lift(admin: Kube, agents: Agents) 
     await refused(write(agents[A], f"{PROFILES}/{A}/status", lifted), "Quarantined")
     await refused(write(agents[A], f"{PROFILES}/{A}/status", lifted, manager="thunderfleet-operator"), "Quarantined")
     await refused(agents[A].patch(f"{PROFILES}/{A}/status", {"status": {"conditions": []}}), "Quarantined")
-    # Its own conditions stay its own.
+    # An agent still writes its own conditions.
     await write(agents[A], f"{PROFILES}/{A}/status", profile(A, conditions=[condition("InventoryComplete", "Complete")]))
     kinds = {entry["type"] for entry in (await admin.get(f"{PROFILES}/{A}"))["status"]["conditions"]}
     assert kinds == {"Quarantined", "InventoryComplete"}
@@ -299,10 +299,10 @@ async def test_an_agent_changes_its_own_end_only(admin: Kube, agents: Agents, li
     theirs = link_body(endpoints=[endpoint(other, address="169.254.6.6")])
     await refused(write(agents[me], path, theirs), sentence)
     await refused(write(agents[me], path, theirs, manager=f"agent-{other}"), sentence)
-    # An apply that leaves out what its manager owns takes it away: with the other's name, the other's entry.
+    # An apply removes the fields that its manager owns and leaves out: with another agent's manager, that agent's entry.
     await refused(write(agents[me], path, {**link_body(), "status": {}}, manager=f"agent-{other}"), sentence)
     await refused(agents[me].patch(path, {"status": {"endpoints": [endpoint(me)]}}), sentence)
-    # Its own entry is its own to take away.
+    # An agent may remove its own entry.
     await write(agents[me], path, {**link_body(), "status": {}}, manager=f"agent-{me}")
     assert [entry["node"] for entry in (await admin.get(f"{LINKS}/{LINK}"))["status"]["endpoints"]] == [other]
 
@@ -353,7 +353,7 @@ async def test_an_agent_neither_deletes_nor_keeps(agents: Agents, link: Json) ->
 
 
 async def test_the_policy_refuses_deletes_by_itself(admin: Kube, agents: Agents, link: Json) -> None:
-    """Whatever RBAC a cluster's owner adds by mistake."""
+    """Even with additional RBAC rules that an administrator adds by mistake."""
     role: Json = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",

@@ -142,7 +142,7 @@ def fleet() -> Iterator[Fleet]:
 
 @pytest.fixture
 def healthy(fleet: Fleet) -> Fleet:
-    """Everything as the fleet file says."""
+    """Restores the state of the fleet file."""
     fleet.until(
         lambda: (
             {name: said(link, "RDMAUsable")[1] for name, link in fleet.items("tbl").items()}
@@ -255,7 +255,7 @@ def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fl
             return words in healthy.said("np", name, "InventoryComplete")[2]
 
         healthy.until(complains, f"{name} names {words}")
-    # The agent lives, and follows everything else.
+    # The agent still runs and reports everything else.
     cluster.cable("pull", "studio-1:4")
     healthy.until(lambda: healthy.reason(SECOND, "Connected") == "Unplugged", "a cable of that Mac is followed")
     cluster.cable("plug", "studio-1:4")
@@ -326,7 +326,7 @@ def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
         file.write_text(file.read_text().replace(old, new))
 
     def facts(item: Json) -> list[str]:
-        """What only this Mac has: certificate, chip and switches."""
+        """Facts that identify this Mac: certificate, chip and switches."""
         status = item.get("status", {})
         own = [status.get(part, {}).get(key, "") for part, key in (("agent", "certificateSHA256"), ("hardware", "chip"))]
         return [*own, *(port["switchUID"] for port in status.get("thunderbolt", {}).get("ports", []))]
@@ -347,7 +347,7 @@ def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
     healthy.until(lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")), "its neighbour knows it")
 
 
-# From here on the fleet is no more as its file says.
+# From here on the fleet differs from its file.
 
 
 def moved(fleet: Fleet) -> str:
@@ -396,7 +396,7 @@ def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
 
 
 def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
-    """What it leaves is not calm for a minute."""
+    """The fleet is not stable for a minute afterwards."""
     cluster = fleet.cluster
     fleet.until(lambda: fleet.reason(SECOND, "Connected") == "Connected", "the cable is reported")
 
@@ -427,7 +427,7 @@ def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
     assert "neither mini-1 nor studio-2 has reported this cable" in text
 
     def ghosts() -> list[str]:
-        """Who speaks of a Mac that is no Node."""
+        """NodeProfiles and links that mention a Mac that is no longer a Node."""
         nodes, profiles = fleet.items("node"), fleet.items("np")
         known = [name for name, item in profiles.items() if any(node not in nodes for node, _ in reaches(item))]
         return [*known, *(name for name in profiles if name not in nodes)]

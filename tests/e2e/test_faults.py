@@ -23,7 +23,7 @@ SYSTEM = "thunderfleet-system"
 OPERATORS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
 AWAY_SECONDS = 30.0
 GONE_SECONDS = 30.0
-"""In which nothing of a deleted ModelDeployment may be left."""
+"""Seconds within which everything of a deleted ModelDeployment must be gone."""
 MAC_LOST_SECONDS = 150.0
 """The control plane's own 50 s until a silent Node is not Ready, then a placement and a start."""
 
@@ -32,7 +32,7 @@ RANK = "thunderfleet_runner.rank"
 
 
 def containers(served: Deployment) -> dict[str, tuple[str, str, int]]:
-    """Of every runner pod: UID, container ID and restarts."""
+    """UID, container ID and restarts of every runner pod."""
     return {
         pod["metadata"]["name"]: (
             pod["metadata"]["uid"],
@@ -52,7 +52,7 @@ def pids(served: Deployment) -> list[str]:
 
 
 def versions(served: Deployment) -> dict[str, str]:
-    """What must not change while there is nothing to do: UID and spec of pods (the kubelet owns their status), else all."""
+    """The parts of objects that must not change in a stable cluster: UID and spec of pods, and everything of other objects."""
     found = {}
     for child in served.children():
         metadata = child["metadata"]
@@ -82,7 +82,7 @@ def until_back(served: Deployment, before: Json) -> Json:
     return found
 
 
-# --- programs that come and go ---
+# --- restarts of programs ---
 
 
 def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: Alone) -> None:
@@ -133,7 +133,7 @@ def test_operator_killed_and_started_again(pair: Deployment, line: Line, replica
     until(led, "another process leads")
 
     def reconciled() -> bool:
-        """A whole round for the deployment has been made by the process that leads now."""
+        """Waits until the current leader has completed a round for the deployment."""
         holder = line.json("get", *lease)["spec"]["holderIdentity"]
         for pod in line.items(*OPERATORS):
             if not holder.startswith(pod["metadata"]["name"]):
@@ -255,7 +255,7 @@ def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, al
 
 
 def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> None:
-    # On the two Studios or nowhere.
+    # Only the two Studios are allowed.
     held = deploy("held", nodes={"min": 2, "selector": {"thunderfleet.io/chip": "Apple-M3-Ultra"}}).until_ready()
     lost = held.ranks()[1]["node"]
     line.cluster.machines[lost].off()
@@ -269,7 +269,7 @@ def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> 
     assert held.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
-# --- what a kill leaves behind ---
+# --- memory after a kill ---
 
 # Wired memory is read as on a real Mac (on other systems a kill strands none), with a short limit for its return.
 MEASURED = """#!/bin/sh
@@ -333,7 +333,7 @@ def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(
 
 # --- strangers ---
 
-# Asks a control port for the state of its group, with no certificate or with a stranger's own; prints what came of it.
+# Asks a control port for the state of its group, with no certificate or with a stranger's own; prints the result.
 KNOCK = """
 import socket, ssl, sys
 host, port, certificate = sys.argv[1], int(sys.argv[2]), sys.argv[3]

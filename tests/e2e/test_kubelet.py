@@ -1,4 +1,4 @@
-"""The kubelet on the real control plane, seen as its users see it: through kubectl, and through the door of its server.
+"""The kubelet on the real control plane as users see it: through kubectl, and through its own server.
 
 All pods are made at once, when the cluster is up, and each test waits for what it is about: what takes long (crash-loop
 back-off, a ConfigMap's way into a volume) passes while the others run. Tests that take the kubelet away come last.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -51,13 +52,14 @@ def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
 
 def pod(name: str, containers: list[Json], *, node: str = MAC, **spec: Any) -> Json:
     """A pod that the scheduler puts on ``node``."""
+    system = "darwin" if node == MAC else "linux"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
         "spec": {
             "hostNetwork": True,
-            "nodeSelector": {"kubernetes.io/hostname": node},
+            "nodeSelector": {"kubernetes.io/hostname": node, "kubernetes.io/os": system},
             "tolerations": [TOLERATION],
             "terminationGracePeriodSeconds": 2,
             "containers": containers,
@@ -88,7 +90,7 @@ def own_number(pid: int) -> int:
 
 @dataclass
 class Fleet:
-    """A running cluster and what the tests ask of it."""
+    """A running cluster with helpers for the tests."""
 
     cluster: Cluster
     scratch: Path
@@ -130,7 +132,7 @@ class Fleet:
         return self.await_pod(name, lambda item: item["status"].get("phase") == "Running", "runs")
 
     def exec(self, name: str, *words: str, text: str | None = None, check: bool = True) -> str:
-        """What a command in the pod's only container prints."""
+        """Output of a command in the pod's only container."""
         flags = ["-i"] if text is not None else []
         return self.kubectl("exec", *flags, name, "--", *words, text=text, check=check).stdout
 
@@ -187,7 +189,7 @@ server.shutdown()
 server.server_close()
 time.sleep(3600)
 '"""
-# Reads a mounted file all the time: says each new content once, and everything that is neither old nor new.
+# Reads a mounted file in a loop: prints each new content once, and any content that is neither old nor new.
 READ = """exec python3 -u -c '
 import os, time
 file, seen = os.environ["CONTAINER_SANDBOX_MOUNT_POINT"] + "/config/greeting", None
@@ -206,7 +208,7 @@ STUBBORN = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; while :; do sleep 0.2; 
 
 
 def objects(image: str, scratch: Path) -> list[Json]:
-    """Everything that the tests look at, made in one go."""
+    """All pods of the tests, created together."""
     meta = {"namespace": "default"}
     encoded = {"password": base64.b64encode(b"s3cret").decode()}
     mount = "$CONTAINER_SANDBOX_MOUNT_POINT"
@@ -311,6 +313,9 @@ def objects(image: str, scratch: Path) -> list[Json]:
         ),
         # Bound past the scheduler, as a DaemonSet's pod that tolerates everything is.
         pod("foreign", [{"name": "main", "image": "docker.io/library/nginx:1"}], nodeName=MAC, nodeSelector={}),
+        # What the admission policy does not see, because it does not ask for a Mac.
+        pod("unasked", [container(image, "id", securityContext={"runAsUser": 0})], nodeName=MAC, nodeSelector={}),
+        pod("unbound", [container(image, "id", securityContext={"runAsUser": 0})], nodeSelector={"bound": "by-hand"}),
         pod("own-network", [container(image, "sleep 3600")], hostNetwork=False),
         pod("plain", [container(image, "echo up; sleep 3600")], node=LINUX),
     ]
@@ -376,7 +381,7 @@ def test_joined_node_says_what_it_is(fleet: Fleet) -> None:
         {key: taint[key] for key in ("key", "effect")} for taint in node["spec"]["taints"]
     ]
     status = node["status"]
-    # What macOS lets the GPU wire of 96 GB, without a configured limit: three quarters.
+    # The default limit of macOS for GPU memory with 96 GB: three quarters.
     assert status["capacity"]["memory"] == "72Gi"
     assert int(status["capacity"]["cpu"]) > 1
     assert status["capacity"]["pods"] == "110"
@@ -386,6 +391,7 @@ def test_joined_node_says_what_it_is(fleet: Fleet) -> None:
         "MemoryPressure": "False",
         "DiskPressure": "False",
         "PIDPressure": "False",
+        "PodsShareUser": str(not ROOT),
     }
     linux = fleet.get("node", LINUX)
     assert linux["metadata"]["labels"]["kubernetes.io/os"] == "linux"
@@ -478,7 +484,7 @@ def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
     assert (tmp_path / "node/identity/client.pem").exists()
 
 
-# What a container gets
+# Inputs of a container
 
 
 def test_init_containers_come_first_and_in_order(fleet: Fleet) -> None:
@@ -570,17 +576,58 @@ def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None
     if not ROOT:
         assert (int(uid), int(gid)) == (os.geteuid(), os.getegid())
         return
-    assert (uid, gid) == ("65534", "65534")
+    assert uid == gid
+    assert int(uid) in pod_users(fleet), "a user of the pool"
     fleet.running("other-user")
     until(lambda: fleet.log("other-user").split() == ["2001", "3000"], "it has printed its user")
     # Programs that exec starts are the container's, too.
     assert fleet.exec("other-user", "id", "-u").strip() == "2001"
-    assert fleet.exec("who", "id", "-u").strip() == "65534"
-    # Root only for who says so.
+    assert fleet.exec("who", "id", "-u").strip() == uid
+    # Containers run as root only on request.
     until(lambda: fleet.log("root").split() == ["0"], "root")
 
 
-# How long it lives
+def pod_users(fleet: Fleet) -> range:
+    config = yaml.safe_load((fleet.cluster.machines[MAC].folder / "kubelet.yaml").read_text())["podUsers"]
+    return range(config["first"], config["first"] + config["count"])
+
+
+# Everything that a pod has: its folder, and what its processes show. "root" looks in the same way, so the look is not blind.
+SPY = """
+for place in {places}; do
+  if cat "{pod}/$place" || ls "{pod}/$place"; then echo "read $place"; else echo "refused $place"; fi
+done 2>/dev/null
+grep -l {uid} /proc/[0-9]*/environ 2>/dev/null | grep -q . && echo "read environment"
+echo done
+"""
+PLACES = (
+    *("pod.json", "containers", "containers/main/0/spec.json", "empty/empty", "volumes/secret", "volumes/all", "logs"),
+    *("containers/main/sandbox/0", "containers/main/sandbox/0/all/token", "containers/main/sandbox/0/secret/password"),
+    *("../../identity/client.pem", ".."),
+)
+
+
+@pytest.mark.skipif(not ROOT, reason="only a kubelet that runs as root gives pods users of their own")
+def test_a_pod_reads_nothing_of_another_pod(fleet: Fleet) -> None:
+    users = {name: fleet.exec(name, "id", "-u").strip() for name in ("whole", "who", "talks") if fleet.running(name)}
+    assert len(set(users.values())) == 3
+    uid = fleet.pod("whole")["metadata"]["uid"]
+    script = SPY.format(places=" ".join(PLACES), pod=fleet.cluster.machines[MAC].folder / "kubelet/pods" / uid, uid=uid)
+    for name in ("who", "other-user"):
+        fleet.running(name)
+        assert fleet.exec(name, "sh", "-c", script).splitlines() == [*(f"refused {place}" for place in PLACES), "done"]
+    fleet.running("root")
+    seen = fleet.exec("root", "sh", "-c", script)
+    assert [place for place in PLACES if f"read {place}\n" not in seen] == []
+    assert "read environment" in seen
+
+
+def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:
+    found = {item["type"]: item for item in fleet.get("node", MAC)["status"]["conditions"]}["PodsShareUser"]
+    assert (found["status"], found["reason"]) == (("False", "OneUserPerPod") if ROOT else ("True", "KubeletNotRoot"))
+
+
+# Lifecycle
 
 
 def test_startup_readiness_and_liveness_probes(fleet: Fleet) -> None:
@@ -641,13 +688,21 @@ def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
     assert waiting["reason"] == "NotRunnableOnMac"
     assert "kubernetes.io/os: linux" in waiting["message"]
     assert foreign["status"]["phase"] == "Pending"
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "unbound"}, "target": {"kind": "Node", "name": MAC}}
+    fleet.kubectl("create", "--raw", "/api/v1/namespaces/default/pods/unbound/binding", "-f", "-", text=json.dumps(binding))
+    unasked = fleet.await_pod("unasked", lambda item: "waiting" in first(item).get("state", {}), "waits")
+    waiting = first(unasked)["state"]["waiting"]
+    assert waiting["reason"] == "NotRunnableOnMac"
+    assert "set runtimeClassName: macos" in waiting["message"]
+    unbound = fleet.await_pod("unbound", lambda item: item["status"]["phase"] == "Failed", "is rejected")
+    assert unbound["status"]["reason"] == "NodeAffinity"
     own = fleet.await_pod("own-network", lambda item: "waiting" in first(item).get("state", {}), "waits")
     waiting = first(own)["state"]["waiting"]
     assert waiting["reason"] == "HostNetworkRequired"
     assert "hostNetwork: true" in waiting["message"]
 
 
-# Looking in
+# Logs, exec and metrics
 
 
 def test_logs(fleet: Fleet) -> None:
@@ -722,7 +777,7 @@ def test_strangers_are_refused(fleet: Fleet) -> None:
         done = fleet.kubectl(*as_stranger, *words, check=False)
         assert done.returncode != 0
         assert "orbidden" in done.stderr
-    # A right to figures is one to figures alone, however the path is written.
+    # Permission for metrics covers only metrics, however the path is written.
     fleet.kubectl("create", "clusterrole", "figures", "--verb=get", "--resource=nodes/metrics")
     fleet.kubectl("create", "clusterrolebinding", "figures", "--clusterrole=figures", "--serviceaccount=default:stranger")
     until(lambda: fleet.ask_kubelet("/metrics/resource", token)[0] == 200, "figures may be read")
@@ -793,7 +848,7 @@ def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet
     uid = item["metadata"]["uid"]
     machine = fleet.cluster.machines[MAC]
     machine.kill_kubelet()
-    # As if the API server had forgotten it: nothing is left of it but what runs.
+    # As if the API server had lost the pod: only its processes remain.
     fleet.kubectl("delete", "pod", "who", "--force", "--grace-period=0", "--wait=true")
     assert alive_with(uid)
     machine.start_kubelet()

@@ -1,4 +1,4 @@
-"""What serves is asked before it is taken away: rollouts, scaling, evictions and deletions, with requests running meanwhile."""
+"""Serving groups are drained first: rollouts, scaling, evictions and deletions while requests run."""
 
 import json
 import threading
@@ -16,8 +16,8 @@ Json = dict[str, Any]
 
 PROMPT = tinymodel.DEMO_MESSAGES[0]["content"]
 TOKENS_ALONE, TOKENS_PAIR = 500, 150
-"""So many tokens, of one Mac and of two, that a stream still runs when it is interfered with, and ends well within a drain's
-limit."""
+"""Enough tokens, on one Mac and on two, that a stream still runs when the test interferes, and ends within the limit of a
+drain."""
 STREAM_SECONDS = 120.0
 GONE_SECONDS = 90.0
 ONE_MAC = {"min": 1, "max": 1}
@@ -37,7 +37,7 @@ class Stream:
         self._lines = [self._answer.readline()]
 
     def finish(self) -> list[str]:
-        """The events, to the last."""
+        """The remaining events."""
         with self._answer:
             self._lines += self._answer.readlines()
         return [line.decode().strip().removeprefix("data: ") for line in self._lines if line.startswith(b"data: ")]
@@ -50,7 +50,7 @@ class Stream:
 
 
 def groups_reported(line: Line, served: Deployment) -> dict[str, list[Json]]:
-    """By Mac, what NodeProfiles say of this deployment's groups."""
+    """By Mac, the groups of this deployment in NodeProfiles."""
     prefix = f"{served.namespace}/{served.name}-"
     reported = {item["metadata"]["name"]: item.get("status", {}).get("groups", []) for item in line.items("np")}
     found = {name: [use for use in uses if use["name"].startswith(prefix)] for name, uses in reported.items()}
@@ -59,7 +59,7 @@ def groups_reported(line: Line, served: Deployment) -> dict[str, list[Json]]:
 
 @contextmanager
 def asking(line: Line, served: Deployment) -> Iterator[list[str]]:
-    """A client that asks ``status.endpoint`` all the time; what it complains of."""
+    """A client that sends requests to ``status.endpoint`` in a loop, and its errors."""
     ended, complaints = threading.Event(), list[str]()
     asked = 0
 
@@ -77,7 +77,7 @@ def asking(line: Line, served: Deployment) -> Iterator[list[str]]:
             except OSError as error:
                 why = str(error)
             asked += 1
-            # The status moves before a group drains: who is refused finds another endpoint there already.
+            # The endpoint in status changes before a group drains, so refused clients find another one.
             if why and served.status.get("endpoint") == endpoint:
                 complaints.append(f"{endpoint} is what status names, and does not serve: {why}")
                 return

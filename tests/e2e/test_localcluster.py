@@ -1,4 +1,4 @@
-"""Local clusters on the real control plane: both kinds of network, side by side, and what is left when they end: nothing."""
+"""Local clusters on the real control plane: both kinds of network, side by side, and nothing that remains when they end."""
 
 import base64
 import contextlib

@@ -1,7 +1,7 @@
 """Measuring end to end: three recorded Macs whose cables let through different rates each way, with a recorded JACCL.
 
-What the kernel lets through is what the links say; placements take the faster cable; nothing is measured beside a group. With
-``THUNDERFLEET_E2E_MEASURE=name`` a cluster of this fleet that runs already is taken, and left running.
+Links report the rates that the kernel allows, placements use the faster cable, and no probe runs beside a group. With
+``THUNDERFLEET_E2E_MEASURE=name`` the tests use a running cluster of this fleet and leave it running.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERY_SECONDS = 20
 VALUES = (
     "operator.replicas=1",
     "agent.measure.spreadSeconds=0",
-    # A busy machine may take its time.
+    # A busy machine needs longer.
     "agent.measure.gpu.seconds=20",
     "agent.measure.memory.seconds=20",
     "agent.measure.sockets.everySeconds=10",
@@ -69,7 +69,7 @@ def line() -> Iterator[Line]:
 
 
 def measured(line: Line, transport: str) -> dict[tuple[str, str], Json]:
-    """What the links say, by direction."""
+    """Throughput in the links' status, by direction."""
     return {
         (entry["from"], entry["to"]): entry
         for link in line.items("tbl")
@@ -197,7 +197,7 @@ AGENT = "thunderfleet-agent ru[n]"
 
 
 def ranks(line: Line, mac: str) -> dict[str, int]:
-    """Process id and rank of what measures cables on that Mac."""
+    """Process id and rank of the processes that measure cables on that Mac."""
     ran = line.run(mac, sys.executable, "-S", "-c", CENSUS)
     assert ran.returncode == 0, ran.stderr
     found: dict[str, int] = json.loads(ran.stdout)
@@ -227,7 +227,7 @@ def ages(line: Line, mac: str, probe: str) -> dict[str, float]:
 
 
 def fresh(line: Line, mac: str) -> Json:
-    """What that Mac says of its benchmarks."""
+    """The condition BenchmarksFresh of that Mac."""
     conditions: list[Json] = line.json("get", "np", mac)["status"]["conditions"]
     return next(each for each in conditions if each["type"] == "BenchmarksFresh")
 
@@ -343,7 +343,7 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
         return bool(found) and min(found) > 2 * EVERY_SECONDS
 
     for mac in macs:
-        # From now on every group stays in the middle of its probe for as long as the agents let it.
+        # From now on every group stays in its probe until the agents' time limit.
         line.cluster.jaccl(mac, [{"at": "rtr", "hang": True}])
     try:
         restarted = {kill_the_agent(line, 0, macs)}

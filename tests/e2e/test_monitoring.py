@@ -27,7 +27,7 @@ SYSTEM = "thunderfleet-system"
 PORT = 9090
 COMMAND_SECONDS = 60.0
 SCRAPE_SECONDS = 120.0
-# Panels of what goes wrong: empty as long as nothing does.
+# Panels of failures, which are empty in a healthy cluster.
 QUIET = ("failures", "errors", "Errors")
 
 RIGHTS = """
@@ -103,7 +103,7 @@ def scraping(server: str, rules: Path) -> Json:
 
 
 class Prometheus:
-    """A running one, asked by its API."""
+    """A running Prometheus and its API."""
 
     def __init__(self, line: Line, url: str) -> None:
         self.line = line
@@ -158,7 +158,7 @@ def test_alerts_are_valid(programs: Path, rules: Path) -> None:
 
 
 def firing(alert: str, severity: str, at: str) -> Json:
-    """That an alert fires ``at`` some time, as promtool wants it said."""
+    """An expectation of promtool that an alert fires ``at`` some time."""
     labels = f'alertname="{alert}",alertstate="firing"'
     sample = {"labels": f'ALERTS{{{labels},severity="{severity}"}}', "value": 1}
     return {"expr": f"ALERTS{{{labels}}}", "eval_time": at, "exp_samples": [sample]}
@@ -176,7 +176,7 @@ def test_alerts_fire_when_they_should(programs: Path, rules: Path, tmp_path: Pat
                     {"series": f'{leading}{{instance="a"}}', "values": "1x40 0x20"},
                     {"series": f'{leading}{{instance="b"}}', "values": "0x60"},
                     {"series": f'{groups}{{instance="a",state="Loading"}}', "values": "1x60"},
-                    # Who does not lead knows nothing.
+                    # A replica that is not the leader has no data.
                     {"series": f'{groups}{{instance="b",state="Loading"}}', "values": "7x60"},
                 ],
                 "alert_rule_test": [

@@ -1,6 +1,6 @@
-"""What the chart grants against what the programs do, by the API server's audit log: nothing is missing, nothing is unused.
+"""RBAC rules of the chart compared with the requests in the audit log: none is missing, none is unused.
 
-A small fleet is led through everything that a right is granted for: joined, profiled, served by, scaled down, taken apart.
+A small fleet goes through everything that needs a right: it joins, is profiled, serves, scales down and is removed.
 """
 
 import json
@@ -43,7 +43,7 @@ spec:
 
 
 class Audit:
-    """What the service accounts of the chart have done, from the audit log; read on, never twice."""
+    """Requests of the chart's service accounts from the audit log; each part of the log is read once."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

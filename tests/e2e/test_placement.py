@@ -40,7 +40,7 @@ cables:
   - {a: "mesh-1:4", b: "ring-1:3", speed: 40, through: OWC Thunderbolt Hub}
   - {a: "mesh-2:4", b: "ring-2:3"}
 """
-# Speeds are those that the fleet says.
+# Speeds are those of the fleet file.
 VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 MESH = ["mesh-1", "mesh-2", "mesh-3", "mesh-4"]
 RING = ["ring-1", "ring-2", "ring-3", "ring-4"]
@@ -129,7 +129,7 @@ def faces(line: Line, one: str, device: str) -> str:
 
 
 def devices(line: Line, group: Json) -> list[list[str | None]]:
-    """The device matrix of a group, of which each entry faces the Mac that it says."""
+    """The device matrix of a group; the test checks that each device connects to the right Mac."""
     (item,) = (
         c for c in line.items("configmaps", "-A") if c["metadata"]["name"] == group["ranks"][0]["pod"].rpartition("-")[0]
     )
@@ -194,7 +194,7 @@ def test_all_eight_in_one_ring(served: Callable[..., Json]) -> None:
 
 
 def test_macs_and_cables_say_their_shape(line: Line) -> None:
-    """What an owner sees of the cabling: `kubectl get np,tbl`."""
+    """The cabling as users see it: `kubectl get np,tbl`."""
     links = {frozenset(end["node"] for end in link["status"]["endpoints"]) for link in line.items("tbl")}
     assert {frozenset(pair) for pair in combinations(MESH, 2)} <= links
     assert len(links) == 12

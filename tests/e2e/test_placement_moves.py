@@ -1,4 +1,4 @@
-"""What moves a group and what does not, on four Macs in a ring.
+"""Which changes move a group and which do not, on four Macs in a ring.
 
 Cordon, drain, uncordon, a better place, Macs that several deployments want, scale, bounds and taints. Every placement is
 compared with ``thunderfleet-operator plan``.
@@ -28,7 +28,7 @@ cables:
   - {a: "mini-3:2", b: "mini-4:1", speed: 40}
   - {a: "mini-4:2", b: "mini-1:2", speed: 40}
 """
-# Speeds are those that the fleet says.
+# Speeds are those of the fleet file.
 VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
 LITTLE = {"contextTokens": 2048, "cachedTokens": 4096}
@@ -48,7 +48,7 @@ def line() -> Iterator[Line]:
 
 @pytest.fixture(autouse=True)
 def as_found(line: Line) -> Iterator[None]:
-    """Every Mac may be used again after a test, whatever became of it."""
+    """Makes every Mac usable again after a test, also after a failed one."""
     yield
     for mac in line.macs:
         line.kubectl("uncordon", mac)
@@ -57,7 +57,7 @@ def as_found(line: Line) -> Iterator[None]:
 
 
 def alone_on(mac: str, **more: object) -> Json:
-    """A spec: one rank, on this very Mac."""
+    """A spec of one rank on this Mac."""
     nodes = {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": mac}}
     return {"nodes": nodes, "memory": LITTLE, **more}
 
@@ -72,13 +72,13 @@ def events(deployment: Deployment, reason: str) -> list[str]:
 
 
 def placed(deployment: Deployment) -> Json:
-    """Waits until every group has a place, without waiting for it to serve; the condition's text and all."""
+    """Waits until every group has a placement, without waiting until it serves; returns the condition Placed."""
     found: Json = deployment.until_condition("Placed", "True")
     return found
 
 
 def foretold(deployment: Deployment) -> Json:
-    """What the offline planner says of a deployment of the cluster; it must be what the operator did."""
+    """The offline planner's answer for a deployment; it must equal the operator's placement."""
     status, planned = deployment.line.plan(deployment.get())
     now = deployment.status
     assert [group["placed"] for group in planned["groups"]] == [bool(group["ranks"]) for group in groups(now)]
@@ -111,7 +111,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     assert set(nodes_of(before)) == {"mini-1", "mini-2"}
     assert pair.tokens(PROMPT, TOKENS) == expected
 
-    # A better place alone never moves a group; status says that there is one.
+    # A better placement alone does not move a group; status mentions it.
     for mac in ("mini-3", "mini-4"):
         line.kubectl("uncordon", mac)
 
@@ -123,7 +123,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     assert "20 Gb/s" in message and "40 Gb/s" in message and "not moved" in message
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
 
-    # Cordoned: what runs stays, what is new does not get there.
+    # Cordoned: running groups stay, new ones are placed elsewhere.
     line.kubectl("cordon", "mini-1")
     late = deploy("late", **alone_on("mini-1"))
     message = late.until_condition("Placed", "False")["message"]
@@ -143,7 +143,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     assert "after Evicted" in moved and "TCP ring of 2 Macs" in moved
     assert not [pod for pod in line.items("pods", "-n", pair.namespace) if pod["spec"]["nodeName"] == "mini-1"]
 
-    # Uncordoned: who waited for it gets it; the group that moved stays where it is.
+    # Uncordoned: the group that waited for the Mac gets it; the group that moved stays where it is.
     line.kubectl("uncordon", "mini-1")
     late.until_ready()
     assert nodes_of(late.group()) == ["mini-1"]
@@ -151,7 +151,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (after["epoch"], nodes_of(after))
     assert "a better place exists" not in placed(pair)["message"]
 
-    # Drained with nowhere else to go: it says why, and is back on the Mac as soon as that may be used.
+    # Drained without an alternative: the message says why, and the group returns as soon as the Mac may be used.
     endpoint = late.endpoint
     drain(line, "mini-1")
 
@@ -163,7 +163,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
 
 
 def drain(line: Line, mac: str) -> None:
-    """As its owner would: DaemonSets' pods stay."""
+    """As an administrator does: pods of DaemonSets stay."""
     options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={DRAIN_SECONDS}s")
     line.cluster.kubectl("drain", mac, *options, seconds=DRAIN_SECONDS + 30)
 
@@ -177,7 +177,7 @@ def test_two_deployments_that_want_the_same_mac(line: Line, deploy: Deploy, alon
     assert events(second, "NoRoom") == [lack]
     for deployment in (first, second):
         foretold(deployment)
-    # What is left is enough for a little one: memory and ports are accounted for.
+    # The remaining memory and ports suffice for a small deployment.
     little = deploy("little", **alone_on("mini-4"))
     placed(little)
     assert not first.ports() & little.ports()

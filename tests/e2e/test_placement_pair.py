@@ -1,4 +1,4 @@
-"""Two Macs with one cable that one of them alone sees: a group takes it for RDMA when that is usable, else for TCP."""
+"""Two Macs with one cable that only one of them sees: a group uses it for RDMA if possible, otherwise for TCP."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ machines:
 cables:
   - {a: "studio-1:1", b: "studio-2:1", seen: a}
 """
-# Speeds are those that the fleet says.
+# Speeds are those of the fleet file.
 VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 LINK = "studio-1.tb1--studio-2.tb1"
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16

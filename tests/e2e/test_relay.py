@@ -22,7 +22,7 @@ PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[Line]:
-    """As the line of the other tests, without a cable. With ``THUNDERFLEET_E2E_RELAY=name`` on a cluster that runs already."""
+    """The fleet of the other tests without a cable; ``THUNDERFLEET_E2E_RELAY=name`` selects a running cluster."""
     with on_fleet(FLEET, "relay", "THUNDERFLEET_E2E_RELAY", "agent.measure.enabled=false", "operator.replicas=1") as found:
         yield found
 

@@ -12,7 +12,7 @@ from cosmic_ray.mutating import mutate_code
 
 from tests.mutation.modules import Module
 
-# Of all replacements of an operator, those that a slip of the hand makes. Identity is left out where equality was meant: both
+# Of all replacements of an operator, those that are likely mistakes. Identity is left out where equality was meant: both
 # hold for small numbers and enumerations.
 _SWAPS = {
     "Comparison": "Eq_NotEq NotEq_Eq Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Is_IsNot IsNot_Is",
@@ -40,7 +40,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Names the mutant also after other lines of its module have changed."""
+        """Identifies the mutant even after other lines of its module have changed."""
         return f"{self.module.path}: {self.before} -> {self.after}"
 
 

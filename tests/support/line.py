@@ -220,7 +220,7 @@ class Deployment:
         return "\n".join(f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in found)
 
     def is_ready(self) -> bool:
-        """Ready, and for the newest spec."""
+        """Whether it is Ready with the newest spec."""
         item = self.get()
         ready = condition(item, "Ready")
         return ready.get("status") == "True" and ready.get("observedGeneration") == item["metadata"]["generation"]
@@ -262,7 +262,7 @@ class Deployment:
         return self.line.request(f"{self.endpoint}/chat/completions", chat(prompt, tokens), headers)
 
     def tokens(self, prompt: str, tokens: int) -> list[int]:
-        """The token ids of an answer that came out well."""
+        """The token ids of a successful response."""
         answer = self.ask(prompt, tokens)
         assert answer.status == 200, answer.body
         found: list[int] = answer.json["choices"][0]["token_ids"]
@@ -277,7 +277,7 @@ class Deployment:
         ]
 
     def ports(self) -> set[tuple[str, int]]:
-        """Machine and port of everything that its plans let its pods listen on."""
+        """Machine and port of every listener in its plans."""
         found: set[tuple[str, int]] = set()
         for item in self.line.items("configmaps", "-n", self.namespace, "-l", MANAGED):
             for rank in json.loads(item["data"]["plan.json"])["ranks"]:
@@ -298,7 +298,7 @@ class Deployment:
         return processes, listening
 
     def left(self, ports: Collection[tuple[str, int]] = ()) -> list[str]:
-        """What is left of it: child objects, processes and listeners on ``ports``."""
+        """Its remaining child objects, processes and listeners on ``ports``."""
         objects = [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]
         processes, listening = self.seen()
         return [*objects, *processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]

@@ -21,7 +21,7 @@ SHOWN_FILES = 12
 SHOWN_TESTS = 10
 
 Row = tuple[str, float, float]
-"""What ran, its seconds by the clock, its seconds of processors."""
+"""A row: name, wall-clock seconds, processor seconds."""
 
 
 def main(targets: list[str]) -> int:
@@ -52,7 +52,7 @@ def _make(target: str, path: Path) -> tuple[Row, int]:
 
 
 def _whole(phases: list[Row]) -> list[Row]:
-    """Setup, call and teardown of each test as one."""
+    """Sums setup, call and teardown of each test."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, seconds, processor in phases:
         sums[name][0] += seconds

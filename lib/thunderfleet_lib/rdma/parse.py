@@ -15,7 +15,7 @@ STATUS_COMMAND = ("rdma_ctl", "status")
 DEVICES_COMMAND = ("ibv_devices",)
 DEVINFO_COMMAND = ("ibv_devinfo", "-v")
 
-NO_DEVICES = "No IB devices found"
+NO_DEVICES_TEXT = "No IB devices found"
 """What the commands print, some of them with an error code, when there is no device."""
 
 _STATES = {
@@ -67,7 +67,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
     names: dict[str, None] = {}
     table, broken, command = False, "", " ".join(DEVICES_COMMAND)
     for line in text.splitlines():
-        if _RULE.match(line) or NO_DEVICES in line:
+        if _RULE.match(line) or NO_DEVICES_TEXT in line:
             table, broken = True, ""
         elif match := _DEVICE.match(line):
             name = clean(match.group(1), 64)
@@ -90,7 +90,7 @@ def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
     Raises ParseError when the text describes no device and does not say that there is none, or when it is truncated. A list
     of GIDs has no end mark (``gid_tbl_len`` is its capacity), so a GID that is cut off at the end goes unnoticed here.
     """
-    if NO_DEVICES in text:
+    if NO_DEVICES_TEXT in text:
         return ()
     command = " ".join(DEVINFO_COMMAND)
     heads = list(_HCA.finditer(text))

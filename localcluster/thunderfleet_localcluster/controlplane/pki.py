@@ -7,7 +7,6 @@ does not start with the cluster's CA in its place), and for etcd.
 import base64
 import datetime
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,14 +62,6 @@ def _validity() -> tls.Validity:
     return tls.Validity(now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=365 * YEARS))
 
 
-def write_secret(path: Path, data: bytes) -> Path:
-    """Write a file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    return path
-
-
 def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[str]) -> ClusterPki:
     """Create all certificates in ``folder``.
 
@@ -79,12 +70,12 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cluster, proxy, etcd = Authority("thunderfleet"), Authority("thunderfleet-front-proxy"), Authority("thunderfleet-etcd")
     for name, authority in (("ca", cluster), ("front-proxy-ca", proxy), ("etcd-ca", etcd)):
-        write_secret(folder / f"{name}.key", tls.key_pem(authority.key))
+        tls.write_private(folder / f"{name}.key", tls.key_pem(authority.key))
         (folder / f"{name}.crt").write_bytes(authority.pem)
 
     def put(name: str, pair: tuple[bytes, bytes], chain: bytes = b"") -> None:
         (folder / f"{name}.crt").write_bytes(pair[0] + chain)
-        write_secret(folder / f"{name}.key", pair[1])
+        tls.write_private(folder / f"{name}.key", pair[1])
 
     service_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
     server = cluster.issue("kube-apiserver", names=[*service_names, SERVICE_ADDRESS, *server_names], server=True, client=False)
@@ -103,7 +94,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
     admin = cluster.issue("kubernetes-admin", groups=["system:masters"])
     put("admin", admin)
     accounts = tls.new_key()
-    write_secret(folder / "service-accounts.key", tls.key_pem(accounts))
+    tls.write_private(folder / "service-accounts.key", tls.key_pem(accounts))
     (folder / "service-accounts.pub").write_bytes(
         accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )

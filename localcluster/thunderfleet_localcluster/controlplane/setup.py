@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from thunderfleet_lib import tls
+
 from thunderfleet_localcluster.controlplane import components
 from thunderfleet_localcluster.controlplane.components import Endpoints, Program
-from thunderfleet_localcluster.controlplane.pki import kubeconfig, make_pki, write_secret
+from thunderfleet_localcluster.controlplane.pki import kubeconfig, make_pki
 from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
 
 
@@ -36,7 +38,8 @@ def prepare(
     for program in ("kube-controller-manager", "kube-scheduler"):
         pair = pki.pair(program)
         text = kubeconfig(cluster, at.server, pki.ca_pem, program, pair.certificate.read_bytes(), pair.key.read_bytes())
-        clients[program] = write_secret(folder / f"{program}.kubeconfig", text.encode())
+        clients[program] = folder / f"{program}.kubeconfig"
+        tls.write_private(clients[program], text.encode())
     audit_policy = None
     if audit_log is not None:
         audit_policy = folder / "audit-policy.json"

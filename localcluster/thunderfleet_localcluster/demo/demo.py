@@ -3,24 +3,16 @@
 Every step shows its commands and its duration. The first failure names the step, the reason and the logs, and ends the run.
 """
 
-import argparse
 import signal
 import time
-from collections.abc import Sequence
 
 from thunderfleet_localcluster.demo.session import Session, say
 from thunderfleet_localcluster.demo.steps import play
 from thunderfleet_localcluster.errors import LocalClusterError
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the demo. Exit code 0: every step succeeded, 1: one failed, 130: interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="thunderfleet demo",
-        description="Run the demo: start a cluster of recorded Macs, serve a model on two of them, recover from a failure.",
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster running and print how to use it")
-    keep = bool(parser.parse_args(arguments).keep)
+def main(*, keep: bool) -> int:
+    """Run the demo. Exit code 0: every step succeeded, 1: one failed, 130: interrupted. ``keep``: leave the cluster running."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

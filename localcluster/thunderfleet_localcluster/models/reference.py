@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from thunderfleet_lib.helpformat import HelpFormatter
+
 from thunderfleet_localcluster.image import WITHOUT_COMPILER
 
 
@@ -26,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_localcluster.models.reference",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("model", type=Path, help="the model's folder")
     parser.add_argument("prompt", help="the user message")

@@ -22,6 +22,8 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from thunderfleet_lib.helpformat import HelpFormatter
+
 SEED = 17
 DEMO_MESSAGES: tuple[dict[str, str], ...] = ({"role": "user", "content": "Which Macs are wired together?"},)
 """The chat that the demo asks; the gap between logits was measured for it."""
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_localcluster.models.tinymodel",
         description="Write the test model (qwen2, float32) to a folder.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="output folder; created if it does not exist")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the weights; the demo relies on the default")

@@ -146,7 +146,7 @@ END
 
 
 def _ibv_devinfo(devices: list[str]) -> str:
-    none = rdma.NO_DEVICES.strip()
+    none = rdma.NO_DEVICES_OUTPUT.strip()
     if not devices:
         return f'echo "{none}" >&2\nexit 255\n'
     return f"""\

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from thunderfleet_localcluster.fleet.layout import Address, Layout, MachineLayout, link_local, mac_address
 
-NO_DEVICES = "No IB devices found\n"
+NO_DEVICES_OUTPUT = "No IB devices found\n"
 HEAD = "    device          \t   node GUID\n    ------          \t----------------\n"
 
 

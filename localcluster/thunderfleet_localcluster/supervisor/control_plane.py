@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.controlplane.approver import Approver
 from thunderfleet_localcluster.controlplane.components import Endpoints, joining_objects
-from thunderfleet_localcluster.controlplane.pki import write_secret
 from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
 from thunderfleet_localcluster.controlplane.setup import prepare
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -69,7 +69,7 @@ class ControlPlane:
     def write_kubeconfigs(self, outer: str) -> None:
         """Write the administrator's kubeconfigs: for the user's shell (server ``outer``) and for the cluster's network."""
         for path, server in ((self.folder.kubeconfig, outer), (self.folder.inner_kubeconfig, self.at.server)):
-            write_secret(path, self._prepared.admin_kubeconfig(self.spec.name, server).encode())
+            tls.write_private(path, self._prepared.admin_kubeconfig(self.spec.name, server).encode())
 
     # -- programs ----------------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ import secrets
 import socket
 import sys
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Any
+
+from thunderfleet_lib import tls
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.controlplane.components import Endpoints
@@ -81,9 +82,7 @@ class LocalCluster:
 
     def write_state(self) -> None:
         """Write the state file, which only its owner can read."""
-        fresh = self.folder.state.with_suffix(".new")
-        write_private(fresh, state.to_json(self.describe()))
-        fresh.replace(self.folder.state)
+        tls.write_private(self.folder.state, state.to_json(self.describe()).encode())
 
     async def take_down(self) -> None:
         """End every process. In namespaces the kernel ends the rest together with this process."""
@@ -156,10 +155,3 @@ def make_folders(folder: ClusterFolder) -> None:
     for path, mode in (*((path, 0o755) for path in shared), (folder.control_plane, 0o700)):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(mode)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)

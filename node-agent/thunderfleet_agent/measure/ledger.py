@@ -19,6 +19,7 @@ from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_crds.vocabulary import MeasurementTransport
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_agent.measure.schedule.due import History, backoff
 from thunderfleet_agent.measure.schedule.figures import GIGA, Figures, Result, moved, result
@@ -31,8 +32,6 @@ FILE = "measurements.json"
 MAX_RESULTS = 512
 # Unchanged figures are published at most this often.
 WRITE_SECONDS = 3600.0
-# A time this far in the future is a clock that was adjusted; beyond it, the clock was wrong.
-SKEW_SECONDS = 60.0
 
 
 @dataclass
@@ -52,10 +51,7 @@ class Ledger:
         for each in stored:
             self.published[each.key] = each
         for each in [*stored, *self._load_file()]:
-            age = (wall - each.measured_at).total_seconds()
-            if age < -SKEW_SECONDS:
-                age = math.inf
-            measured = now - max(0.0, age)
+            measured = now - age_seconds(each.measured_at, wall)
             known = self.history.get(each.key)
             if known is None or known.measured is None or measured > known.measured:
                 self.results[each.key] = each

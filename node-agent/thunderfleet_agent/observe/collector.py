@@ -67,7 +67,7 @@ def parse_capabilities(text: str) -> Runtime:
 
 def _no_devices(failure: Failure) -> str | None:
     """`ibv_devinfo` may exit with an error if there is no device."""
-    return rdma.NO_DEVICES if rdma.NO_DEVICES in failure.text + failure.error else None
+    return rdma.NO_DEVICES_TEXT if rdma.NO_DEVICES_TEXT in failure.text + failure.error else None
 
 
 def _partial(failure: Failure) -> str | None:

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, Reachability
 from thunderfleet_crds.vocabulary import ReachabilityState
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 
@@ -77,7 +78,7 @@ class ReachabilityTable:
             return
         entry.misses = 0
         entry.rounds.append(outcome.rtt_microseconds)
-        if len(entry.rounds) < ROUNDS or (entry.written and (now - entry.written).total_seconds() < RTT_SECONDS):
+        if len(entry.rounds) < ROUNDS or (entry.written and age_seconds(entry.written, now) < RTT_SECONDS):
             return
         old, median = entry.fact.rtt_microseconds, round(statistics.median(entry.rounds))
         if old is None or abs(median - old) * 2 > old:

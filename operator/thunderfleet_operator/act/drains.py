@@ -5,7 +5,6 @@ again from zero, and the runner's own limits hold meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Set
-from datetime import datetime
 
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.observe.plans import GroupView
@@ -15,17 +14,20 @@ NOTICE_SECONDS = 1.0
 
 
 class Drains:
-    """``key`` is the ModelDeployment's ``namespace/name``."""
+    """``key`` is the ModelDeployment's ``namespace/name``.
 
-    def __init__(self, groups: GroupClient, clock: Callable[[], datetime]) -> None:
+    ``clock``: monotonic seconds. With the wall clock, a step forward would cut a drain short, and one back would prolong it.
+    """
+
+    def __init__(self, groups: GroupClient, clock: Callable[[], float]) -> None:
         self._groups = groups
         self._clock = clock
-        self._since: dict[tuple[str, int, int], datetime] = {}
+        self._since: dict[tuple[str, int, int], float] = {}
 
     def seconds(self, key: str, view: GroupView) -> float:
         """Seconds since the group started to drain; 0 if it is not draining."""
         since = self._since.get((key, view.index, view.last_epoch))
-        return (self._clock() - since).total_seconds() if since else 0.0
+        return self._clock() - since if since is not None else 0.0
 
     def start(self, key: str, views: Iterable[GroupView], *, notice: bool) -> list[float]:
         """Drains these groups. Seconds until each group that is still on notice needs another look.

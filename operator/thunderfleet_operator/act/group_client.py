@@ -37,15 +37,24 @@ def _host(address: str) -> str:
 class _Poller:
     """One placement of one group."""
 
-    def __init__(self, plan: Plan, pair: KeyPair, session: aiohttp.ClientSession, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        pair: KeyPair,
+        session: aiohttp.ClientSession,
+        changed: Callable[[], None],
+        leading: Callable[[], bool],
+    ) -> None:
         self.plan = plan
         self.state: GroupState | None = None
         self.asked = asyncio.Event()
         self._answered = self._phase_since = time.monotonic()
         self._draining: asyncio.Task[None] | None = None
+        self._accepted = False
         self._context = client_context(pair)
         self._session = session
         self._changed = changed
+        self._leading = leading
         self.task = asyncio.create_task(self._run(), name=f"poll {plan.group} e{plan.epoch}")
 
     @property
@@ -59,18 +68,19 @@ class _Poller:
         return f"https://{_host(leader.address)}:{leader.control_port}{path}"
 
     def drain(self) -> None:
-        """Starts to ask rank 0 to drain, until it accepts."""
-        if self._draining is None:
+        """Starts to ask rank 0 to drain, until it accepts or this replica no longer leads."""
+        if self._draining is None or (self._draining.done() and not self._accepted):
             self._draining = asyncio.create_task(self._drain(), name=f"drain {self.plan.group} e{self.plan.epoch}")
 
     async def _drain(self) -> None:
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        while True:
+        while self._leading():
             try:
                 async with self._session.post(
                     self._url(DRAIN_PATH), ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout
                 ) as answer:
                     if answer.status == 202:
+                        self._accepted = True
                         log.info("%s: epoch %d is draining", self.plan.group, self.plan.epoch)
                         return
                     why = f"HTTP {answer.status}"
@@ -135,10 +145,14 @@ class _Poller:
 
 
 class GroupClient:
-    """All pollers. ``changed(key)`` is called with the ModelDeployment's ``namespace/name``."""
+    """All pollers.
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
+    ``changed(key)`` is called with the ModelDeployment's ``namespace/name``. ``leading``: whether this replica may act.
+    """
+
+    def __init__(self, changed: Callable[[str], None], leading: Callable[[], bool]) -> None:
         self._changed = changed
+        self._leading = leading
         self._pollers: dict[tuple[str, int], _Poller] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -153,7 +167,7 @@ class GroupClient:
                 self._pollers.pop(known).end()
         for index, (plan, pair) in plans.items():
             if (key, index) not in self._pollers and self._session is not None:
-                self._pollers[key, index] = _Poller(plan, pair, self._session, lambda: self._changed(key))
+                self._pollers[key, index] = _Poller(plan, pair, self._session, lambda: self._changed(key), self._leading)
 
     def drain(self, key: str, index: int, epoch: int) -> None:
         """Asks rank 0 to admit no new requests, and to stop the ranks when the running ones have ended."""

@@ -10,6 +10,7 @@ from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDep
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
 from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.account import Account
@@ -293,7 +294,7 @@ def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecisio
     known = observed.advice.get(view.index)
     if known is not None:
         current = known.fleet is observed.fleet and known.epoch == plan.epoch
-        left = ADVICE_SECONDS - (observed.now - known.time).total_seconds()
+        left = ADVICE_SECONDS - age_seconds(known.time, observed.now)
         if current or left > 0:
             return replace(group, better=known.text), known, None if current else left
     fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))

@@ -141,6 +141,8 @@ def _recover(
         slow = failure.class_ is FaultClass.CONFIGURE
         wait = float(recovery.backoff_limit_seconds) if slow else backoff_seconds(recovery, restarts)
         pending = now + timedelta(seconds=wait)
+    # A time in status that is further away was written while the clock was wrong.
+    pending = min(pending, now + timedelta(seconds=recovery.backoff_limit_seconds))
     if now < pending:
         return NextStep(Step.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
     avoid = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from thunderfleet_crds.conditions import find_condition
@@ -10,6 +10,7 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.link_status import current, link_ends, summary
 from thunderfleet_operator.decide.status.events import Occurrence
@@ -33,8 +34,7 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     found = find_condition(link.status.conditions, ConditionType.CONNECTED)
     if found is None or found.status is ConditionStatus.TRUE or found.last_transition_time is None:
         return LINGER_SECONDS
-    left = found.last_transition_time + timedelta(seconds=LINGER_SECONDS) - now
-    return max(0.0, left.total_seconds())
+    return max(0.0, LINGER_SECONDS - age_seconds(found.last_transition_time, now))
 
 
 def change(link: ThunderboltLink, made: Json) -> Occurrence | None:

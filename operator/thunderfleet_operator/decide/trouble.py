@@ -9,6 +9,7 @@ from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
@@ -97,7 +98,7 @@ def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node]
             continue
         failure = _ended(pod, node, now)
         if failure is None and pod.unschedulable_since is not None and entry.node not in predecessors:
-            waited = (now - pod.unschedulable_since).total_seconds()
+            waited = age_seconds(pod.unschedulable_since, now)
             if waited >= UNSCHEDULABLE_SECONDS:
                 text = f"pod {pod.name} cannot be scheduled: {pod.unschedulable_message}"
                 failure = _failure(now, Reason.UNSCHEDULABLE, text, entry.node, entry.rank)

@@ -163,27 +163,43 @@ class Cable:
         return self.b.node if self.a.node == node else self.a.node
 
 
+def _by_mac(cables: Iterable[Cable]) -> Mapping[str, tuple[Cable, ...]]:
+    """The cables that end at each Mac."""
+    links: dict[str, list[Cable]] = {}
+    for cable in cables:
+        for node in dict.fromkeys((cable.a.node, cable.b.node)):
+            links.setdefault(node, []).append(cable)
+    return {node: tuple(ends) for node, ends in links.items()}
+
+
 class Fleet:
     """All Macs and cables by name. Immutable: ``changed`` returns a new fleet."""
 
     def __init__(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = ()) -> None:
-        self.macs: Mapping[str, Mac] = {mac.name: mac for mac in macs}
-        self.cables: Mapping[str, Cable] = {cable.name: cable for cable in cables}
-        links: dict[str, list[Cable]] = {}
-        for cable in self.cables.values():
-            one, other = cable.a.node, cable.b.node
-            links.setdefault(one, []).append(cable)
-            if other != one:
-                links.setdefault(other, []).append(cable)
-        self._links: Mapping[str, tuple[Cable, ...]] = {node: tuple(cables) for node, cables in links.items()}
+        by_name = {cable.name: cable for cable in cables}
+        self._set({mac.name: mac for mac in macs}, by_name, _by_mac(by_name.values()))
+
+    def _set(self, macs: Mapping[str, Mac], cables: Mapping[str, Cable], links: Mapping[str, tuple[Cable, ...]]) -> None:
+        self.macs = macs
+        self.cables = cables
+        self._links = links
+        # Indexes; None until they are needed.
+        self._components: tuple[tuple[str, ...], ...] | None = None
+        self._reached_by: Mapping[str, tuple[str, ...]] | None = None
+        self._top_mbps: int | None = None
 
     def links(self, node: str) -> tuple[Cable, ...]:
         """The cables that end at a Mac, in no particular order."""
         return self._links.get(node, ())
 
-    @cached_property
+    @property
     def components(self) -> tuple[tuple[str, ...], ...]:
         """Connected components of the graph of connected cables, each as names of Macs; every Mac is in exactly one."""
+        if self._components is None:
+            self._components = self._find_components()
+        return self._components
+
+    def _find_components(self) -> tuple[tuple[str, ...], ...]:
         seen: set[str] = set()
         found: list[tuple[str, ...]] = []
         for start in self.macs:
@@ -200,16 +216,14 @@ class Fleet:
             found.append(tuple(component))
         return tuple(found)
 
-    @cached_property
-    def _reached_by(self) -> Mapping[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {}
-        for mac in self.macs.values():
-            for node in dict.fromkeys(mac.dials.nodes) if mac.dials is not None else ():
-                found.setdefault(node, []).append(mac.name)
-        return {node: tuple(names) for node, names in found.items()}
-
     def reached_by(self, node: str) -> tuple[str, ...]:
         """Names of the Macs that have reached a Mac at any address."""
+        if self._reached_by is None:
+            found: dict[str, list[str]] = {}
+            for mac in self.macs.values():
+                for peer in dict.fromkeys(mac.dials.nodes) if mac.dials is not None else ():
+                    found.setdefault(peer, []).append(mac.name)
+            self._reached_by = {peer: tuple(names) for peer, names in found.items()}
         return self._reached_by.get(node, ())
 
     def reached_addresses(self, node: str) -> frozenset[str]:
@@ -217,10 +231,13 @@ class Fleet:
         dials = (self.macs[name].dials for name in self.reached_by(node))
         return frozenset(address for known in dials if known is not None for address in known.at(node))
 
-    @cached_property
+    @property
     def top_mbps(self) -> int:
         """Upper bound of all cables' speeds."""
-        return max((max(c.speed_mbps, c.ring_mbps or 0, c.rdma_mbps or 0) for c in self.cables.values()), default=0)
+        if self._top_mbps is None:
+            rates = (max(c.speed_mbps, c.ring_mbps or 0, c.rdma_mbps or 0) for c in self.cables.values())
+            self._top_mbps = max(rates, default=0)
+        return self._top_mbps
 
     @cached_property
     def top_lan_mbps(self) -> int:
@@ -235,7 +252,7 @@ class Fleet:
 
         Costs a shallow copy of the tables. Indexes that the change cannot affect are carried over.
         """
-        made = Fleet.__new__(Fleet)
+        made = Fleet()
         table = dict(self.macs)
         same_macs = same_dials = not gone
         for mac in macs:
@@ -246,15 +263,13 @@ class Fleet:
         for name in gone:
             table.pop(name, None)
         new = tuple(cables)
-        made.macs = table
-        made.cables, made._links = self._changed_cables(new, gone) if new or gone else (self.cables, self._links)
-        same_cables = not gone and all(map(self._is_joined_alike, new))
-        if same_macs and same_cables and "components" in self.__dict__:
-            made.__dict__["components"] = self.components
-        if same_dials and "_reached_by" in self.__dict__:
-            made.__dict__["_reached_by"] = self._reached_by
-        if not new and not gone and "top_mbps" in self.__dict__:
-            made.__dict__["top_mbps"] = self.top_mbps
+        made._set(table, *(self._changed_cables(new, gone) if new or gone else (self.cables, self._links)))
+        if same_macs and all(map(self._is_joined_alike, new)):
+            made._components = self._components
+        if same_dials:
+            made._reached_by = self._reached_by
+        if not new and not gone:
+            made._top_mbps = self._top_mbps
         return made
 
     def _is_joined_alike(self, cable: Cable) -> bool:

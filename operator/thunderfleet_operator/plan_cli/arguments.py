@@ -7,7 +7,7 @@ from pathlib import Path
 
 def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], object]) -> None:
     """Adds the arguments; ``port_range`` parses a range of ports."""
-    plan.description = "Plans a ModelDeployment on the fleet that a file describes, as the operator would, without a cluster."
+    plan.description = "Plan a ModelDeployment on the fleet that a file describes, as the operator would, without a cluster."
     plan.epilog = "exit status: 0 every group has a placement, 3 a group has none, 2 invalid input"
     plan.add_argument(
         "--fleet",
@@ -15,21 +15,15 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         metavar="FILE",
         help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited, and may include configmaps",
     )
-    plan.add_argument("--deployment", type=Path, metavar="FILE", help="manifest with one ModelDeployment")
+    plan.add_argument("--deployment", type=Path, metavar="FILE", help="file with one ModelDeployment")
     plan.add_argument(
         "-o",
         "--output",
         default="table",
         choices=("table", "json", "yaml"),
-        help="format; --schema describes json and yaml (default: %(default)s)",
+        help="format; --schema describes json and yaml",
     )
-    plan.add_argument(
-        "--runners-up", type=int, default=3, metavar="N", help="number of runners-up to print (default: %(default)s)"
-    )
-    plan.add_argument(
-        "--ports", type=port_range, default="20000-20999", help="gateway and control ports, as for run (default: %(default)s)"
-    )
-    plan.add_argument(
-        "--ring-ports", type=port_range, default="21000-29999", help="ring ports, as for run (default: %(default)s)"
-    )
+    plan.add_argument("--runners-up", type=int, default=3, metavar="N", help="number of runners-up to print")
+    plan.add_argument("--ports", type=port_range, default="20000-20999", help="gateway and control ports, as for run")
+    plan.add_argument("--ring-ports", type=port_range, default="21000-29999", help="ring ports, as for run")
     plan.add_argument("--schema", action="store_true", help="print the JSON Schema of the output and exit")

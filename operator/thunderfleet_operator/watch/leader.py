@@ -2,14 +2,17 @@
 
 A holder that cannot renew stops acting before another may take over; a standby measures the Lease's age by its own clock,
 from when it last saw it change, so clocks need not agree. A holder that ends in good order gives the Lease back.
+
+A holder measures the age of its last renewal by a clock that counts sleep and by the wall clock, and the longer of both counts:
+a machine that was asleep, or a virtual one that was stopped, must not act on a Lease that has expired meanwhile.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from thunderfleet_lib.clock import Moment
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,8 @@ STANDBY_SECONDS = 2.0
 STOP_AFTER_SECONDS = 9.0
 """The holder stops acting this long after its last renewal, before another replica may take over (DURATION_SECONDS)."""
 REQUEST_SECONDS = 3.0
+JUMP_SECONDS = 5.0
+"""A change of the wall clock by more than this is a reason to look at everything again."""
 
 
 def _now() -> str:
@@ -28,23 +33,27 @@ def _now() -> str:
 
 
 class Leader:
-    """One replica. ``gained`` is called each time it becomes the leader."""
+    """One replica. ``gained`` is called each time it becomes the leader, and when the clock of a leader has jumped."""
 
-    def __init__(self, kube: Kube, namespace: str, identity: str, gained: Callable[[], None]) -> None:
+    def __init__(
+        self, kube: Kube, namespace: str, identity: str, gained: Callable[[], None], now: Callable[[], Moment] = Moment.now
+    ) -> None:
         self._kube = kube
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace = namespace
         self.identity = identity
         self._gained = gained
-        self._renewed = float("-inf")
+        self._now = now
+        self._renewed: Moment | None = None
         self._seen: tuple[str, str] | None = None
-        self._seen_at = 0.0
+        self._seen_at = now()
+        self._looked = now()
         self._led = False
         self.writes = 0
 
     def leading(self) -> bool:
         """Whether this replica may act right now."""
-        return time.monotonic() - self._renewed < STOP_AFTER_SECONDS
+        return self._renewed is not None and self._now().elapsed(self._renewed) < STOP_AFTER_SECONDS
 
     def _body(self, lease: Json | None) -> Json:
         spec: Json = dict((lease or {}).get("spec") or {})
@@ -71,15 +80,19 @@ class Leader:
         if lease is not None and holder not in ("", self.identity):
             seen = (holder, str(spec.get("renewTime")))
             if seen != self._seen:
-                self._seen, self._seen_at = seen, time.monotonic()
-            if time.monotonic() - self._seen_at < float(spec.get("leaseDurationSeconds") or DURATION_SECONDS):
+                self._seen, self._seen_at = seen, self._now()
+            # Not by the wall clock: one that is set forward must not take the Lease from its holder.
+            if self._now().boot - self._seen_at.boot < float(spec.get("leaseDurationSeconds") or DURATION_SECONDS):
                 return False
-        started = time.monotonic()
+        started = self._now()
         self.writes += 1
         if lease is None:
             await self._kube.request("POST", self._folder, body=self._body(None), seconds=REQUEST_SECONDS)
         else:
             await self._kube.request("PUT", path, body=self._body(lease), seconds=REQUEST_SECONDS)
+        if not self.leading():
+            # Also when this replica has not noticed that its Lease expired, such as while the machine was asleep.
+            self._led = False
         # The time before the request: no other replica can have seen this renewal earlier.
         self._renewed = started
         return True
@@ -88,6 +101,7 @@ class Leader:
         """Takes and renews the Lease until cancelled."""
         silenced = ""
         while True:
+            self._look_at_clock()
             wait = RENEW_SECONDS if self._led else STANDBY_SECONDS
             try:
                 if await self._try():
@@ -98,7 +112,7 @@ class Leader:
                 elif self._led:
                     log.warning("%s is no longer the leader", self.identity)
                     self._led = False
-                    self._renewed = float("-inf")
+                    self._renewed = None
             except ApiError as error:
                 if error.status != 409 and error.reason != silenced:
                     # Logged once, not every second while the API server is away.
@@ -112,11 +126,21 @@ class Leader:
                 self._led = False
             await asyncio.sleep(wait)
 
+    def _look_at_clock(self) -> None:
+        """Has everything looked at again when the wall clock has jumped: what waits for a time of day may be due."""
+        now, before = self._now(), self._looked
+        self._looked = now
+        jump = now.jump(before)
+        if abs(jump) > JUMP_SECONDS:
+            log.warning("the wall clock was set %s by %.0f s", "forward" if jump > 0 else "back", abs(jump))
+            if self._led:
+                self._gained()
+
     async def release(self) -> None:
         """Releases the Lease, so that a standby need not wait for it to expire."""
         if not self.leading():
             return
-        self._renewed = float("-inf")
+        self._renewed = None
         path = f"{self._folder}/{LEASE_NAME}"
         try:
             lease = await self._kube.request("GET", path, seconds=REQUEST_SECONDS)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
@@ -95,7 +96,7 @@ def due_seconds(last: BenchmarkReport | None, plan: BenchmarkPlan, now: datetime
         return 0.0
     if plan.every_seconds == 0:
         return None
-    return max(0.0, plan.every_seconds - (now - last.measured_at).total_seconds())
+    return max(0.0, plan.every_seconds - age_seconds(last.measured_at, now))
 
 
 async def keep(service: Service, plan: BenchmarkPlan) -> None:

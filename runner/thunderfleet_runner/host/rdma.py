@@ -86,8 +86,8 @@ def _run(host: BlockingHost, command: tuple[str, ...]) -> str:
     outcome = host.run(command, SECONDS)
     if isinstance(outcome, Output):
         return outcome.text
-    if parse.NO_DEVICES in outcome.text + outcome.error:
-        return parse.NO_DEVICES
+    if parse.NO_DEVICES_TEXT in outcome.text + outcome.error:
+        return parse.NO_DEVICES_TEXT
     reason = Reason.COMMAND_FAILED
     if command != IFCONFIG_COMMAND:
         kinds = {FailureKind.TIMED_OUT: Reason.STACK_HUNG, FailureKind.ABSENT: Reason.RDMA_UNSUPPORTED}

@@ -171,7 +171,7 @@ CAPABILITIES = json.dumps({"mlxVersion": "0.32.4", "mlxLmVersion": "0.32.2", "ba
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder of executables. Changing what one says changes what the Mac says."""
+    """A folder of executables that print what the Mac's commands print."""
 
     folder: Path
 
@@ -184,11 +184,11 @@ class Machine:
         new = self.folder / f"{command}.new"
         new.write_text(f"#!/bin/sh\n{body}\n")
         new.chmod(0o755)
-        # By rename, because a command that is just being run must not be written to.
+        # By rename, because a running command must not be written to.
         new.rename(self.folder / command)
 
     def tree(self, text: str) -> None:
-        """What the Thunderbolt report says."""
+        """Replaces the Thunderbolt report."""
         (self.folder / "thunderbolt.json").write_text(text)
 
     def lacks(self, command: str) -> None:
@@ -197,7 +197,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A Studio with one cable at port 1, RDMA on and working, alone on PATH but for `sh` and `cat`."""
+    """A Studio with one cable at port 1 and working RDMA; PATH has only its commands, `sh` and `cat`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     tools = tmp_path / "tools"
@@ -359,7 +359,7 @@ class FakeKube(Kube):
         return found
 
     def delete_behind_the_back(self, path: str) -> None:
-        """Somebody else deletes the object."""
+        """Another client deletes the object."""
         del self.objects[path], self._applied[path]
 
 

@@ -88,7 +88,7 @@ async def test_a_last_answer_stands_until_it_has_failed_for_long(machine: Any) -
     await collector.fast()
     await collector.slow()
     assert collector.facts.interfaces is None and collector.facts.thunderbolt is None
-    # What cannot change is kept.
+    # Facts that cannot change are kept.
     assert collector.facts.hardware is not None
 
 
@@ -127,7 +127,7 @@ async def test_half_an_answer_is_used_only_where_nothing_better_is_known(machine
 
 
 async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: Any) -> None:
-    """Tasks, open files and what is remembered are the same after rounds of hanging, flooding and failing commands."""
+    """Tasks, open files and remembered values do not grow over rounds of hanging, flooding and failing commands."""
     collector = Collector(Host())
     machine.script("ibv_devices", "sleep 600 & sleep 600")
     machine.script("rdma_ctl", "while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done")
@@ -151,7 +151,7 @@ async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: An
 
 @contextlib.asynccontextmanager
 async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Rounds]:
-    """An agent in a hurry."""
+    """An agent with short intervals."""
     for name in ("SETTLE_SECONDS", "RETRY_SECONDS", "RETRY_LIMIT_SECONDS", "FIRST_LOOK_SECONDS"):
         monkeypatch.setattr(rounds_module, name, 0.01)
     monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 0.2)
@@ -186,7 +186,7 @@ async def test_from_commands_to_objects_and_back_again(
     async with running(kube, monkeypatch):
         await until(lambda: kube.objects.get(PROFILE, {}).get("status", {}).get("thunderbolt"))
         assert LINK not in kube.objects
-        # The neighbour comes up later and is found.
+        # The neighbour starts later and is found.
         neighbour(kube, shapes)
         await until(lambda: endpoints(kube) == ["studio-1"])
         # The cable is pulled: our end goes.
@@ -200,7 +200,7 @@ async def test_from_commands_to_objects_and_back_again(
 async def test_other_hardware_under_the_old_name_leaves_no_ghost(
     machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
 ) -> None:
-    """A Mac is swapped: other ports, other domain UUIDs, another chip; the agent of before has published and is gone."""
+    """A Mac is replaced: other ports, domain UUIDs and chip. The earlier agent has published and exited."""
     neighbour(kube, shapes)
     async with running(kube, monkeypatch):
         await until(lambda: kube.objects.get(LINK, {}).get("status", {}).get("endpoints"))
@@ -234,7 +234,7 @@ async def test_a_renamed_mac_is_found_under_its_new_name_while_the_old_node_is_s
 async def test_a_renamed_macs_old_link_is_left_when_its_old_node_falls_silent(
     machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
 ) -> None:
-    """What studio-2 said last (that it sees us) stands in the old link for ever: no end of ours stays beside it."""
+    """The old link keeps the last report of studio-2 (that it sees us), but none of our end."""
     neighbour(kube, shapes)
     node = {"metadata": {"name": "studio-2"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     kube.objects["/api/v1/nodes/studio-2"] = node
@@ -242,7 +242,7 @@ async def test_a_renamed_macs_old_link_is_left_when_its_old_node_falls_silent(
         await until(lambda: endpoints(kube) == ["studio-1"])
         theirs = {"node": "studio-2", "port": 3, "seesPeer": True}
         kube._apply(f"{LINK}/status", "studio-2", {"status": {"endpoints": [theirs]}})
-        # Hidden by a display, the cable is there as long as the other end says so.
+        # While a display hides our end, the cable exists as long as the other end reports it.
         machine.tree(shapes.report(shapes.bus(1, domain=shapes.mine, speed="80 Gb/s", items=[shapes.hub("Studio Display")])))
         await until(lambda: [end.get("seesPeer") for end in kube.objects[LINK]["status"]["endpoints"]] == [False, True])
         # Renamed: the old Node is not Ready any more, the new one is.
@@ -318,7 +318,7 @@ async def test_a_model_is_published_first_and_its_sizes_when_they_are_known(
 async def test_a_restart_takes_nothing_away_that_takes_long_to_find_out(
     machine: Any, kube: Any, make_model: Any, tmp_path: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that is started again finds models and runtime slowly: what it said before stands until then, and no longer."""
+    """A restarted agent needs time to find models and runtime; until then the earlier facts stay published."""
     model = make_model(tmp_path / "models" / "org" / "tiny")
     size = json.dumps({"sizedBy": "MLX", "layers": 4, "sizes": [{"worldSize": 1, "tensorBytesPerRank": [32]}]})
     (tmp_path / "size.json").write_text(size)
@@ -351,7 +351,7 @@ async def test_a_restart_takes_nothing_away_that_takes_long_to_find_out(
         (tmp_path / "size.json").write_text(size.replace('"layers": 4', '"layers": 5'))
         (tmp_path / "go").touch()
         await until(lambda: said() == (before[0], [(str(model), 5)]))
-        # Known by itself now: another folder's facts are not those of before.
+        # The agent now has its own facts: those of the other folder replace the earlier ones.
         (tmp_path / "go").unlink()
         (model / "config.json").write_text('{"model_type": "llama", "other": true}')
         await until(lambda: said()[1] == [(str(model), None)])

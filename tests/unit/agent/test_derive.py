@@ -137,7 +137,7 @@ def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:
 
 
 def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
-    """An answer that broke off between two lines looks whole by itself."""
+    """Output that is truncated between two lines looks complete."""
 
     def shown(*less: str) -> tuple[network.Interface, ...]:
         return tuple(i for i in observed(shapes).interfaces or () if i.name not in less)
@@ -162,7 +162,7 @@ def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
     for bridge in ((), (network.Interface("bridge0", frozenset({"UP"})),)):
         free = condition(profile(observed(shapes, interfaces=(*shown("bridge0"), *bridge)), NOW).status, "BridgeFree")
         assert free.status is ConditionStatus.UNKNOWN and "bridge0" in free.message
-    # A bridge that was destroyed is still listed as a port; with its service off nothing says that it should be there.
+    # A destroyed bridge is still listed as a port; if its service is off, nothing requires it.
     off = tuple(replace(service, enabled=False) for service in observed(shapes).services or ())
     status = profile(observed(shapes, services=off, interfaces=shown("bridge0")), NOW).status
     assert {c.type for c in status.conditions if c.status is ConditionStatus.TRUE} >= {"InventoryComplete", "BridgeFree"}

@@ -1,4 +1,4 @@
-"""A cable that comes and goes is held still; one that is pulled is not."""
+"""A flapping cable keeps its last state; a pulled one does not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_coming_and_going_is_held_as_last_seen_until_it_is_calm() -> None:
     damper.see(facts(False), now + CALM_SECONDS)
     assert not damper.flapping and damper.held(facts(False)) == facts(False)
     assert damper.calm_at() == float("inf")
-    # What it did before does not count again.
+    # Earlier changes do not count again.
     damper.see(facts(True), now + CALM_SECONDS + 1)
     assert not damper.flapping
 
@@ -82,6 +82,6 @@ def test_few_changes_are_published_however_often_it_flaps(steps: list[tuple[bool
         if held != last:
             published.append(now)
         last = held
-    # Between two calms, no more than it takes to notice, the hold, and the end of it.
+    # Between two stable states there are at most three changes: until it is noticed, the hold, and its end.
     most = (CHANGES + 2) * (1 + now / CALM_SECONDS)
     assert len(published) <= most

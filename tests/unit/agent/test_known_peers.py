@@ -31,7 +31,7 @@ def agent(sha256: str) -> Agent:
 
 
 class Fleet:
-    """The profiles at the API server, those that the agent has read, and a clock."""
+    """Profiles at the API server, profiles that the agent has read, and a clock."""
 
     def __init__(self) -> None:
         self.shown: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""``thunderfleet-agent measure``: what it prints, and what it says when it cannot."""
+"""``thunderfleet-agent measure``: its output, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which probe runs now: the pure function, the gates, the lock, and what is kept."""
+"""Which probe runs now: the pure function, the gates, the lock, and the ledger."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_runs_is_open_due_and_within_the_budget(
     found = plan(history, now, shut, spent=spent, budget=budget)
     if found.probe is None:
         assert found.wake > now
-        # Looking again then is not in vain for ever: with every byte forgotten, something runs or waits for a later time.
+        # At that time something changes: with the byte budget restored, a probe runs or waits for a later time.
         return
     probe = found.probe
     assert probe.key not in closed
@@ -200,7 +200,7 @@ def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_macs_that_want_each_other_at_once_never_lock_and_somebody_measures(data: st.DataObject) -> None:
-    """Questions and answers in any order: never two probes at one Mac, nobody waits, and the first by name gets through."""
+    """Requests and answers in any order: never two probes on one Mac, no deadlock, and the first Mac by name succeeds."""
     names = ["a", "b", "c", "d", "e"][: data.draw(st.integers(2, 5))]
     locks = {name: ProbeLock(name) for name in names}
     asks, grants, measuring = {}, {}, set()
@@ -221,7 +221,7 @@ def test_macs_that_want_each_other_at_once_never_lock_and_somebody_measures(data
             locks[name].confirm(hold)
             measuring.add((name, peer))
         except MacBusy:
-            # It has said yes to somebody meanwhile: its own question is taken back.
+            # It has accepted another request in the meantime, so it withdraws its own.
             grant.__exit__(None, None, None)
             context.__exit__(None, None, None)
     busy = [name for pair in measuring for name in pair]
@@ -233,7 +233,7 @@ def test_macs_that_want_each_other_at_once_never_lock_and_somebody_measures(data
     assert all(lock.peer is None for lock in locks.values())
 
 
-# --- what is kept and what is published ---
+# --- the ledger, and what is published ---
 
 
 def figures(mbps: int, rtt: int = 30) -> Figures:
@@ -256,7 +256,7 @@ def test_a_clock_that_jumps_does_no_harm(tmp_path: Path) -> None:
     ledger = Ledger("a", tmp_path)
     ledger.record(GPU.key, Figures(flops=10**12), WALL, 500.0)
     ahead = Ledger("a", tmp_path)
-    # The clock was ahead when it was measured: not believed to be fresh for years.
+    # The clock was ahead during the measurement; the result must not stay fresh for years.
     ahead.load(None, (), WALL - timedelta(days=400), 10.0)
     assert stale(GPU, ahead.history[GPU.key], 10.0)
     # Once running, only monotonic time counts.
@@ -454,10 +454,10 @@ def test_a_rate_is_timed_without_start_and_burst() -> None:
     steady = [(0.0, 10_000_000), *((0.01 * step, 1_000_000) for step in range(1, 101))]
     assert rate_mbps([steady]) == 800
     assert rate_mbps([steady, steady]) == 1600
-    # A receiver that slept for 9 of 10 seconds has 800 Mbit in its buffers, not a wire of 800 Mbit/s.
+    # A receiver that slept for 9 of 10 seconds reads 800 Mbit from its buffers; the link is not that fast.
     assert rate_mbps([steady], asked=-9.0) == 132
     assert rate_mbps([]) == rate_mbps([[]]) == rate_mbps([[(1.0, 0)]]) == 0
-    # What the others move after the first has ended does not count.
+    # Bytes of other streams after the first one has ended do not count.
     assert rate_mbps([steady, [*steady, *((1.0 + 0.01 * step, 9_000_000) for step in range(1, 50))]]) == 1600
 
 
@@ -465,12 +465,12 @@ def test_a_rate_is_timed_without_start_and_burst() -> None:
     ("arrivals", "rate"),
     [
         ([(1.0, 5)], None),
-        # A buffer that is emptied: 8 GB/s, as if a wire had brought them.
+        # A buffer is emptied at 8 GB/s, which is not the rate of the link.
         ([(1.0 + step / 8000, 2**20) for step in range(8)], None),
         ([(1.0, 2**20), (1.0, 2**20)], None),
-        # Something at first, and then nothing for as long as was listened.
+        # Some bytes at first, then none until the end.
         ([(1.0, 2**16), (2.0, 0)], 0),
-        # Little, but by a wire that carries no more.
+        # Few bytes, but the link carries no more.
         ([(1.0 + step / 10, 1448) for step in range(11)], 1),
     ],
 )
@@ -523,7 +523,7 @@ def test_a_warm_up_ends_when_the_rate_is_steady_or_at_its_limit() -> None:
     ids=["calm", "noisy", "shared"],
 )
 def test_under_noise_a_run_ends_in_time_and_two_of_them_agree(noise: float, bursts: float, least: float, most: float) -> None:
-    """What else a machine does can only slow a run down: a little each, or some of them twofold."""
+    """Other load only slows runs down: all of them a little, or some of them by half."""
 
     def one(seed: int) -> tuple[float, float]:
         chance, now = random.Random(seed), 0.0
@@ -540,7 +540,7 @@ def test_under_noise_a_run_ends_in_time_and_two_of_them_agree(noise: float, burs
 
     runs = [one(seed) for seed in range(20)]
     assert max(rate for rate, _ in runs) / min(rate for rate, _ in runs) - 1 <= 0.05
-    # Steady, it is over long before its limit; else it uses the time that there is, and no more.
+    # Steady runs end long before the limit; unsteady ones use the whole time and no more.
     assert all(least <= seconds < most for _, seconds in runs)
 
 

@@ -48,7 +48,7 @@ LINK = "cable-1"
 SMALL = 2**20
 FEW = 2**17
 QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enabled": False}, "spreadSeconds": 0}
-# Over a cable enough for a rate; fewer bytes may arrive at once, and then have none.
+# Enough for a rate over a cable; fewer bytes may arrive in one read, which gives no rate.
 SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 64 * SMALL, "streams": 2}
 
 
@@ -73,7 +73,7 @@ class Mac:
         return Agent(address=self.address, port=self.port, certificate_sha256=self.certificate.sha256)
 
     def sees(self, *others: Mac, link: str = LINK, problem: str | None = None) -> None:
-        """These are its neighbours; with one, over a cable."""
+        """Sets its neighbours; a single one is reached over a cable."""
         cables = (
             {link: Cable(link, others[0].name, "en2", CableEnd("rdma_en2", self.address), problem)} if len(others) == 1 else {}
         )
@@ -90,7 +90,7 @@ class Mac:
 
 @asynccontextmanager
 async def macs(count: int, tmp_path: Path, chosen: MeasureSettings) -> AsyncIterator[list[Mac]]:
-    """So many agents that know each other's certificates, on addresses of their own."""
+    """``count`` agents that know each other's certificates, each on its own address."""
     known: dict[str, str] = {}
 
     async def shown(node: str, sha256: str) -> bool:
@@ -119,7 +119,7 @@ async def macs(count: int, tmp_path: Path, chosen: MeasureSettings) -> AsyncIter
 
 @asynccontextmanager
 async def running(*all_macs: Mac) -> AsyncIterator[None]:
-    """Their loops, for as long as this is open."""
+    """Runs the agents' loops inside the ``with`` block."""
     tasks = [asyncio.create_task(mac.prober.run()) for mac in all_macs]
     try:
         yield
@@ -154,7 +154,7 @@ async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path
 async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As with a link so fast that its bytes are gone in no time.
+    # As on a very fast link.
     monkeypatch.setattr(rates, "SHORTEST_SECONDS", 3600.0)
     async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
         a.sees(b)
@@ -208,7 +208,7 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
         b.sees(a)
         async with running(a):
             await until(lambda: b.prober.running)
-            # What becomes of a killed agent's sockets.
+            # As the kernel does with the sockets of a killed agent.
             for each in list(b.prober.running):
                 each.task.cancel()
             await until(lambda: a.prober.ledger.failures)
@@ -219,11 +219,11 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
         assert a.prober.benchmarks_fresh.reason == "ProbeFailed" and "next attempt at" in a.prober.benchmarks_fresh.message
 
 
-# --- by hand: the agent lends its Mac ---
+# --- interactive measurements ---
 
 
 def interactive(mac: Mac) -> tuple[measure_cli.AgentLease, Prober]:
-    """What somebody at the terminal of that Mac has."""
+    """The state that an interactive measurement on that Mac starts with."""
     prober = Prober(mac.name, mac.prober.settings, mac.certificate.client, Ledger(mac.name), interactive=True)
     prober.set_view(mac.prober.view)
     prober.set_groups(())
@@ -248,7 +248,7 @@ async def test_during_an_interactive_measurement_the_agent_takes_part_in_no_othe
         measuring.cancel()
         await asyncio.gather(measuring, return_exceptions=True)
         await until(lambda: not a.prober.lock.peer and not b.prober.running)
-        # What was done by hand is the result of no probe of the agent's.
+        # An interactive measurement is not recorded as a probe of the agent.
         assert not a.prober.ledger.results and not a.prober.ledger.failures
 
 
@@ -285,7 +285,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
 
 @pytest.mark.parametrize("busy", [0, 1])
 async def test_who_measures_interactive_has_his_turn_before_what_agents_do(tmp_path: Path, until: Until, busy: int) -> None:
-    """Whichever of his two Macs is in a probe with a third one is kept for him when that is over, but not for ever."""
+    """If one of the two Macs is in a probe with a third one, it is reserved until that ends, for a limited time."""
     slow = settings(sockets={**SOCKETS, "bytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as fleet:
         a, b, c = fleet
@@ -340,14 +340,14 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
     tmp_path: Path, until: Until, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounded connections, bounded bytes a minute, every pair done."""
-    # All of them share one interpreter here, which on thirty Macs they do not: few echoes and few bytes.
+    # All agents share one interpreter here, so probes send few echoes and bytes.
     monkeypatch.setattr(streams, "ECHOES", 4)
     monkeypatch.setattr(streams, "WARM_ECHOES", 1)
     monkeypatch.setattr(streams, "CHUNK", FEW // 16)
     logging.getLogger("thunderfleet_agent").setLevel(logging.ERROR)
     budget = 256 * FEW
     chosen = settings(sockets={**SOCKETS, "streams": 1, "everySeconds": 3600})
-    # Less than anybody may set.
+    # Below the minimum of the chart value.
     tiny = chosen.model_copy(update={"bytes_per_minute": budget, "sockets": chosen.sockets.model_copy(update={"bytes": FEW})})
     begun = time.monotonic()
     most = 0
@@ -380,11 +380,11 @@ async def test_thirty_macs_measure_every_pair_within_their_bytes(
                     counted["socket/"],
                 )
             )
-            # Each pair was measured once for both of them, or twice when both began it.
+            # Each pair was measured once, or twice if both agents started a probe.
             assert 29 <= counted["socket/ok"] <= 58
             assert counted["socket/"] <= 58 * 2 * FEW
             assert not mac.prober.ledger.failures
-        # One that moves bytes, and at most a question that was dropped for it.
+        # One probe, and at most one request that was withdrawn for it.
         assert most <= 2
         assert all(sum(count for _, count in mac.prober._spent) <= budget for mac in fleet)
     with capsys.disabled():
@@ -408,7 +408,7 @@ async def test_a_mac_whose_bytes_of_this_minute_are_gone_says_when_to_come_again
 
 @asynccontextmanager
 async def hostile(mac: Mac, behave: Callable[[web.WebSocketResponse], Awaitable[None]]) -> AsyncIterator[None]:
-    """Another program answers for that Mac, with its certificate."""
+    """Another program answers with that Mac's certificate."""
     await mac.server.close()
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -468,7 +468,7 @@ async def test_a_hostile_answer_is_a_failure_within_its_limit(
 
 
 async def test_figures_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
-    """A peer that moves bytes rightly and then claims an absurd throughput, or more bytes than were agreed on."""
+    """A peer that transfers bytes correctly and then reports an impossible throughput or too many bytes."""
     many = SOCKETS["cableBytes"]
 
     async def lies(ws: web.WebSocketResponse) -> None:
@@ -558,7 +558,7 @@ async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() ->
 
     wrong = [bytes(TOKEN_BYTES) + UP, b"GET / HTTP/1.1\r\n\r\n" + bytes(40), gate.token + b"x", b"short"]
     assert all([await in_thread(lambda said=said: stranger(said)) == b"" for said in wrong])  # type: ignore[misc]
-    # Whoever has the token but comes from elsewhere has stolen it.
+    # A token is only valid from the address that it was given to.
     assert await in_thread(lambda: stranger(gate.token + ECHO, "127.0.7.9")) == b""
     opened = await dial("127.0.7.2", gate.port, gate.token, 1, "127.0.7.1", None)
     admitted = await admitting
@@ -571,7 +571,7 @@ async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: 
     monkeypatch.setattr("thunderfleet_agent.measure.session.socket_session.SETUP_SECONDS", 0.5)
     async with macs(2, tmp_path, settings()) as (a, b):
         b.sees(a)
-        b_target = a.prober.view  # nobody looks at it
+        b_target = a.prober.view  # not used
         assert not b_target.targets
         a.sees(b)
         to = a.prober.view.dial(Target(b.name, b.address, LINK))
@@ -618,7 +618,7 @@ def pair_processes() -> list[int]:
 
 
 def process_order(pid: int) -> dict[str, object]:
-    """What a measuring process was told to do."""
+    """The order of a measuring process."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     order: dict[str, object] = json.loads(words[words.index("measure-child") + 1])
     return order
@@ -642,7 +642,7 @@ async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(t
 async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of the time for a group, since a rank that is frozen costs it whole.
+    # Shortens the time limit of a group, because a frozen rank uses all of it.
     monkeypatch.setattr("thunderfleet_agent.measure.session.pair_session.FORM_SECONDS", -15.0)
     run, struck = parent.run, list[int]()
 
@@ -705,7 +705,8 @@ def deafen(address: str, deaf: bool) -> None:
                     sock.setsockopt(socket.SOL_SOCKET, attach if deaf else detach, program if deaf else bytes(4))
 
 
-# Another agent, in a process of its own: what it is, as JSON; it says when it listens. SIGUSR1 cuts it off, SIGUSR2 mends that.
+# Another agent in a separate process, configured by JSON. It prints a line when it listens. SIGUSR1 cuts its network off,
+# SIGUSR2 restores it.
 AGENT = (
     inspect.getsource(deafen)
     + """
@@ -760,7 +761,7 @@ ALIVE = 0.2
 
 
 def marked(folder: Path) -> list[int]:
-    """The measuring processes that the agents of this test have started, whoever is their parent by now."""
+    """The measuring processes that the agents of this test have started, whatever their parent process is now."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -775,7 +776,7 @@ def marked(folder: Path) -> list[int]:
 async def program(
     mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: MeasureSettings | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """An agent as a process of its own in the place of ``mac``, whose server in this process is closed; it listens."""
+    """A listening agent in a separate process that replaces ``mac``, whose server in this process is closed."""
     said = {
         **{"name": mac.name, "address": mac.address, "port": mac.port, "folder": str(folder), "link": LINK, "alive": ALIVE},
         **{"peerName": peer.name, "peer": peer.agent.model_dump(mode="json", by_alias=True), "dials": dials},
@@ -794,7 +795,7 @@ async def program(
         await process.wait()
 
 
-# Cut off: the network has gone, nobody is told.
+# Cuts the network off without closing connections.
 CUT, PLUG = signal.SIGUSR1, signal.SIGUSR2
 HOWS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, CUT]
 
@@ -823,7 +824,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
         monkeypatch.setattr(streams.Streams, name, moves(getattr(streams.Streams, name)))
     group, dials = kind is ProbeKind.RDMA, end == "dials"
     plain = settings(sockets={**SOCKETS, "cableBytes": 2**36, "seconds": 1})
-    # Both ways take a second: what is to be broken is not over before.
+    # Each direction takes a second, so the probe is still running when it is broken.
     only, quick = (
         settings(sockets={"enabled": False}, rdma={"transport": "Ring", "seconds": 10, "bytes": size})
         for size in (2**36, SMALL)
@@ -868,7 +869,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
 async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
-    """And finds the figure afterwards: frozen from the process that has gone on, else anew."""
+    """The figure is found afterwards: after a freeze from the same process, otherwise from a new one."""
     monkeypatch.setenv(MARK, str(tmp_path))
     async with macs(2, tmp_path, settings()) as (a, b):
         await b.server.close()
@@ -883,7 +884,7 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
                 other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
                 await until(lambda: marked(tmp_path))
                 os.kill(other.pid, how)
-                # Frozen: the process has a limit of its own.
+                # A frozen process ends at its own time limit.
                 await until(lambda: not marked(tmp_path), seconds=60)
                 assert kind.value not in kept()
                 if how is signal.SIGSTOP:
@@ -934,7 +935,7 @@ async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: P
     )
     assert child.stdin is not None
     try:
-        # It listens for rank 1, which there is not.
+        # It waits for a rank 1 that does not exist.
         await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in Path("/proc/net/tcp").read_text(), seconds=60)
         child.stdin.close()
         async with asyncio.timeout(15):
@@ -1007,8 +1008,13 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
     found = await parent.run({"what": what, "seconds": 8}, heard)
     figure = found["flops" if what == "gpu" else "megabytesPerSecond"]
     assert figure > 0 and found["mlxVersion"] and found["device"] and found["osVersion"]
-    # The figure is one of the runs that were told.
+    # The figure is the rate of one of the reported runs.
     assert any(figure == pytest.approx(rate * (1e9 if what == "gpu" else 1), rel=0.01) for rate in told), (figure, told)
+
+
+async def test_an_unknown_measurement_is_an_error() -> None:
+    with pytest.raises(parent.WorkerFailed, match="unknown measurement 'disk'; known: pair, gpu, memory"):
+        await parent.run({"what": "disk", "seconds": 8})
 
 
 async def test_nothing_runs_before_it_is_known_what_is_fresh(tmp_path: Path, until: Until) -> None:
@@ -1038,7 +1044,7 @@ async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Unti
 async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_second_stage(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM, and SIGKILL when 0.4 s are over: by a clock that the test keeps, on a process that is frozen."""
+    """A frozen process receives SIGTERM, and SIGKILL 0.4 s later by the test's clock."""
     stages: list[tuple[float, bool]] = []
     heard: list[int] = []
     real, talk_to = parent._wait_for_end, parent._talk
@@ -1050,7 +1056,7 @@ async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_sec
     async def gone(child: asyncio.subprocess.Process, seconds: float) -> None:
         term = not stages
         stages.append((seconds, child.returncode is None))
-        # The first wait is over at once: its whole time has passed. The second is for what SIGKILL has ended.
+        # The first wait ends at once, as if its time had passed. The second one is for the killed process.
         if not term:
             await real(child, 30.0)
             assert child.returncode == -signal.SIGKILL
@@ -1072,7 +1078,7 @@ async def test_a_measuring_process_is_gone_when_its_caller_is_however_often_that
     measuring = asyncio.create_task(parent.run({"what": "gpu", "seconds": 600}))
     await until(pair_processes)
     (pid,) = pair_processes()
-    # It does not hear SIGTERM.
+    # A stopped process does not handle SIGTERM.
     os.kill(pid, signal.SIGSTOP)
     for _ in range(3):
         measuring.cancel()

@@ -1,4 +1,4 @@
-"""Models on disk: found, judged whole or not, and sized once."""
+"""Models on disk are found, checked for completeness, and sized once."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_hubs_cache_is_found_where_its_variables_say(tmp_path: Path) -> None
 
 
 def test_a_download_that_was_only_begun_is_known_as_incomplete(tmp_path: Path, make_model: Any) -> None:
-    """The hub's cache: snapshots of links into blobs; what is on its way is a blob named .incomplete."""
+    """The hub's cache: snapshots are links to blobs; a running download is a blob named .incomplete."""
     repository = tmp_path / "models--org--name"
     begun = repository / "snapshots" / "abc"
     begun.mkdir(parents=True)

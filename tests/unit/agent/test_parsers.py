@@ -1,4 +1,4 @@
-"""What macOS prints, in the shapes that real Macs have shown, and under every damage that Hypothesis finds."""
+"""Parsers of macOS commands: output in the shapes of real Macs, and damaged output from Hypothesis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def never_raises_but_parse_error(parse: Callable[[str], object], text: str) -> N
     except ParseError as error:
         assert error.command and error.command in str(error)
         return
-    # Whatever comes out can be sent as JSON.
+    # The result can be sent as JSON.
     repr(value).encode()
 
 
@@ -130,7 +130,7 @@ def test_a_slow_hub_slows_the_way_to_the_peer_and_not_the_port(shapes: Any) -> N
 
 
 def test_a_slow_drive_beside_the_peer_does_not_slow_the_way_to_it(shapes: Any) -> None:
-    """The downlink to the peer is not among those that the dock tells of, or its speed cannot be read."""
+    """The dock does not list the downlink to the peer, or its speed cannot be parsed."""
     dock = shapes.hub("dock", shapes.peer(shapes.theirs), shapes.hub("drive", up="10 Gb/s"), down="10 Gb/s")
     unread = shapes.hub("dock", shapes.peer(shapes.theirs), down="10 Gb/s")
     unread["receptacle_3_tag"] |= {"current_speed_key": "schnell", "receptacle_status_key": "receptacle_connected"}
@@ -201,7 +201,7 @@ def test_no_thunderbolt_is_no_port_and_no_problem(sections: list[Any]) -> None:
 
 
 def test_what_is_seen_through_a_port_is_plugged_into_it_whatever_its_status_is_called(shapes: Any) -> None:
-    """And one item may stand without a list around it."""
+    """A single item may appear without a list."""
     dock = shapes.bus(1, domain=shapes.mine, items=[shapes.hub("dock")])
     dock["receptacle_1_tag"]["receptacle_status_key"] = "receptacle_in_use"
     mac = {**shapes.bus(2, domain=shapes.mine_too, speed="80 Gb/s"), "_items": shapes.peer(shapes.theirs)}
@@ -301,7 +301,7 @@ def test_clean_text_fits_and_encodes(value: str, limit: int) -> None:
     assert text is None or (0 < len(text) <= limit and text.encode() and not any(ord(c) < 32 for c in text))
 
 
-# Texts whose every cut in the middle of a line must show, by parser.
+# By parser, texts in which every truncation within a line must be detected.
 LINES = ("sysctl", "sw_vers", "ports", "services", "ifconfig", "status", "devices", "devinfo")
 
 
@@ -313,7 +313,7 @@ def text_of(name: str, shapes: Any) -> str:
 
 @pytest.mark.parametrize("name", LINES)
 def test_half_an_answer_is_never_taken_for_a_whole_one(name: str, shapes: Any) -> None:
-    """Cut anywhere in a line: an error, or nothing is lost."""
+    """Output that is truncated within a line raises an error, or nothing is lost."""
     text = text_of(name, shapes)
     whole = PARSERS[name](text)
     for cut in range(len(text)):

@@ -1,4 +1,4 @@
-"""What is written, in which order, and above all what is not."""
+"""What the agent writes, in which order, and what it does not write."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_a_cable_that_is_gone_loses_this_end_and_no_other(kube: Any, publi
     assert [e["node"] for e in kube.objects[LINK]["status"]["endpoints"]] == ["studio-1", "studio-2"]
     assert await publisher.apply_links([]) == 1 and await publisher.apply_links([]) == 0
     assert [e["node"] for e in kube.objects[LINK]["status"]["endpoints"]] == ["studio-2"]
-    # An agent that was restarted while its cable went finds its old entry and takes it away.
+    # An agent that restarts while its cable is pulled finds its old entry and removes it.
     restarted = Publisher(kube, "studio-2")
     await restarted.look()
     assert await restarted.apply_links([]) == 1

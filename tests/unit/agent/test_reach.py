@@ -1,4 +1,4 @@
-"""Who is dialled and what it comes to: decisions on values, and agents that dial each other for real over loopback."""
+"""Dials and their results: pure decisions, and agents that dial each other over loopback."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_what_is_no_longer_dialled_is_forgotten() -> None:
     assert not table.facts
 
 
-# For real
+# Agents over loopback
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
     lost = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)), ports={1: "en2"}).status
     assert await rounds.round(lost, [CABLE])
     assert {fact.address: fact.state.value for fact in rounds.facts} == {"127.0.0.1": "Reachable", "127.0.0.2": "Suspect"}
-    # studio-2 no longer knows us: all that was reachable is suspect, and gone after three rounds.
+    # studio-2 no longer knows us: every reachable address becomes Suspect and is removed after three rounds.
     known.clear()
     for _ in range(3):
         await rounds.round(lost, [CABLE])

@@ -1,4 +1,4 @@
-"""The benchmarks are run from the checkout's root (``python -m tests.bench``); their tests find them however they are run."""
+"""Lets these tests import ``tests.bench`` from any working directory."""
 
 import sys
 from pathlib import Path

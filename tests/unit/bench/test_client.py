@@ -1,4 +1,4 @@
-"""The client that both sides of a comparison are measured with, against small servers of every kind of answer."""
+"""The client of both sides of a comparison, against small servers with all kinds of responses."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 asked: list[bytes] = []
-"""Every body that came."""
+"""Every received body."""
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_several_at_once_ask_for_different_things(serve: Callable[[Answer], str]
     together = threading.Barrier(4)
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        # Answered only when all four have come.
+        # The server answers when all four requests have arrived.
         together.wait(30)
         stream(piece("a"), piece("b"))(handler)
 
@@ -127,6 +127,6 @@ def test_several_at_once_ask_for_different_things(serve: Callable[[Answer], str]
     assert found["seconds"] == max(one["last"] for one in found["answers"])
     prompts = {json.loads(body)["messages"][-1]["content"] for body in asked}
     assert prompts == {f"7/{number}: hi" for number in range(4)}
-    # One that fails fails all.
+    # One failed stream fails all.
     failing = serve(lambda handler: handler.send_error(400))
     assert client.main([failing, "0", json.dumps({"messages": [{"role": "user", "content": "hi"}]}), "2", "8"]) == 1

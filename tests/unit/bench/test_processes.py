@@ -1,4 +1,4 @@
-"""Which processes are a cluster's, which program each is, and what /proc says of it."""
+"""Processes of a cluster: which belong to it, which program each one is, and its figures from /proc."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The fault suite's planner: a seed is a sequence, for good, and a long one leaves nothing out."""
+"""The fault suite's planner: a seed always gives the same sequence, and a long sequence contains every fault."""
 
 import random
 

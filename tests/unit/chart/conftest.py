@@ -26,9 +26,9 @@ def chart() -> Path:
 
 @pytest.fixture(scope="session")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Runs helm with a home of its own; ``helm("lint", …)``."""
+    """Runs helm with a temporary home folder; ``helm("lint", …)``."""
     home = tmp_path_factory.mktemp("helm")
-    # Found, never built: that takes minutes, and `make test` does it before any test.
+    # Does not build helm, which takes minutes: `make test` does that before the tests.
     program = (given() or cache_folder() / CONTROL_PLANE.name / digest(CONTROL_PLANE)) / "helm"
     if not program.exists():
         pytest.skip(f"{program} is not built: make programs")

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 Render = Callable[..., list[Json]]
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
-# Of every scraped sample, whoever exports it.
+# Labels that Prometheus adds to every scraped sample.
 TARGET_LABELS = {"instance", "le"}
 # Of kube-state-metrics, in the one alert that needs it.
 FOREIGN = {"kube_node_status_condition": {"node", "condition", "status"}, "kube_node_spec_taint": {"node", "key"}}
@@ -73,7 +73,7 @@ def panels(dashboard: Json) -> list[Json]:
 
 
 def wrong(expression: str, known: dict[str, set[str]]) -> list[str]:
-    """What is wrong with the names in an expression."""
+    """Unknown metric names and labels in an expression."""
     names = set(METRIC.findall(expression))
     problems = [f"no program exports {name}" for name in sorted(names - set(known))]
     labels = set(TARGET_LABELS).union(*(known.get(name, set()) for name in names))

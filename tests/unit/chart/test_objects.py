@@ -1,4 +1,4 @@
-"""What the chart asks of a cluster: rights without wildcards, command lines that the programs take, native pods' shape."""
+"""The chart's objects: RBAC rules without wildcards, valid command lines, and native pods."""
 
 from __future__ import annotations
 

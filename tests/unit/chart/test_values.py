@@ -1,4 +1,4 @@
-"""What the chart makes of values: every one described, every bad one refused with a sentence that says what is allowed."""
+"""Values of the chart: each is described, and each invalid one is rejected with the allowed values."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def documents() -> Callable[[Json], st.SearchStrategy[Any]]:
 
 @pytest.fixture(scope="session")
 def violations() -> Callable[[Any, Json, str], Iterator[str]]:
-    """What a schema forbids in a document, in sentences."""
+    """Violations of a schema in a document, as sentences."""
     return _violations
 
 

@@ -6,8 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from thunderfleet_crds.reasons import EVENT, FAILURE, REFUSAL, Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
@@ -19,6 +21,45 @@ def test_every_reason_says_what_it_means_and_where_it_appears(reason: Reason) ->
     assert reason.remedy == "" or reason.remedy.endswith(".")
     assert reason.where
     assert set(reason.where) <= {*ConditionType, FAILURE, EVENT, REFUSAL}
+
+
+NO_FAULT = {
+    "AsExpected", "BothEnds", "Complete", "Connected", "Formed", "Found", "Fresh", "Measured", "Moved", "NoMembers", "Placed",
+    "Ready", "Rebooted", "ScaledToZero", "Usable",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_fault_has_a_remedy_of_its_own(reason: Reason) -> None:
+    assert bool(reason.remedy) != (reason in NO_FAULT)
+    assert not re.match(r"See the|Read the message|Check the message", reason.remedy)
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[str]:
+    yield path
+    item = schema.get("items", schema)
+    for name, below in item.get("properties", {}).items():
+        yield from fields(below, f"{path}.{name}")
+
+
+def keys(values: dict[str, Any], path: str) -> Iterator[str]:
+    for name, below in values.items():
+        yield f"{path}{name}"
+        if isinstance(below, dict):
+            yield from keys(below, f"{path}{name}.")
+
+
+def test_remedies_name_fields_and_values_that_exist() -> None:
+    root = Path(__file__).parents[3]
+    known: set[str] = set(keys(yaml.safe_load((root / "charts/thunderfleet/values.yaml").read_text()), ""))
+    for path in (root / "crds").glob("thunderfleet.io_*.yaml"):
+        for name, schema in yaml.safe_load(path.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
+            "properties"
+        ].items():
+            known.update(fields(schema, name))
+    named = {found for reason in Reason for found in re.findall(r"\b(?:spec|status|agent|operator)(?:\.\w+)+", reason.remedy)}
+    assert {"spec.nodes.min", "status.unplaceable", "agent.modelFolders"} <= named
+    assert named <= known
 
 
 def test_a_reason_is_its_word() -> None:

@@ -32,3 +32,43 @@ def test_every_reason_has_a_row_and_every_program_a_section() -> None:
     commands = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     programs = ("thunderfleet", *(f"thunderfleet-{name}" for name in ("operator", "agent", "kubelet", "runner")))
     assert all(f"\n## {program}\n" in commands for program in programs)
+
+
+PROGRAM = "(thunderfleet(?:-(?:operator|agent|kubelet|runner))?)"
+
+
+def sections(page: str) -> dict[str, str]:
+    """The help of every program and subcommand in docs/reference/commands.md, by its name."""
+    return {
+        found[1]: found[2]
+        for found in re.finditer(r"^##+ (thunderfleet[a-z -]*)$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    }
+
+
+def commands(page: str) -> list[tuple[str, list[str]]]:
+    """Program with subcommand, and options, of every command in code: in backquotes, or after a prompt."""
+    code = re.findall(r"`([^`\n]+)`|^\$ (.+)$", page, re.MULTILINE)
+    found = []
+    for text in (one or other for one, other in code):
+        for program, command, rest in re.findall(rf"(?:^|[ /|]){PROGRAM} ([a-z][a-z-]*)(?!\S)([^#|]*)", text):
+            found.append((f"{program} {command}", re.findall(r"(?<!\S)--[a-z-]+", rest)))
+    return found
+
+
+def test_the_check_of_commands_sees_commands_and_options() -> None:
+    text = "run `sudo thunderfleet-kubelet join --token T`\n$ thunderfleet up --check | tee x # with --that\n"
+    assert commands(text) == [("thunderfleet-kubelet join", ["--token"]), ("thunderfleet up", ["--check"])]
+
+
+def test_commands_in_pages_exist() -> None:
+    known = sections((ROOT / "docs/reference/commands.md").read_text(encoding="utf-8"))
+    assert "--keep" in known["thunderfleet demo"]
+    named = [(page, *command) for page in PAGES for command in commands(page.read_text(encoding="utf-8"))]
+    assert len(named) > 20
+    wrong = [
+        (page.name, name, option)
+        for page, name, options in named
+        for option in options or [""]
+        if name not in known or option not in known[name]
+    ]
+    assert not wrong

@@ -35,7 +35,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def sign(request: bytes, start: datetime = START, life: timedelta = timedelta(days=10)) -> bytes:
-    """A certificate (PEM) for a CSR (PEM), by a CA made for the moment."""
+    """A certificate (PEM) for a CSR (PEM), from a temporary CA."""
     csr = x509.load_pem_x509_csr(request)
     ca = ec.generate_private_key(ec.SECP256R1())
     builder = (

@@ -75,7 +75,7 @@ class Authority:
 
 @dataclass
 class Cluster:
-    """An API server with just what joining asks of one."""
+    """An API server with the requests that joining uses."""
 
     authority: Authority
     server: Server

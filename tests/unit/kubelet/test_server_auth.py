@@ -190,7 +190,7 @@ def test_what_strangers_choose_is_bounded() -> None:
 
 
 async def test_verdicts_are_of_the_whole_caller() -> None:
-    """A token bound to another pod or scope is another caller, though user and groups are the same."""
+    """A token bound to another pod or scope is a different caller, even with the same user and groups."""
     world = World()
     user = world.reviewer.tokens["good"]
     world.reviewer.tokens["narrow"] = {**user, "extra": {"scopes": ["none"]}}

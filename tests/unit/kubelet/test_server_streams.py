@@ -60,7 +60,7 @@ def certificate(subject: list[tuple[Any, str]], issuer: Any = None, usage: Any =
 
 
 class Reviewer:
-    """Knows the token ``good``; lets ``kubelet-client`` do everything and ``good``'s user read figures."""
+    """Accepts the token ``good``; allows ``kubelet-client`` everything and the user of ``good`` to read metrics."""
 
     async def request(self, method: str, path: str, *, body: dict[str, Any], seconds: float) -> dict[str, Any]:
         spec = body["spec"]
@@ -132,7 +132,7 @@ class Program:
 
 @dataclass
 class Pods:
-    """The pods' half of the kubelet, as far as the server knows it."""
+    """The part of the kubelet's pods that the server uses."""
 
     asked: list[dict[str, Any]] = field(default_factory=list)
     program: Program | None = None
@@ -503,7 +503,7 @@ def test_stream_options() -> None:
         stream_options({})
 
 
-# Figures
+# Metrics
 
 
 async def test_figures(served: Served) -> None:

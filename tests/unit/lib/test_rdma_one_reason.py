@@ -15,7 +15,7 @@ from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, Host, Output
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, Host, Output, Stop
 from thunderfleet_lib.rdma import rules
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
@@ -32,7 +32,7 @@ HANG_SECONDS = 1.0
 
 
 def quick(argv: Sequence[str], seconds: float) -> float:
-    """A command that is made to hang need not do so for long."""
+    """A short limit, because some commands hang."""
     return HANG_SECONDS if argv[0] == "ibv_devinfo" else seconds
 
 
@@ -46,8 +46,8 @@ class AgentHost(Host):
 class RunnerHost(BlockingHost):
     """The runner's, with the short limit."""
 
-    def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
-        return super().run(argv, quick(argv, seconds))
+    def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None) -> Output | Failure:
+        return super().run(argv, quick(argv, seconds), stop)
 
 
 class Pair:

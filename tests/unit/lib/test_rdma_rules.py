@@ -1,4 +1,4 @@
-"""The table of RDMA rules: every rule, their order, the class of every fault, and a sentence for each."""
+"""The table of RDMA rules: every rule, their order, the class of every fault, and its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleets for the tests of recorded Macs: random, but only such that could be built from real machines and cables."""
+"""Random fleets for the tests of recorded Macs; all of them could be built from real machines and cables."""
 
 from typing import Any
 

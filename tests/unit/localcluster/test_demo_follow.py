@@ -1,4 +1,4 @@
-"""What the demo says while a deployment is not Ready."""
+"""The demo's output while a deployment is not Ready."""
 
 from typing import Any
 

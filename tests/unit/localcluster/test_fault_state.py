@@ -62,7 +62,7 @@ def test_a_slow_cable_says_so_at_both_ends_and_loses_rdma_below_thunderbolt_5(pl
         assert '"40 Gb/s"' in texts(now, now.machine(name))["SPThunderboltDataType.json"]
     assert active(now, "a") == []
     assert [FaultState().with_cable(0, "slow", 100).rate(end) for _, end in ends_of(plan, 0)] == [100, 100]
-    # What the fleet file says is what plugging restores.
+    # Plugging a cable in restores the settings of the fleet file.
     slowed = FaultState().with_cable(1, "slow", 100).with_cable(1, "plug")
     assert [slowed.rate(end) for _, end in ends_of(plan, 1)] == [500, 500]
 
@@ -172,7 +172,7 @@ def test_a_moved_cable_is_at_its_new_port_for_both_ends_and_keeps_its_addresses(
     assert active(now, "a") == ["rdma_en5"] and "10.64.1.1" in texts(now, now.machine("a"))["ifconfig.en5"]
     (end,) = [end for end in now.machine("b").ends if end.index == 0]
     assert (end.peer, end.peer_port) == ("a", 4)
-    # From where it is now it goes on, to another Mac too, and back.
+    # It can be moved again from its new port, also to another Mac, and back.
     far = state.with_move(plan, "a:4", "c:6")
     assert ends(far.layout(plan), 0) == [("b", 2, "en3", "10.64.1.2"), ("c", 6, "en7", "10.64.1.1")]
     assert far.with_move(plan, "c:6", "a:1").layout(plan) == plan

@@ -73,7 +73,7 @@ def test_the_good_file_is_good() -> None:
 def test_errors_name_the_line_and_what_is_allowed(old: str, new: str, line: int, text: str) -> None:
     bad = GOOD.replace(old, new, 1)
     assert bad != GOOD
-    # A replacement that leaves nothing of a line takes the line away.
+    # A replacement that leaves a line empty removes the line.
     bad = "\n".join(text_line for text_line in bad.split("\n") if text_line.strip() or new != "")
     with pytest.raises(LocalClusterError) as caught:
         parse_fleet(bad, "my.yaml")

@@ -1,4 +1,4 @@
-"""The first process of a machine: jobs start and end by order, orphans are its own, and nothing outlives it."""
+"""The first process of a machine: it starts and ends jobs, adopts orphans, and no process outlives it."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_command_that_hangs_is_ended(machine: Machine) -> None:
 
 
 def _orphan(machine: Machine, folder: Path) -> tuple[int, int]:
-    """Process ids of a job and of what it left in a session of its own, as a kubelet leaves its shims."""
+    """Process ids of a job and of a process that it left in another session, as a kubelet leaves its shims."""
     left = folder / "left"
     argv = ["sh", "-c", f"setsid sh -c 'echo $$ > {left}; exec sleep 600' & sleep 600"]
     machine.order(do="start", name="kubelet", argv=argv, log=str(folder / "log"))

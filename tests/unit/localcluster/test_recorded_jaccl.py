@@ -1,4 +1,4 @@
-"""The recorded JACCL on its own: who gets one, what it knows of its cables, and what MLX says of it."""
+"""The recorded JACCL on its own: which Macs have one, its cables, and how MLX uses it."""
 
 import importlib
 import json

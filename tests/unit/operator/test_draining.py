@@ -1,4 +1,4 @@
-"""Nothing that serves is taken away unasked: drains, rollouts, evictions, and names that do not collide."""
+"""Serving groups are drained before they are replaced: rollouts, evictions, and names that do not collide."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def states(world: World) -> list[tuple[int, str]]:
 
 
 def draining(world: World, epoch: int, index: int = 0, *, stopped: bool = False, seconds: float = 0.0) -> None:
-    """Rank 0 says that its group drains: streams still run, or the ranks have stopped."""
+    """Rank 0 reports that its group drains: streams still run, or the ranks have stopped."""
     phase = "Joined" if stopped else "Serving"
     nodes = [rank.node for group in world.md.status.groups if group.index == index for rank in group.ranks] or ["big-1"]
     ranks = [{"rank": rank, "node": node, "phase": phase} for rank, node in enumerate(nodes)]
@@ -49,7 +49,7 @@ async def test_a_changed_spec_rolls_group_by_group_and_the_endpoint_always_serve
     second = world.md.status.groups[1].endpoint
     world.edit(memory={"contextTokens": 1024})
     await world.round()
-    # Told before it is done: the endpoint is another group's, and nobody has been asked to drain yet.
+    # The endpoint in status already names another group, and no group has been asked to drain yet.
     assert states(world) == [(1, "Draining"), (1, "Ready")] and world.md.status.endpoint == second
     assert world.drained == [] and asked_to_end(world) == []
     assert "the spec has changed" in world.md.status.groups[0].message

@@ -1,4 +1,4 @@
-"""Events of a change of place, and the reason that they give."""
+"""Events of new placements, and the causes that they name."""
 
 from datetime import UTC, datetime
 

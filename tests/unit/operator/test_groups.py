@@ -1,4 +1,4 @@
-"""Listening to rank 0 over real TLS, and what cables and models come to."""
+"""Polling rank 0 over real TLS, and the decisions about cables and models."""
 
 import asyncio
 import ssl
@@ -79,7 +79,7 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Loading"}
     port = await serve(pair, state)
     changed: asyncio.Queue[str] = asyncio.Queue()
-    groups = GroupClient(changed.put_nowait)
+    groups = GroupClient(changed.put_nowait, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
         async with asyncio.timeout(20):
@@ -107,7 +107,7 @@ async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes
     asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     pair = group_keys(MASTER, plan(1))
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
-    groups = GroupClient(lambda key: None)
+    groups = GroupClient(lambda key: None, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
         async with asyncio.timeout(20):
@@ -123,7 +123,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
     pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "busy": True}
     changed: asyncio.Queue[str] = asyncio.Queue()
-    groups = GroupClient(changed.put_nowait)
+    groups = GroupClient(changed.put_nowait, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
         async with asyncio.timeout(20):
@@ -140,11 +140,32 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
         await groups.close()
 
 
+async def test_only_a_leader_asks_a_group_to_drain(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
+    pair = group_keys(MASTER, plan(1))
+    state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"}
+    leads = [False]
+    groups = GroupClient(lambda key: None, lambda: leads[0])
+    try:
+        groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
+        groups.drain("ns/md", 0, 1)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("drain")))
+            assert state["phase"] == "Ready", "not asked"
+            leads[0] = True
+            for _ in range(2):
+                groups.drain("ns/md", 0, 1)
+                await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("drain")))
+                assert state.pop("phase", None) in ("Draining", None), "asked once"
+    finally:
+        await groups.close()
+
+
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"uid": "other"}, {"phase": "Nonsense"}])
 async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[str, Any]) -> None:
     pair = group_keys(MASTER, plan(1))
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", **change})
-    groups = GroupClient(lambda key: None)
+    groups = GroupClient(lambda key: None, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
         await groups.first_answers("ns/md", 20)
@@ -155,7 +176,7 @@ async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[
 
 async def test_a_stranger_on_the_control_port_is_not_heard(serve: Any) -> None:
     port = await serve(group_keys(MASTER, plan(9)), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
-    groups = GroupClient(lambda key: None)
+    groups = GroupClient(lambda key: None, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, plan(1)))})
         await groups.first_answers("ns/md", 20)

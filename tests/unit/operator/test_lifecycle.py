@@ -91,6 +91,13 @@ def test_a_failure_backs_off_and_then_places_again() -> None:
     assert again.avoid == {"a": "is avoided after the last failure there: First: it broke"}
 
 
+@pytest.mark.parametrize("ahead", [timedelta(seconds=301), timedelta(days=365)])
+def test_a_back_off_is_never_longer_than_its_limit(ahead: timedelta) -> None:
+    """Status was written while the operator's clock was ahead; the clock has been corrected since."""
+    found = step(view(status=waiting(NOW + ahead)), gave_up())
+    assert (found.step, found.until, found.recheck_seconds) == (Step.BACK_OFF, NOW + timedelta(seconds=300), 300.0)
+
+
 def test_the_budget_and_the_back_off() -> None:
     assert [backoff_seconds(RECOVERY, restarts) for restarts in (0, 1, 4, 5, 99)] == [10, 20, 160, 300, 300]
     assert step(view(status=group_status(restarts=1)), gave_up()).until == NOW + timedelta(seconds=20)

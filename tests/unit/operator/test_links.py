@@ -1,4 +1,4 @@
-"""What a cable comes to, and when it is a link no more."""
+"""The status of a ThunderboltLink, and when the link is removed."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,7 +55,7 @@ def verdicts(made: Json) -> dict[str, tuple[str, str, str]]:
         (link(end("a")), {}, "EndMissing", "spec.nodeName=b"),
         (link(end("a", speedMbps=40000), end("b")), {}, "BelowThunderbolt5", "use a Thunderbolt 5 cable"),
         (link(end("a", through=["Old Dock"], speedMbps=40000), end("b")), {}, "BelowThunderbolt5", "without Old Dock"),
-        # The cause is named, not what it leads to at the other end.
+        # The message names the cause, not its effect at the other end.
         (link(end("a", rdmaState="Down"), end("b", rdmaState=None)), {"b": {"enabled": False}}, "RDMADisabled", "start b in R"),
         (link(end("a"), end("b", rdmaState="Unknown")), {"b": {"state": "StackHung"}}, "StackHung", "reboot b (`sudo"),
         (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "bridge0 deletem en2`"),
@@ -79,7 +79,7 @@ def test_every_no_says_what_mends_it(found: ThunderboltLink, profiles: dict[str,
         (link(end("a", seesPeer=False), end("b")), "ab", "Connected", "OneEnd"),
         (link(), "ab", "Unplugged", "NoEnd"),
         (link(end("a"), end("b", flapping=True)), "ab", "Flapping", "BothEnds"),
-        # What an end said before its Mac went away counts no more.
+        # The report of a Mac that is gone no longer counts.
         (link(end("a")), "b", "NodeNotReady", "NoEnd"),
         (link(end("a"), end("b")), "b", "Connected", "OneEnd"),
         (link(end("a"), end("b")), "", "NodesNotReady", "NoEnd"),
@@ -98,6 +98,8 @@ def test_a_cable_that_nobody_has_lingers_and_goes() -> None:
     pulled = link(conditions=summary(link(), {}, NOW, BOTH)["conditions"])
     assert lingers(pulled, NOW + timedelta(seconds=20)) == LINGER_SECONDS - 20
     assert lingers(pulled, NOW + timedelta(days=1)) == 0
+    assert lingers(pulled, NOW - timedelta(days=365)) == 0, "written while the clock was a year ahead"
+    assert lingers(pulled, NOW - timedelta(seconds=30)) == LINGER_SECONDS
 
 
 def test_events_tell_of_pulling_and_plugging_once() -> None:
@@ -114,7 +116,7 @@ def test_events_tell_of_pulling_and_plugging_once() -> None:
     assert event["involvedObject"]["kind"] == "ThunderboltLink" and "namespace" not in event["involvedObject"]
 
 
-# --- what was measured ---
+# --- measurements ---
 
 
 def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> ThunderboltLink:
@@ -130,10 +132,10 @@ def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> T
 @pytest.mark.parametrize(
     ("rates", "reason", "gbps", "rtt"),
     [
-        # RDMA is held against what was negotiated, by its worse way.
+        # RDMA is compared with the negotiated speed, in its slower direction.
         ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 41_000, 6)], "Connected", "60.0/41.0", "6us"),
         ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 39_000, 6)], "Degraded", "60.0/39.0", "6us"),
-        # TCP is slower than any cable, and is no reproach to it; the best transport is what the cable gives.
+        # TCP is slower than any cable, so it shows no fault; the fastest transport counts.
         ([("a", "b", "Socket", 6_000, 40), ("b", "a", "Socket", 5_100, 60)], "Connected", "6.0/5.1", "60us"),
         ([("a", "b", "Socket", 900, 40), ("b", "a", "Ring", 800, 300)], "Degraded", "0.90/-", "40us"),
         ([("b", "a", "Socket", 400, 40), ("a", "b", "Socket", 38, 50)], "Degraded", "0.038/0.40", "50us"),
@@ -171,14 +173,14 @@ def plugged(name: str, connected: bool, port: int) -> NodeProfile:
 
 
 def test_the_other_mac_knows_sooner_than_the_node() -> None:
-    """The Node of a Mac that is off stays Ready for most of a minute with its last words; the other Mac's port is empty."""
+    """The Node of a Mac that is off stays Ready for most of a minute with its last report; the other Mac's port is empty."""
     found = link(end("a"))
     made = summary(found, {"b": plugged("b", False, 2)}, NOW, BOTH)
     status, reason, message = verdicts(made)["Connected"]
     assert (status, reason) == ("False", "NothingPluggedIn") and "port 2 of b" in message and "a is off" in message
-    # A display in between hides the other end, but something is plugged in.
+    # A display hides the other end, but something is plugged in.
     made = summary(link(end("a"), end("b", seesPeer=False)), {"b": plugged("b", True, 2)}, NOW, BOTH)
     assert verdicts(made)["Connected"][:2] == ("True", "Connected")
-    # What a Mac said whose Node is not Ready is of another moment.
+    # The report of a Mac whose Node is not Ready is out of date.
     made = summary(found, {"b": plugged("b", False, 2)}, NOW, frozenset("a"))
     assert verdicts(made)["Connected"][:2] == ("True", "Connected")

@@ -1,4 +1,4 @@
-"""What the operator says of each Mac: which groups have it, over which cables, and whether placements avoid it."""
+"""The operator's part of a NodeProfile: the groups on the Mac, their cables, and whether placements avoid it."""
 
 import json
 from typing import Any
@@ -184,7 +184,7 @@ def boot(world: World, name: str, identity: str) -> None:
 
 
 async def stuck(world: World) -> None:
-    """The second Studio's RDMA is stuck, and rank 0 has said so."""
+    """The second Studio's RDMA is stuck, and rank 0 has reported it."""
     for name in ("studio-1", "studio-2"):
         boot(world, name, "boot-1")
     world.deploy()
@@ -224,7 +224,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
     said = find_condition(found.conditions, ConditionType.QUARANTINED)
     assert found.quarantine is None and said is not None and (said.status, said.reason) == ("False", "Rebooted")
     assert ("NodeProfile", "Normal", "Rebooted") in events(world)
-    # Rank 0 still says what it saw before the reboot: that is no news.
+    # Rank 0 still reports the failure from before the reboot: that starts no new quarantine.
     await world.round()
     assert status(world, "studio-2").quarantine is None
     assert world.md.status.groups[0].epoch == 2

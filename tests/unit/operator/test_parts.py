@@ -1,4 +1,4 @@
-"""Keys, ports, queue, cache, quantities, lease and command line."""
+"""Keys, ports, queue, cache, quantities and command line."""
 
 import asyncio
 import ssl
@@ -9,14 +9,12 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.plan import GROUP_TLS_NAME
-from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.keys import client_context, group_keys, secret_name
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.lifecycle import backoff_seconds
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.watch.cache import PODS, Store
-from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.workqueue import WorkQueue
 
 from tests.unit.operator.values import plan
@@ -218,51 +216,6 @@ def test_backoff_doubles_up_to_its_limit() -> None:
 
     recovery = Recovery(backoff_seconds=10, backoff_limit_seconds=300)
     assert [backoff_seconds(recovery, n) for n in (0, 1, 2, 5, 5000)] == [10, 20, 40, 300, 300]
-
-
-# --- lease ---
-
-
-class Leases:
-    """A Lease on an API server in memory."""
-
-    def __init__(self) -> None:
-        self.lease: dict[str, Any] | None = None
-        self.version = 0
-
-    async def request(self, method: str, path: str, *, body: Any = None, seconds: float = 0) -> dict[str, Any]:
-        if method == "GET":
-            if self.lease is None:
-                raise ApiError(404, "NotFound", "no lease")
-            return self.lease
-        if method == "PUT" and body["metadata"]["resourceVersion"] != str(self.version):
-            raise ApiError(409, "Conflict", "changed")
-        if method == "POST" and self.lease is not None:
-            raise ApiError(409, "AlreadyExists", "taken")
-        self.version += 1
-        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
-        return self.lease
-
-
-async def test_one_of_two_leads_and_the_other_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("thunderfleet_operator.watch.leader.time.monotonic", lambda: clock[0])
-    leases = Leases()
-    one, other = (Leader(leases, "ns", name, lambda: None) for name in ("one", "other"))  # type: ignore[arg-type]
-    assert await one._try() and not await other._try()
-    assert one.leading() and not other.leading()
-    for _ in range(5):
-        clock[0] += 3
-        assert await one._try() and not await other._try()
-    clock[0] += 9.5
-    assert not one.leading(), "it stops before another may begin"
-    assert not await other._try()
-    clock[0] += 3
-    assert await other._try() and other.leading()
-    assert not await one._try(), "it does not take it back"
-    await other.release()
-    assert not other.leading() and await one._try()
-    assert leases.lease is not None and leases.lease["spec"]["leaseTransitions"] >= 2
 
 
 # --- command line ---

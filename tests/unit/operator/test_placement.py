@@ -161,7 +161,7 @@ def test_queue_pairs_of_a_device_are_a_budget() -> None:
     assert found.transport is Transport.RING
     none = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
     assert "RDMA device rdma_b_a of b has no free queue pairs" in none.message
-    # Behind a hub one device faces two Macs.
+    # Behind a hub, one device connects to two Macs.
     facts = model((4, 4, 4), tensor={1: (12,), 2: None, 3: (4, 4, 4)})
     three = [mac(name, 5, facts, backends=BOTH) for name in "abc"]
     hub = [replace(c, a=replace(c.a, device="hub", queue_pairs=1)) if c.a.node == "a" else c for c in mesh("abc")]
@@ -216,7 +216,7 @@ def test_a_hop_that_one_end_alone_can_open_is_opened_from_there() -> None:
     macs = (mac("a", 6, SPLITS, **dialled("a", "b")), mac("b", 6, SPLITS, dials=Dials()))
     for bare in (False, True):
         found = placed(plan(Fleet(macs), Request(path=PATH, memory=NO_KV, ring_without_relay=bare)))
-        # b is rank 0, for a can dial it; the hop from b to a is opened by a, at the same address of b.
+        # b is rank 0 because a can dial it; a opens the hop from b to a, at the same address of b.
         assert found.nodes == ("b", "a") and found.ranks[1].relay == Relay("10.0.0.98", True)
         assert found.ranks[0].relay == (None if bare else Relay("10.0.0.98", False))
         assert found.ranks[0].ring_address == ("10.0.0.98" if bare else None)
@@ -301,7 +301,7 @@ def test_shares_move_when_layers_are_uneven() -> None:
     facts = model((1, 1, 1, 9))
     spans = Needs(facts, NO_KV).share_layers([9, 9])
     assert spans == (((3, 4), (0, 3)), False)
-    # Taking as much as fits is not enough: the second rank has room for the small layer only.
+    # A greedy division fails: the second rank has room only for the small layer.
     assert Needs(model((2, 1, 2, 2)), NO_KV).share_layers([4, 1, 9]) == (((2, 4), (1, 2), (0, 1)), False)
     assert Needs(model((2, 1, 2, 2)), NO_KV).share_layers([3, 1, 3]) is None
 
@@ -368,7 +368,7 @@ def test_a_repository_may_lie_elsewhere_on_every_mac() -> None:
     assert (found.nodes, found.model_path) == (("b",), "/else/a")
 
 
-# --- who may ---
+# --- eligible Macs ---
 
 
 @pytest.mark.parametrize(
@@ -447,13 +447,13 @@ def test_a_group_stays_and_a_better_placement_is_reported() -> None:
     assert found.kept and found.nodes == ("a", "b") and found.transport is Transport.RING
     assert better(fleet, request) == "c, d: here TCP ring instead of JACCL mesh"
     assert better(fleet, replace(request, current=("c", "d"))) is None
-    # A fleet that changes elsewhere makes no difference.
+    # Changes to other Macs make no difference.
     other = fleet.changed(macs=[replace(macs[3], free_bytes=600)])
     assert placed(plan(other, request)).nodes == ("a", "b")
     assert not placed(plan(fleet, replace(request, avoid={"a": "has failed"}))).kept
 
 
-# --- why not ---
+# --- explanations ---
 
 
 def test_an_empty_fleet() -> None:
@@ -516,7 +516,7 @@ def all_joined(count: int, facts: ModelFacts, free: int) -> Fleet:
 
 
 def test_a_hard_graph_ends_with_the_best_found_and_says_so() -> None:
-    # Uneven layers, of which no order fits: every set of Macs looks as good as any other.
+    # Uneven layers that fit in no order: every set of Macs looks equally good.
     facts = model((7, 7, 7, 7, 7, 6, 6, 6), tensor={1: (53,)})
     fleet = all_joined(64, facts, 8)
     found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, max_nodes=7), max_steps=5_000))
@@ -569,7 +569,7 @@ def test_an_ineligible_mac_is_suggested_with_its_problem_and_that_of_its_cables(
     misses = _misses(plan(Fleet(macs, (cable("a", "b", rdma="it is Down"),)), Request(path=PATH, memory=NO_KV)))
     assert misses[Transport.JACCL] == "JACCL mesh of a, b: b is cordoned (kubectl uncordon b); a ↔ b: it is Down"
     assert misses[Transport.RING] == "TCP ring of a, b: b is cordoned (kubectl uncordon b)"
-    # Alone, no Mac is big enough, even if uncordoned; a big one would be.
+    # No single Mac is large enough, even if uncordoned; the large one would be.
     assert "the whole model needs" in misses[Transport.NONE]
     big = mac("d", 60, SPLITS, schedulable=False)
     assert _misses(plan(Fleet([*macs, big]), Request(path=PATH, memory=NO_KV)))[Transport.NONE] == (

@@ -93,7 +93,7 @@ async def test_the_same_place_as_the_operator_chose_and_what_it_holds(files: Any
     group = json.loads(capsys.readouterr().out)["groups"][0]
     assert group["kept"] and [rank["node"] for rank in group["ranks"]] == ["studio-1", "studio-2"]
 
-    # Another deployment finds their memory taken.
+    # For another deployment their memory is taken.
     def another(items: list[dict[str, Any]]) -> None:
         for item in items:
             if item["kind"] == "ModelDeployment":
@@ -142,7 +142,7 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
 
 
 def conforms(value: Any, schema: dict[str, Any], whole: dict[str, Any], where: str = "") -> None:
-    """Checks a value against a JSON Schema with the few keywords that ours uses."""
+    """Checks a value against a JSON Schema with the keywords that the output's schema uses."""
     if "$ref" in schema:
         schema = whole["$defs"][schema["$ref"].rsplit("/", 1)[1]]
     if "anyOf" in schema:
@@ -205,7 +205,7 @@ JUNK: tuple[Any, ...] = (None, [], {}, "x", 7, [None], ["x"], [{}], {"x": 1}, Tr
 
 @pytest.mark.parametrize("kind", ["Node", "Pod", "NodeProfile", "ThunderboltLink", "ModelDeployment"])
 async def test_nothing_that_is_out_of_place_ends_in_a_traceback(files: Any, world: World, capsys: Any, kind: str) -> None:
-    """Every field in turn has another type: the answer is a plan, or one line that names the object."""
+    """Each field in turn gets another type: the command prints a plan, or one line that names the object."""
     world.deploy()
     await world.round()
     world.run_pods()

@@ -1,4 +1,4 @@
-"""What an answer without placement says: near misses, and why each Mac cannot be used."""
+"""The explanation when there is no placement: near misses, and why each Mac cannot be used."""
 
 from dataclasses import replace
 

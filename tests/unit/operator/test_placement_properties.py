@@ -1,4 +1,4 @@
-"""The planner against brute force on small fleets, and what must hold of every answer on large ones."""
+"""The planner compared with brute force on small fleets, and properties of its answers on large ones."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ PATH = "/models/a"
 JACCL = (Transport.JACCL, Transport.JACCL_RING)
 
 
-# --- brute force: every set, every order, every cut, by rules stated independently ---
+# --- brute force: every set, order and division, by independent rules ---
 
 
 def lan_address(name: str) -> str:
@@ -82,7 +82,7 @@ def dialled(fleet: Fleet, one: str, other: str) -> tuple[str, ...]:
 
 
 def dial_speed(fleet: Fleet, one: str, other: str) -> int:
-    """Mbit/s of the one address that everybody has here."""
+    """Mbit/s to the only address of a Mac."""
     dials = fleet.macs[one].dials
     measured = dials.speeds[dials.nodes.index(other)] if dials is not None and dials.speeds else 0
     return measured or 10_000
@@ -135,7 +135,7 @@ QUARTERS = (*EIGHTHS[::2], 100)
 
 
 def on_step(value: int, steps: Sequence[float]) -> int:
-    """Down to the next of these figures times a power of ten."""
+    """Rounded down to one of these figures times a power of ten."""
     return max((int(step * 10**power) for power in range(6) for step in steps if step * 10**power <= value), default=0)
 
 
@@ -234,7 +234,7 @@ def brute(fleet: Fleet, facts: ModelFacts, request: Request) -> Score | None:
 
 
 def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
-    """Mostly such that a group of ``size`` is the smallest that has room, with cables or dials for about that.
+    """Problems for which ``size`` is usually the smallest number of Macs with room, with about enough cables or dials.
 
     From a seed, since hypothesis' own draws rarely give a group of three or more.
     """
@@ -275,7 +275,7 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
             left_out = pick((None, None, *others))
             peers = [other for other in others if other != left_out]
         elif dialled == "around":
-            # One way only: a ring runs as the names do, or not at all.
+            # In one direction only: the only possible ring is in the order of the names.
             peers = [names[(i + 1) % count]] if count > 1 else []
         speeds = {(peer, lan_address(peer)): pick((0, 0, 900, 940, 9_400)) for peer in peers}
         macs.append(
@@ -301,7 +301,7 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
         cables.append(
             Cable(
                 f"{one}--{other}.{i}",
-                # One device at several cables is a hub's.
+                # A device with several cables is behind a hub.
                 End(one, f"169.254.{i}.1", f"rdma_a{i}" if yes(0.8) else "rdma_en2", 10 if clean else pick((10, 10, 2, 1, 0))),
                 End(other, None if yes(0.1) and not clean else f"169.254.{i}.2", f"rdma_b{i}"),
                 pick((40_000, 80_000, 80_000, 120_000)),
@@ -329,7 +329,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 def _same_queue_pairs(fleet: Fleet) -> Fleet:
-    """One device has one number of queue pairs, whichever cable tells it."""
+    """A device has the same number of queue pairs for all its cables."""
     left: dict[tuple[str, str | None], int] = {}
     for cable in fleet.cables.values():
         for end in (cable.a, cable.b):
@@ -346,7 +346,7 @@ def _same_queue_pairs(fleet: Fleet) -> Fleet:
 
 
 def check(found: Placement, fleet: Fleet, facts: ModelFacts, request: Request) -> None:
-    """What must hold of every placement."""
+    """Properties of every placement."""
     size = len(found.ranks)
     assert request.min_nodes <= size <= (request.max_nodes or size)
     assert len(set(found.nodes)) == size
@@ -365,7 +365,7 @@ def check(found: Placement, fleet: Fleet, facts: ModelFacts, request: Request) -
 
 
 def check_jaccl(found: Placement, fleet: Fleet) -> None:
-    """Every rank faces its peers by the devices of usable cables."""
+    """The devices of every rank belong to usable cables to its peers."""
     size = len(found.ranks)
     by_device = {}
     for name in set(found.cables):
@@ -407,7 +407,7 @@ def shape(found: Placement | Unplaceable) -> str:
 
 
 def agrees(seed: int) -> str:
-    """Plans a problem, checks it against brute force, and tells what came of it."""
+    """Plans a problem, compares the answer with brute force, and returns the kind of answer."""
     fleet, facts, request = problem(seed)
     found = plan(fleet, request)
     assert found.proven
@@ -430,7 +430,7 @@ def agrees(seed: int) -> str:
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 
 
-# Ways that differ by direction: a ring leaves a Mac by one hop and comes back by another.
+# Speeds that differ by direction: a ring leaves a Mac over one hop and returns over another.
 @example(seed=757412)
 @settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(SEEDS)
@@ -439,7 +439,7 @@ def test_same_feasibility_and_score_as_brute_force(seed: int) -> None:
 
 
 def test_groups_of_all_shapes_are_the_same_as_by_brute_force() -> None:
-    """The same on seeds that are known to bring every shape."""
+    """The same with seeds that are known to produce every shape."""
     counts = Counter(agrees(seed) for seed in range(240))
     shapes = Counter(text.partition(",")[0] for text in counts.elements())
     wanted = [f"JACCL of {n}" for n in (3, 4)] + [f"{ring} of {n}" for ring in ("JACCLRing", "Ring") for n in (3, 4, 5)]

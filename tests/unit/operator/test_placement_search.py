@@ -1,4 +1,4 @@
-"""The parts of the search one by one, and what a search that finds nothing may cost."""
+"""The parts of the search, and the cost of a search without a result."""
 
 from collections.abc import Mapping
 
@@ -307,7 +307,7 @@ def test_headroom_is_rounded_up_on_every_rank() -> None:
 
 
 def cliques(count: int, size: int, free: int, model: ModelFacts) -> Fleet:
-    """Macs in groups of ``size``, every two of a group joined by a cable and by nothing else."""
+    """Macs in groups of ``size``, with a cable between every two Macs of a group and no other links."""
     names = [f"m{i:04d}" for i in range(count)]
     macs, cables = [], []
     for i, name in enumerate(names):

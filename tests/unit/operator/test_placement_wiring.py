@@ -28,7 +28,7 @@ def plan_of(world: World, epoch: int = 1) -> Plan:
 
 
 def rdma(world: World, *nodes: str, cable: str | None = None) -> None:
-    """Their MLX can do JACCL; the cable is fit for RDMA."""
+    """Their MLX supports JACCL, and the cable is usable for RDMA."""
     for node in nodes:
         world.change(NODEPROFILES, node, lambda item: item["status"]["runtime"].update(backends=["ring", "jaccl"]))
     if cable is not None:
@@ -122,7 +122,7 @@ def test_the_fleet_is_the_same_value_until_something_changes(world: World) -> No
 
     first = now()
     assert now() is first and index.taken is index.taken
-    # A heartbeat changes the object, and nothing of it that counts.
+    # A heartbeat changes the object, but nothing that placements use.
     world.change(NODES, "mini", lambda item: item["status"].update(heartbeat="now"))
     assert now() is first
     world.change(NODES, "mini", lambda item: item["spec"].update(unschedulable=True))

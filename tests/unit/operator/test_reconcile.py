@@ -1,4 +1,4 @@
-"""Whole rounds over an API server in memory: what is made, what is left alone, what people are told."""
+"""Whole rounds over an API server in memory: the objects, what stays unchanged, status and Events."""
 
 import json
 from datetime import timedelta
@@ -95,7 +95,7 @@ async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: World) -
     status, reason, message = world.condition("Ready")
     assert (status, reason) == ("False", "Loading")
     assert message.endswith("loading the model: rank 0 on studio-1 (25 % of 4Gi, 1 layers)")
-    # A restarted operator that has not heard yet does not take it back.
+    # A restarted operator without a report does not revoke it.
     world.reports.clear()
     await world.restarted().deployment("ns/md")
     assert [rank.loaded_bytes for rank in world.md.status.groups[0].ranks] == [GIB, 4 * GIB]
@@ -458,7 +458,7 @@ async def test_links_are_summarised_and_cleared(world: World) -> None:
 
 
 async def test_what_a_renamed_mac_said_under_its_old_name_goes_from_the_link(world: World) -> None:
-    """The old Node is there until somebody deletes it; its port's switch is known to be of a Mac that is Ready."""
+    """The old Node exists until it is deleted; the switch of its port now belongs to a Mac that is Ready."""
     name = "studio-1.tb1--studio-2.tb1"
 
     def port(node: str, switch: str) -> None:

@@ -1,4 +1,4 @@
-"""What is a failure and what is not, and that the way back is remembered by status alone."""
+"""Failures and recovery; the recovery is remembered in status only."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ async def test_budget_and_backoff_survive_the_operator(world: World) -> None:
     await world.round()
     until = group(world).next_restart_time
     world.later(9)
-    # Nothing is remembered by the process, and rank 0 may be heard late or not at all.
+    # The process remembers nothing, and the report of rank 0 may be late or missing.
     for reports in (dict(world.reports), {}):
         world.reports = reports
         await world.restarted().deployment("ns/md")
@@ -179,7 +179,7 @@ async def test_a_mac_that_is_not_ready_and_a_rank_0_that_does_not_answer(world: 
 
 
 async def test_a_silent_rank_0_on_macs_that_are_ready_is_waited_for(world: World) -> None:
-    """Its supervisor restarts, or its control port is cut off from the operator only: the group may well serve."""
+    """Its supervisor restarts, or only the operator cannot reach its control port: the group may still serve."""
     await running(world)
     world.say("Ready", 1)
     await world.round()

@@ -1,4 +1,4 @@
-"""What status says of each outcome of a round."""
+"""The status for each outcome of a round."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -41,10 +41,8 @@ def outcome(said: Report = READY, step: NextStep = KEEP, group: GroupView | None
     return Outcome(group or view(), step, said, **more)
 
 
-def entry(
-    said: Report = READY, step: NextStep = KEEP, group: GroupView | None = None, seconds: float = 0, **more: Any
-) -> Group:
-    return group_status(outcome(said, step, group, **more), deployment(), NOW + timedelta(seconds=seconds))
+def entry(said: Report = READY, step: NextStep = KEEP, group: GroupView | None = None, **more: Any) -> Group:
+    return group_status(outcome(said, step, group, **more), deployment())
 
 
 def failure(**more: Any) -> Failure:
@@ -78,7 +76,13 @@ def test_a_group_that_serves_has_what_rank_0_reports() -> None:
 
 @pytest.mark.parametrize(("seconds", "restarts"), [(599, 2), (600, 0)])
 def test_restarts_are_forgiven_after_ten_minutes(seconds: float, restarts: int) -> None:
-    assert entry(group=view(status=values.group_status(restarts=2)), seconds=seconds).restarts == restarts
+    said = replace(READY, phase_seconds=seconds)
+    assert entry(said, group=view(status=values.group_status(restarts=2))).restarts == restarts
+
+
+def test_a_macs_clock_does_not_forgive_restarts() -> None:
+    year = report(GroupPhase.READY, RankPhase.SERVING, RankPhase.SERVING, readySince=NOW - timedelta(days=365))
+    assert entry(year, group=view(status=values.group_status(restarts=2))).restarts == 2
 
 
 def test_a_report_is_shown_for_ten_seconds_after_the_last_answer() -> None:

@@ -1,4 +1,4 @@
-"""Why a group cannot go on: each cause, its limit, and what it is not."""
+"""Why a placement failed: each cause, its limit, and similar states that are no failure."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -136,6 +136,13 @@ def test_a_mac_that_is_not_ready_counts_when_the_group_has_lost_it_too(said: Rep
 )
 def test_a_mac_that_is_not_ready_alone_is_looked_at_again(said: Report) -> None:
     assert found(view(), said, not_ready("b")) == Trouble(recheck_seconds=5.0)
+
+
+def test_a_scheduler_whose_clock_is_ahead_hides_no_failure() -> None:
+    ahead = pod(1, running=False, unschedulable_since=NOW + timedelta(days=365), unschedulable_message="Insufficient memory")
+    assert failed(view(pod(0), ahead), SILENT).reason == "Unschedulable"
+    slightly = pod(1, running=False, unschedulable_since=NOW + timedelta(seconds=30))
+    assert found(view(pod(0), slightly), SILENT).recheck_seconds == pytest.approx(10.1)
 
 
 def test_the_earliest_look_counts() -> None:

@@ -1,4 +1,4 @@
-"""What pods and plans take on each Mac, and a fleet with it taken."""
+"""Memory, ports and cables that pods and plans use on each Mac, and the fleet without them."""
 
 from dataclasses import replace
 from typing import Any

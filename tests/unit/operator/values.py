@@ -82,7 +82,7 @@ def view(*pods: Pod, status: Group | None = None, made: Plan | None = None, spec
 
 
 def report(phase: GroupPhase | None, *ranks: RankPhase, silent: float = 0.0, since: float = 0.0, **more: Any) -> Report:
-    """What rank 0 reported; ``ranks``: their phases."""
+    """A report of rank 0; ``ranks``: their phases."""
     if phase is None:
         return Report(None, silent, since)
     told = [{"rank": rank, "node": "ab"[rank], "phase": state} for rank, state in enumerate(ranks)]

@@ -1,7 +1,8 @@
-"""An API server in memory, just faithful enough for the operator, with a fleet, pods and groups that tests move by hand."""
+"""An API server in memory, as faithful as the operator needs, with a fleet, pods and groups that tests change."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,7 +29,7 @@ GIB = 2**30
 
 
 class World:
-    """Objects by path with their resourceVersions, a cache that follows at once, and the reports of groups.
+    """Objects by path with their resourceVersions, a cache without delay, and the reports of groups.
 
     It stands in for two clients of the operator: ``Kube`` and ``GroupClient``.
     """
@@ -60,7 +61,7 @@ class World:
         writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
-        drains = Drains(groups, lambda: self.now)
+        drains = Drains(groups, lambda: self.now.timestamp())
         executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys)
         self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, lambda: self.now)
         return self.reconciler
@@ -170,9 +171,11 @@ class World:
 
     def report(self, key: str, index: int, epoch: int) -> Report:
         at, report = self.reports.get(index, (0, Report()))
+        if report.state is not None and report.state.ready_since is not None:
+            report = replace(report, phase_seconds=(self.now - report.state.ready_since).total_seconds())
         return report if at == epoch else Report()
 
-    # --- what people and other programs do ---
+    # --- actions of users and other programs ---
 
     def put(self, collection: Any, item: Json) -> None:
         self.version += 1

@@ -57,7 +57,7 @@ def _make_keys(folder: Path) -> Path:
 
 
 def _make_model(folder: Path) -> Path:
-    """Files enough for preflight: one tensor of four float32."""
+    """The files that preflight needs: one tensor of four float32."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
@@ -66,7 +66,7 @@ def _make_model(folder: Path) -> Path:
 
 
 def _claim(address: str, count: int, taken: set[int]) -> list[int]:
-    """Ports that were free a moment ago, outside of what the kernel hands out."""
+    """Free ports outside the kernel's ephemeral range."""
     found: list[int] = []
     candidate = 21000 + (os.getpid() * 131) % 8000
     while len(found) < count:
@@ -152,7 +152,7 @@ class Group:
         return supervisor
 
     async def crash(self, rank: int) -> None:
-        """As if the supervisor's process had gone: no goodbye to anybody."""
+        """As if the supervisor's process had been killed: connections end without a message."""
         _, task = self.running.pop(rank)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -210,7 +210,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def yardstick(tiny: Path) -> list[int]:
-    """What one process of mlx-lm says to the demo's chat."""
+    """The answer of a single mlx-lm process to the demo's chat."""
     command = [
         sys.executable,
         "-m",
@@ -255,7 +255,7 @@ def served(make_group: Callable[..., Any]) -> Served:
                 first = tinymodel.LAYERS - share * (entry["rank"] + 1)
                 entry["layers"] = [first, first + share]
         group.plan = Plan.model_validate(planned)
-        # Real ranks import a lot, on machines that do much else.
+        # Real ranks import large packages, on busy machines.
         settings = {"limits": attempts.Limits(group.plan.bootstrap.attempts, 120.0, backoff_seconds=0.05), **settings}
         for rank in range(size):
             group.start(rank, gateway=True, benchmark=benchmark, **{"command": rank_command, **settings})
@@ -269,7 +269,7 @@ def served(make_group: Callable[..., Any]) -> Served:
 
 @pytest.fixture
 def make_keys() -> Callable[[Path], Path]:
-    """Makes a certificate of its own in a folder."""
+    """Makes a separate certificate in a folder."""
     return _make_keys
 
 

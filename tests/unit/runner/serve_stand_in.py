@@ -1,4 +1,4 @@
-"""A supervisor as a process of its own, with the stand-in rank: argv is the plan file, the pod, the keys, the state folder."""
+"""A supervisor in a separate process, with the stand-in rank: argv is the plan file, the pod, the keys, the state folder."""
 
 import asyncio
 import logging

@@ -1,8 +1,8 @@
-"""A rank without a model: MLX's real ring and the real protocol, so that the supervisor is tried against what it meets.
+"""A rank without a model: MLX's real ring and the real protocol, so that the supervisor is tested with a real peer.
 
-What it does wrong is told by files in THUNDERFLEET_TEST_FOLDER: ``init-hang-R``, ``load-error-R`` (its text), ``mute-R``
-(no heartbeats once Ready), ``stuck-R`` (never joins a turn), ``slow-load-R`` (loads as long as it is there), ``odd-token-R``; R
-is the rank. A ``die-once-R`` file is used up.
+Files in THUNDERFLEET_TEST_FOLDER make it fail: ``init-hang-R``, ``load-error-R`` (its text), ``mute-R`` (no heartbeats once
+Ready), ``stuck-R`` (never joins a turn), ``slow-load-R`` (loads as long as the file exists), ``odd-token-R``; R is the rank. A
+``die-once-R`` file is deleted when it takes effect.
 """
 
 import os
@@ -24,7 +24,7 @@ FAULTS = Path(os.environ["THUNDERFLEET_TEST_FOLDER"])
 
 
 class StandIn:
-    """One rank: what it does wrong, its heartbeat, and its answers."""
+    """One rank: its faults, its heartbeat and its answers."""
 
     def __init__(self, channel: Channel, start: protocol.Start) -> None:
         self.channel = channel
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def take_turn(rank: int, waiting: list[protocol.Request]) -> list[protocol.Request]:
-    """All ranks learn from rank 0 how long the one request of this turn is."""
+    """Rank 0 shares the length of this turn's request with all ranks."""
     length = waiting[0].max_tokens if rank == 0 and waiting else 0
     shared = all_sum(length)
     if not shared:

@@ -1,4 +1,4 @@
-"""The leader's machine: its usual path, its budgets, and what no order of events may bring about."""
+"""The leader's state machine: its usual path, its budgets, and what must never happen in any order of events."""
 
 import pytest
 from hypothesis import given, settings
@@ -239,7 +239,7 @@ def test_ranks_that_do_not_stop_are_ended() -> None:
 def test_running_requests_get_most_of_the_pods_grace_and_each_limit_leaves_room_for_the_next() -> None:
     drain = Limits(3, 60).drain_seconds
     assert POD_GRACE_SECONDS / 2 < drain <= LEAVE_SECONDS - 3
-    # SIGTERM to the rank and SIGKILL, streams that are told, connections that are closed.
+    # SIGTERM and SIGKILL to the rank, error events in streams, closed connections.
     assert LEAVE_SECONDS <= POD_GRACE_SECONDS - 4 * rankprocess.TERM_SECONDS
 
 
@@ -262,7 +262,7 @@ def test_requests_that_a_failure_cuts_are_told_its_first_cause() -> None:
     echo = Fault(FaultClass.RETRY, "PeerLost", "lost a peer", echo=True)
     ending, actions = run(ready, RankFailed(0, 1, echo, faults.Stage.SERVE))
     assert Unserve("the group failed and is restarting: rank 0: lost a peer", settled=False) in actions
-    # Its own word, its supervisor's end, or nothing more.
+    # Its own failure, the end of its supervisor, or nothing.
     _, actions = run(ending, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
     assert actions == [Unserve("the group failed and is restarting: rank 1: killed")]
     gone, actions = run(ending, Left(1, "closed"))
@@ -272,7 +272,7 @@ def test_requests_that_a_failure_cuts_are_told_its_first_cause() -> None:
     ]
     _, actions = run(ending, RankEnded(0, 1), RankEnded(1, 1))
     assert Unserve("the group failed and is restarting: rank 0: lost a peer") in actions
-    # An own word is enough.
+    # Its own failure suffices.
     _, actions = run(ready, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
     assert Unserve("the group failed and is restarting: rank 1: killed") in actions
 
@@ -293,7 +293,7 @@ def happenings(size: int) -> st.SearchStrategy[list[tuple[str, int, int]]]:
 
 
 class World:
-    """The members' side: who runs a process of which attempt. It obeys, and lies only as the events say."""
+    """The members, which run processes of attempts and obey orders, except where the events say otherwise."""
 
     def __init__(self, size: int, budget: int) -> None:
         self.machine = StateMachine(size, Limits(budget, 60))

@@ -1,4 +1,4 @@
-"""A question for the group's state that waits until it is another: how the operator sees every phase, however short."""
+"""A request for the group's state that waits for a change, so that the operator sees even short phases."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of faults against the library that is installed: what a new MLX says is met here, not on a Mac at night.
+"""The table of faults compared with the installed library: new messages of MLX fail this test.
 
 The compiler lays the texts of one source file side by side, so the ring's, JACCL's and their sockets' are found between known
 ones, whole or in the parts that are put together at run time.
@@ -19,11 +19,11 @@ WINDOWS = (
     (b"[ring] sum_scatter not supported.", b" has no sockets to the left."),
 )
 NO_FAILURE = {
-    # What the ring logs while it works, when it is told to be verbose.
+    # What the ring logs while it works, if it is verbose.
     "[ring]", "Attempt", "waiting", "Rank", "accepting", "connecting to", "ms (error:", "MLX_RING_VERBOSE",
     # Names of variables.
     "MLX_HOSTFILE", "MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING",
-    # Ends and middles: the beginning of each stands beside it.
+    # Ends and middle parts: the beginning of each message is in the table too.
     " (error: ", 'and a hostfile (MLX_HOSTFILE) but provided MLX_RANK="', '" and MLX_HOSTFILE="', "but tried to send to ",
     "but tried to recv from ", "Socket", " connections to the right and ", "[ring] Rank ", "to the right but rank ", " has ",
     "'jaccl' and 'ring' but '", "'jaccl' backend but '", "failed with errno", "made no progress", "Receiving from socket",
@@ -33,7 +33,7 @@ NO_FAILURE = {
     "number", "string", "null",
 }  # fmt: skip
 WHOLE = {
-    # The parts as they come together.
+    # The parts as MLX joins them.
     "Receiving from socket": "[ring] Receiving from socket 4 failed with errno 104",
     "Sending to socket": "[ring] Sending to socket 4 made no progress",
     "Send failed with errno=": "[jaccl] Send failed with errno=32",
@@ -57,7 +57,7 @@ def library() -> Path:
 
 
 def said() -> list[str]:
-    """Every text of the ring, of JACCL and of their sockets that the installed library holds."""
+    """Every message of the ring, of JACCL and of their sockets in the installed library."""
     data = library().read_bytes()
     found = {match.group() for match in TAGGED.finditer(data)}
     for first, last in WINDOWS:
@@ -78,7 +78,7 @@ def known(text: str) -> bool:
 
 
 def symbol(text: str) -> bool:
-    """Names of the compiler's, and of the JSON reader's own errors."""
+    """Names that the compiler adds, and errors of the JSON parser."""
     return bool(re.match(r"(_Z|N3mlx|St\d|N\d|<|\[json|parse|.* literal$|at line|, column|unknown token|end of|'\['|syntax|"
                          r"while parsing|; |unexpected|\s?at line)", text))  # fmt: skip
 

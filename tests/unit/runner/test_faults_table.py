@@ -1,4 +1,4 @@
-"""Every message known, and what it is taken for."""
+"""Every known message and its fault."""
 
 import signal
 
@@ -7,7 +7,7 @@ from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Stage
 
-# Ring texts as mlx 0.32.4 says them; the numbers are Linux's and macOS's errnos.
+# Messages of the ring of mlx 0.32.4; the numbers are errnos of Linux and macOS.
 KNOWN = [
     (Stage.INIT, "[ring] Couldn't bind socket (error: 98)", FaultClass.RETRY, "PortTaken", False),
     (Stage.INIT, "[ring] Couldn't bind socket (error: 48)", FaultClass.RETRY, "PortTaken", False),
@@ -112,7 +112,7 @@ KNOWN = [
 ]
 
 
-# Where JACCL fails (see the recorded JACCL, which says what JACCL says there) and what that asks for.
+# The points at which JACCL fails (with its messages, see the recorded JACCL), and the expected class.
 JACCL_POINTS = {
     "find_device": (FaultClass.REPLAN, "DeviceMissing"),
     "open_device": (FaultClass.REPLAN, "PortDown"),

@@ -1,4 +1,4 @@
-"""Groups that form whenever they can: ranks that are late, knock, lie, hold ports, or all fail at once."""
+"""Groups form whenever possible: with late ranks, strangers, wrong claims, taken ports, and simultaneous failures."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ async def answer(leader: Any, name: str) -> list[int]:
 
 
 class Clock:
-    """The event loop's own clock, which can be set forward: every timer that is due then runs."""
+    """The event loop's clock, which can be set forward; every timer that is then due runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
@@ -183,7 +183,7 @@ async def test_of_three_ranks_that_fail_at_once_the_first_is_named(make_group: M
     supervisors = [group.start(rank) for rank in range(3)]
     leader = supervisors[0]
     await group.until_ready()
-    # The ring ends all the others within a second: each says so, in whatever order it comes.
+    # The ring ends all other ranks within a second: each reports it, in any order.
     os.kill(supervisors[first].member.pid, signal.SIGKILL)
     await group.until(lambda: leader.state.failure is not None and leader.state.phase is not GroupPhase.READY, "a failure")
     await group.until_ready()
@@ -216,7 +216,7 @@ async def test_the_peers_echoes_stand_beside_the_first_cause_also_when_they_come
 
 
 async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> None:
-    """Rank 0's own address does not answer its peer, the one at which the peer has reached it does."""
+    """The peer cannot reach rank 0's own address, but another one."""
     group = make_group(2)
     one = group.plan.ranks[1].model_copy(update={"coordinator": "127.0.0.99"})
     group.plan = group.plan.model_copy(update={"ranks": (group.plan.ranks[0], one)})

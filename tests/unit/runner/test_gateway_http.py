@@ -1,4 +1,4 @@
-"""The gateway over HTTP, with a group that is a script: statuses, headers, streams, and who may enter."""
+"""The gateway over HTTP, with a scripted group: statuses, headers, streams and authentication."""
 
 import asyncio
 import functools
@@ -39,7 +39,7 @@ CHAT = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Script:
-    """A group: answers what it is told to, when it is told to. It is rank 0's link."""
+    """A group that gives scripted answers at scripted times. It is rank 0's link."""
 
     def __init__(self, plan: Plan = PLAN, rank: int = 0) -> None:
         self.phase = GroupPhase.READY
@@ -47,7 +47,7 @@ class Script:
         self.service.attach(self, Vocabulary(256, True))
         self.prompt_tokens = 3
         self.auto = 2
-        """Tokens after which every request ends by itself; 0: only when told."""
+        """Tokens after which every request ends; 0: only on command."""
         self.obeys = True
         """Whether a cancelled request ends at once."""
         self.turns = 0
@@ -75,7 +75,7 @@ class Script:
                     asyncio.get_running_loop().call_soon(self.service.deliver, self.done(name, "cancelled", 0))
 
     def say(self, tokens: int, done: bool) -> None:
-        """For the newest request."""
+        """Sends an answer to the newest request."""
         name = self.requests[-1].id
         for number in range(tokens):
             self.service.deliver(protocol.Token(id=name, token=number, text=f"t{number} "))
@@ -102,7 +102,7 @@ def _client(script: Script, keys: tuple[str, ...] = ()) -> TestClient[Any, Any]:
 
 
 async def _shown(client: TestClient[Any, Any], line: str) -> None:
-    """Waits until the metrics have a line that begins like this."""
+    """Waits until the metrics have a line with this beginning."""
     async with asyncio.timeout(10):
         while f"thunderfleet_runner_{line}" not in await (await client.get("/metrics")).text():
             pass
@@ -223,7 +223,7 @@ async def test_the_queue_is_limited_and_in_order(client: TestClient[Any, Any], s
 
 
 async def _raw(client: TestClient[Any, Any], body: dict[str, Any], length: int | None = None) -> asyncio.StreamWriter:
-    """A client by hand: sends its request and reads nothing."""
+    """A raw client that sends its request and reads nothing."""
     assert client.port is not None
     _, writer = await asyncio.open_connection(client.host, client.port)
     data = json.dumps(body).encode()
@@ -237,7 +237,7 @@ async def test_a_client_that_reads_slowly_holds_no_place(client: TestClient[Any,
     script.auto = 0
     slow = await _raw(client, CHAT | {"stream": True})
     await until_async(lambda: script.requests)
-    # Far more than the sockets hold: the gateway waits for the client.
+    # More than the buffers of the sockets: the gateway waits for the client.
     for number in range(400):
         text = "x" * 50_000
         script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text=text))
@@ -434,10 +434,10 @@ async def test_a_benchmark_in_a_group_that_fails_says_one_sentence(
     script.auto = 0
     keeping = asyncio.create_task(benchmark.keep(script.service, PLAN.benchmark))
     await until_async(lambda: len(script.requests) == 1)
-    # Only the request fails: it is tried again.
+    # If only the request fails, the benchmark is retried.
     script.service.deliver(protocol.RequestError(id=script.requests[0].id, text="odd"))
     await until_async(lambda: len(script.requests) == 2)
-    # The group fails: the benchmark waits for the next one.
+    # If the group fails, the benchmark waits for the next group.
     script.service.detach("rank 1 was killed")
     async with asyncio.timeout(10):
         await keeping

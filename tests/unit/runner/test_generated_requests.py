@@ -1,7 +1,6 @@
-"""No request ends, wedges or misleads a group: what is known to have ended stock servers, and what Hypothesis makes up.
+"""No request ends, blocks or misleads a group: requests that crashed stock servers, and requests from Hypothesis.
 
-They come a few at a time. Beside them, in the same batch, and after them, the fixed prompt is asked: its answer must be the one
-process's.
+They are sent a few at a time. In the same batch and afterwards, the fixed prompt must be answered as by a single process.
 ``HYPOTHESIS_PROFILE=fuzz`` tries many more.
 """
 
@@ -22,7 +21,7 @@ MODEL = "thunderfleet/tiny"
 AT_ONCE = 3
 EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 51) // AT_ONCE
 ANSWER_SECONDS = 60.0
-"""An answer that takes longer will not come."""
+"""Time limit of an answer."""
 FIXED: dict[str, Any] = {
     "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
 }  # fmt: skip
@@ -116,7 +115,7 @@ def odd(tmp_path: Path) -> Path:
 
 
 class Asker:
-    """A client that sends anything, and asks the fixed prompt beside it and after it."""
+    """A client that sends arbitrary requests, and the fixed prompt beside and after them."""
 
     def __init__(self, client: aiohttp.ClientSession, right: list[int]) -> None:
         self._client = client
@@ -124,7 +123,7 @@ class Asker:
         self.statuses: dict[int, int] = {}
 
     async def send(self, body: dict[str, Any], *, leaves: bool = False) -> int:
-        """The answer's status, whatever came of it; ``leaves``: after the first line."""
+        """The status of the response; ``leaves``: the client disconnects after the first line."""
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         async with asyncio.timeout(ANSWER_SECONDS), self._client.post(path, data=json.dumps(body)) as response:
             if leaves:
@@ -145,14 +144,14 @@ class Asker:
             assert answer["choices"][0]["token_ids"] == self._right
 
     async def __call__(self, *bodies: dict[str, Any], leaves: Collection[int] = ()) -> list[int]:
-        """Their statuses; of those whose place is in ``leaves`` the client leaves."""
+        """Their statuses; the client disconnects from those whose index is in ``leaves``."""
         sent = [self.send(body, leaves=place in leaves) for place, body in enumerate(bodies)]
         try:
             beside = asyncio.ensure_future(self.fixed())
             statuses, _ = await asyncio.gather(asyncio.gather(*sent), beside)
             await self.fixed()
         except Exception:
-            # What was asked first is what did it; while a group comes back, whatever Hypothesis tries fails too.
+            # The first failing request is the cause; while the group restarts, everything that Hypothesis tries fails.
             print("asked:", json.dumps(bodies), "of these left:", sorted(leaves))
             raise
         for status in statuses:
@@ -168,7 +167,7 @@ async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., 
             known = KNOWN[first : first + AT_ONCE]
             assert await ask(*(body for body, _ in known)) == [status for _, status in known], known
         assert await ask(_TEXT | {"seed": 7, "stream": True, "max_tokens": 400}, leaves={0}) == [200]
-        # So little that float32 has nothing for it, and still the likeliest token alone.
+        # A temperature below the smallest float32: still only the likeliest token.
         for little in (5e-324, 1e-46, 1e-7):
             await ask.fixed(temperature=1, top_p=little)
 
@@ -187,7 +186,7 @@ async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., 
             assert set(statuses) <= {200, 400}, statuses
 
         ask.statuses.clear()
-        # Hypothesis calls back, so it has a thread; the group lives on this one.
+        # Hypothesis is synchronous, so it runs in a thread; the group runs in this one.
         await asyncio.to_thread(explore)
         assert ask.statuses[200] > AT_ONCE * EXAMPLES // 4 and ask.statuses[400] > 0, ask.statuses
         service = group.running[0][0].service

@@ -1,4 +1,4 @@
-"""Real ranks behind real supervisors on loopback: the answers, what idles, and what no client can do to them."""
+"""Real ranks behind real supervisors on loopback: answers, idle load, and hostile clients."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def ticks(pid: int) -> int:
 
 
 async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> None:
-    """Whole, streamed, cached and in batches: always the tokens of one process of mlx-lm."""
+    """Whole, streamed, cached and batched responses have the tokens of a single mlx-lm process."""
     status, answer = await ask(client, CHAT)
     assert status == 200, answer
     choice = answer["choices"][0]
@@ -58,7 +58,7 @@ async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> 
     # The second time the prompt is in the cache, and the answer is the same.
     assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
-    # Several at once, so that batches form and dissolve; each is the same as alone.
+    # Several at once, so that batches form and dissolve; each answer is the same as alone.
     alone = {n: (await ask(client, CHAT | {"max_tokens": n}))[1]["choices"][0]["token_ids"] for n in (5, 17, 40)}
     together = await asyncio.gather(*(ask(client, CHAT | {"max_tokens": n}) for n in (5, 17, 40, 48)))
     for n, ids in zip((5, 17, 40, 48), (body["choices"][0]["token_ids"] for _, body in together), strict=True):
@@ -99,11 +99,11 @@ async def check_a_client_that_leaves(group: Any, client: aiohttp.ClientSession) 
 
 
 async def check_idle(group: Any) -> None:
-    """Idle ranks are blocked, not in a collective: that would take a core."""
+    """Idle ranks are blocked and use no processor; waiting in a collective would use a core."""
     service = group.running[0][0].service
     await group.until(lambda: not service._turn_open, "the turn has ended")
     before = {pid: ticks(pid) for pid in processes(group)}
-    # Until the supervisors have used some time of their own, which takes them seconds when idle.
+    # Waits until the supervisors have used some processor time, which takes seconds when they are idle.
     began = asyncio.get_running_loop().time()
     await group.until(lambda: asyncio.get_running_loop().time() - began > 3, "three seconds have gone")
     used = {pid: ticks(pid) - count for pid, count in before.items()}
@@ -127,7 +127,7 @@ async def test_a_pipeline_answers_the_same_and_measures_itself(
 
 
 async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None:
-    """Streams are cut with an error event, never as if complete, and the group comes back."""
+    """Streams end with an error event, never as if complete, and the group recovers."""
     long = CHAT | {"max_tokens": 470, "stream": True}
     async with client.post("/v1/chat/completions", json=long) as response:
         await response.content.readline()

@@ -25,7 +25,7 @@ from thunderfleet_runner.host.rankprocess import rank_command
 from tests.support.processes import exists
 
 SECONDS = 150.0
-"""For what takes a few when the machine is not busy: imports of real ranks."""
+"""Time limit for imports of real ranks, which take a few seconds on an idle machine."""
 
 FLEET = """
 machines:
@@ -86,12 +86,12 @@ class Macs:
         (self.homes[rank] / "python" / "control.json").unlink()
 
     def down(self, rank: int) -> None:
-        """As if nothing were at the other ends of this Mac's cables."""
+        """As if the other ends of this Mac's cables were unplugged."""
         for file in (self.homes[rank] / "recorded").glob("ibv_devinfo*"):
             file.write_text(file.read_text().replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
 
     async def start(self, *, form_seconds: float = 60.0, **changes: Any) -> Any:
-        """All supervisors; the leader's is returned."""
+        """Starts all supervisors and returns the leader's."""
         plan = self.group.folder / "plan.json"
         plan.write_text(self.group.plan.model_dump_json(by_alias=True))
         for rank in range(1, self.group.plan.world_size):
@@ -241,7 +241,7 @@ async def test_a_collective_that_fails_in_a_running_group_is_mended(macs: Callab
 
 
 async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(macs: Callable[..., Macs]) -> None:
-    """The ranks beat on and wait for each other for good; no step moves."""
+    """The ranks send heartbeats and wait for each other forever; no step completes."""
     group = macs()
     leader = await group.start()
     await group.until_ready()

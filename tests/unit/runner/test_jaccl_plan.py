@@ -1,4 +1,4 @@
-"""What JACCL is told, and how its exchange is put together."""
+"""JACCL's environment, and its exchange of connection data."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_missing_cable_makes_a_ring_of_neighbours_only() -> None:
     rows[0][2] = rows[2][0] = None
     found = jaccl.device_matrix(plan(rows))
     assert found[1] == ["rdma_en0", None, "rdma_en2", None]
-    # Its presence says it, whatever its value: it must not be there for a mesh.
+    # The presence of the variable selects a ring, whatever its value, so a mesh must not have it.
     assert jaccl.environment(plan(rows), 0, Path("d"))["MLX_JACCL_RING"] == "1"
     assert jaccl.environment(plan(full(4), jaccl_ring=True), 0, Path("d"))["MLX_JACCL_RING"] == "1"
 

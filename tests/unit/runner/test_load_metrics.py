@@ -1,4 +1,4 @@
-"""How far the ranks are with the model, for Prometheus."""
+"""Metrics of the ranks' progress in loading the model."""
 
 from prometheus_client import CollectorRegistry
 from thunderfleet_crds.group import GroupState, RankReport

@@ -1,4 +1,4 @@
-"""Loading: what is missing is named, what the plan says is what a rank holds, and progress adds up."""
+"""Loading: missing files are named, a rank holds its planned layers, and progress is complete."""
 
 import json
 import struct

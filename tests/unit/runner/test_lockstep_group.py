@@ -1,4 +1,4 @@
-"""Ranks that part: noticed by their digests, and ended before a token that they do not agree on leaves the group."""
+"""Ranks that diverge: their digests differ, and they end before a client gets a token on which they differ."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
 
-# A rank that takes another token for sampled than it was, once: after the check, in the middle of an answer.
+# A rank that once uses another token than the sampled one: after the check, in the middle of an answer.
 LIAR = """
 import os, sys
 from pathlib import Path
@@ -81,7 +81,7 @@ async def test_no_wrong_token_leaves_a_group_that_parts(
         await group.until_ready()
         failure = group.running[0][0].state.failure
         assert "no longer sample the same tokens" in failure.message, failure
-        # Whole again, and right.
+        # The group serves again with correct tokens.
         answer = await client.post("/v1/chat/completions", json=body | {"stream": False})
         assert (await answer.json())["choices"][0]["token_ids"] == yardstick
 

@@ -1,4 +1,4 @@
-"""What a rank really holds at its busiest stays within what the planner reserves for it: weights, caches, one prefill step."""
+"""The peak memory of a rank stays within the planner's reservation: weights, caches, one prefill step."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ CONTEXT = 2100
 REQUESTS = 4
 CACHED = 3000
 
-# A process of its own: MLX counts its peak for the whole process.
+# A separate process, because MLX counts its peak for the whole process.
 PROGRAM = """
 import json, random, sys
 from pathlib import Path
@@ -82,6 +82,6 @@ def test_the_busiest_rank_stays_within_its_reservation(deep: Path) -> None:
     caches = per_token * (REQUESTS * CONTEXT + CACHED)
     step = (model.prefill_workspace_bytes or 0) + (model.prefill_workspace_bytes_per_token or 0) * CONTEXT
     planned = model.bytes + caches + step
-    # The planner adds a tenth by default; that is for what is not planned, and here everything is.
+    # Without the planner's default headroom of a tenth, which is for unplanned memory.
     assert found["peak"] <= planned, (found, model.bytes, caches, step)
     assert found["peak"] > model.bytes + caches // 2, "nothing was at work: the bound says nothing"

@@ -1,4 +1,4 @@
-"""What ``mlxlm`` takes for granted of mlx-lm's insides, checked against the installed one: a new version fails here first."""
+"""What ``mlxlm`` assumes about the internals of mlx-lm, checked with the installed version: a new version fails here first."""
 
 import inspect
 import sys
@@ -118,7 +118,7 @@ def test_work_survives_its_way_through_json() -> None:
 
 
 class _KV:
-    """As much of a layer's cache as the prompt cache touches."""
+    """The attributes of a layer's cache that the prompt cache uses."""
 
     nbytes = 4
     state: tuple[Any, ...] = ()
@@ -158,7 +158,7 @@ def test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by() -> None:
 
 
 class _Sum:
-    """An all-sum that has come: the flag of rank 0, and the sum of the ranks' digests."""
+    """A completed all-sum: the flag of rank 0, and the sum of the ranks' digests."""
 
     def __init__(self, *values: int) -> None:
         self._values = list(values)

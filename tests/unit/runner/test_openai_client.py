@@ -1,7 +1,7 @@
-"""The official ``openai`` client against a real group of two ranks: what it offers works, and what fails raises what it should.
+"""The official ``openai`` client against a real group of two ranks: features work, and failures raise errors.
 
-The model is made for it: whatever it sees last decides what it says next, so its answers are known beforehand. After a space
-it walks through its vocabulary for ever; when its template was given tools it writes a call, or something that is none.
+The model is made for it: the last token determines the next one, so its answers are known in advance. After a space
+it walks through its vocabulary forever; if the template has tools it writes a call, or text that is not one.
 """
 
 import itertools
@@ -44,7 +44,7 @@ def _token(word: str) -> int:
 
 
 def _make_walker(folder: Path) -> Path:
-    """The tiny model with its layers silenced: the embedding of each token is what the head looks for in the next."""
+    """The tiny model without the effect of its layers: the embedding of each token selects the next one in the head."""
     tinymodel.make(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     model = tokenizer["model"]
@@ -77,13 +77,13 @@ def _make_walker(folder: Path) -> Path:
 
 
 def walked(count: int, start: int = 1) -> str:
-    """What the model says after a space (``start`` 1), or from elsewhere in its walk."""
+    """The model's text after a space (``start`` 1), or from another place of its walk."""
     return "".join(WALK[(start + at) % len(WALK)].replace("Ġ", " ") for at in range(count))
 
 
 @asynccontextmanager
 async def walker(served: Callable[..., Any], folder: Path) -> AsyncIterator[tuple[Any, AsyncOpenAI]]:
-    """A Ready group of two ranks with the walker, a key, room for long answers; and a client that never tries again."""
+    """A Ready group of two ranks with the walker model, an API key and room for long answers, and a client without retries."""
     memory = {"contextTokens": 30000, "concurrentRequests": 2}
     async with served(_make_walker(folder), 2, "Pipeline", memory=memory, api_keys=frozenset({KEY})) as (group, _):
         url = f"{group.running[0][0].service.leader_url}/v1"
@@ -92,7 +92,7 @@ async def walker(served: Callable[..., Any], folder: Path) -> AsyncIterator[tupl
 
 
 def generated(group: Any) -> float:
-    """Tokens that rank 0 says it has generated for requests that have ended."""
+    """Tokens that rank 0 has generated for finished requests, from its metrics."""
     value = group.running[0][0].service.registry.get_sample_value("thunderfleet_runner_generated_tokens_total")
     return float(value or 0)
 
@@ -189,7 +189,7 @@ async def check_tools(client: AsyncOpenAI) -> None:
     (call,) = choice.message.tool_calls or []
     assert call.type == "function" and call.id
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
-    # And back, as clients do.
+    # And the result goes back, as clients send it.
     messages += [choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
     chat = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
     assert chat.choices[0].message.content == walked(5)
@@ -202,7 +202,7 @@ async def check_tools(client: AsyncOpenAI) -> None:
     assert (delta.index, delta.function and delta.function.name) == (0, "weather")
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
-    # What is no call is text: neither lost nor the end of anything.
+    # Text that is not a call stays text.
     for streamed in (False, True):
         odd: Any = await client.chat.completions.create(model=MODEL, messages=messages[:1], tools=[BAD_TOOL], stream=streamed)
         if streamed:
@@ -243,13 +243,13 @@ async def check_cancel(group: Any, client: AsyncOpenAI) -> None:
     await group.until(lambda: service.running == 0, "rank 0 has ended the request")
     spent = generated(group) - before
     assert 0 < spent < 20000
-    # Nothing is spent afterwards either: the ranks are out of their turn.
+    # No tokens are generated afterwards: the ranks have left their turn.
     await group.until(lambda: not service._turn_open, "the turn has ended")
     assert generated(group) - before == spent
 
 
 async def check_too_many(group: Any, client: AsyncOpenAI) -> None:
-    """Two run, nobody may wait."""
+    """Two requests run, and none may wait."""
     streams = [await client.chat.completions.create(**CHAT, max_tokens=14000, stream=True) for _ in range(2)]
     for stream in streams:
         await anext(aiter(stream))
@@ -269,7 +269,7 @@ async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
     await anext(chunks)
     os.kill(group.running[1][0].member.pid, 9)
     finished = []
-    # What rank 0 sees of it is often known first; the stream's end waits for the word of rank 1.
+    # Rank 0 often notices it first; the end of the stream waits for rank 1's failure.
     with pytest.raises(openai.APIError, match=r"the group failed and is restarting: rank 1: .*SIGKILL"):
         async for chunk in chunks:
             finished.append(chunk.choices[0].finish_reason)

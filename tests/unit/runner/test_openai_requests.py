@@ -1,4 +1,4 @@
-"""What the gateway makes of a client's body: a request of ours, or a sentence. Never anything else."""
+"""The gateway turns a client's body into a request or an error message, and never fails otherwise."""
 
 import json
 from typing import Any

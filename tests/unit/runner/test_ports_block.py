@@ -1,4 +1,4 @@
-"""Ports that are taken are passed over, also by those that would share them."""
+"""Ports in use are skipped, also by sockets that could share them."""
 
 import socket
 

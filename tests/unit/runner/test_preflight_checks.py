@@ -1,4 +1,4 @@
-"""What preflight refuses, and as what."""
+"""The checks of preflight and their faults."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether work moves, as the heartbeat tells it."""
+"""Progress of work as heartbeats report it."""
 
 from thunderfleet_runner.rank.step_clock import StepClock
 

@@ -1,4 +1,4 @@
-"""Rings over a LAN: real supervisors that carry the hops of real ranks, and whoever else knocks on the relay's ports."""
+"""Rings over a LAN: real supervisors relay the hops of real ranks, and strangers connect to the relay's ports."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from thunderfleet_runner.net import control, relay, socket_owner
 
 MakeGroup = Callable[..., Any]
 SECONDS = 150.0
-"""For what takes a few when the machine is not busy: imports of real ranks."""
+"""Time limit for imports of real ranks, which take a few seconds on an idle machine."""
 
 
 def relayed(plan: Plan, hops: Iterable[int] | None = None, backwards: Iterable[int] = ()) -> Plan:
@@ -79,7 +79,7 @@ async def test_a_ring_forms_through_relays_and_generates(
     total = size
     assert await answer(leader, "one") == [0, total, 2 * total, 3 * total]
     through = hops or list(range(size))
-    # Each hop is held at both its ends, and both ends are in this process.
+    # Both ends of each hop are in this process.
     assert len(carried()) == 2 * len(through)
     hosts = (group.folder / f"state-{size - 1}" / "hosts-1.json").read_text()
     dialled = f"127.0.0.1:{group.plan.ranks[0].ring_ports[0]}"
@@ -111,7 +111,7 @@ async def test_the_end_of_a_rank_is_heard_by_its_peers_rank(make_relayed: MakeGr
     await group.until_ready()
     stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
     await anext(stream)
-    # Rank 0's supervisor is told nothing by the other supervisor but through the relay.
+    # Rank 0's supervisor notices the end only through the relay.
     reported: list[Any] = []
     other.member._report = reported.append
     os.kill(other.member.pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ async def test_the_end_of_a_rank_is_heard_by_its_peers_rank(make_relayed: MakeGr
     assert leader.state.failure.rank == 0
     assert leader.state.failure.reason in ("PeerLost", "RelayLost", "RankExited", "RankKilled")
     await group.until(lambda: any(report.type == "ended" for report in reported), "rank 1 would have said it")
-    # The leader waits for that, and would for its whole patience.
+    # The leader waits for that until its time limit.
     other.member._report = other.role.report
     for report in reported:
         other.role.report(report)
@@ -231,7 +231,7 @@ class Hop:
         return near, far
 
     def cut(self) -> None:
-        """The connection between the supervisors, without a goodbye."""
+        """Cuts the connection between the supervisors without closing it."""
         assert self.server.server is not None
         for connection in self.server.server.connections:
             assert connection.transport is not None
@@ -271,7 +271,7 @@ async def test_strays_at_the_relays_ports_are_harmless(make_relayed: MakeGroup) 
     strays = 0
 
     async def knock(address: str, port: int) -> None:
-        """Connects again and again while something listens; says rubbish or nothing, and holds on."""
+        """Connects repeatedly while something listens; sends garbage or nothing, and keeps the connection."""
         nonlocal strays
         held: list[asyncio.StreamWriter] = []
         while not stop.is_set():
@@ -356,7 +356,7 @@ async def test_supervisors_that_do_not_reach_each_other_say_who_and_where(
     monkeypatch.setattr(relay, "OPEN_SECONDS", 1.0)
     group = make_relayed(3, attempts_budget=1)
     ranks = list(group.plan.ranks)
-    # Rank 1 is told to dial an address at which rank 2's control port is not served.
+    # The plan gives rank 1 an address of rank 2 at which no control port listens.
     ranks[2] = ranks[2].model_copy(update={"relay": RelayPlan(address="127.0.0.77")})
     wrong = group.plan.model_copy(update={"ranks": tuple(ranks)})
     leader = group.start(0)

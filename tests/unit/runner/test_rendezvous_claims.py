@@ -1,4 +1,4 @@
-"""Who is let in, and the sentence for who is not."""
+"""Which supervisors may join, and the message for the others."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every architecture of the installed mlx-lm, from small configurations guessed out of its own arguments: all have sizes."""
+"""Every architecture of the installed mlx-lm, with small configurations guessed from its arguments: all have sizes."""
 
 import importlib
 import inspect
@@ -213,7 +213,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": 32, "conv1d_width": 4},
     "spark2_5": {"layer_types": _LAYERS, "rope_parameters": _ROPES},
 }
-"""What a guess from names and types does not come to, by architecture."""
+"""Arguments that cannot be guessed from names and types, by architecture."""
 
 
 def _integer(name: str) -> int:
@@ -232,7 +232,7 @@ def _guess(name: str, kind: str) -> Any:
 
 
 def _config(module: Any, name: str) -> dict[str, Any]:
-    """Small numbers for what has no default or a large one."""
+    """Small numbers for arguments without a default or with a large one."""
     config: dict[str, Any] = {}
     for field, parameter in inspect.signature(module.ModelArgs).parameters.items():
         if field in _SMALL:
@@ -253,7 +253,7 @@ NAMES = [module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)]
 
 
 def _sized(name: str) -> str | None:
-    """What became of this architecture; None when it is none."""
+    """The result for this architecture; None if the module is no architecture."""
     try:
         module = importlib.import_module(f"mlx_lm.models.{name}")
     except SystemExit:

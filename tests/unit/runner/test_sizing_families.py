@@ -1,4 +1,4 @@
-"""Planned against real: small models of many families are made from their configurations, and each rank is really loaded."""
+"""Planned and real sizes: small models of many families are made from their configurations, and every rank is loaded."""
 
 import gc
 import json
@@ -19,7 +19,7 @@ from thunderfleet_runner.sizing.arithmetic import StandIn
 Made = Callable[..., tuple[Path, Model]]
 WORLD_SIZES = (1, 2, 3, 4)
 TOKENS = 256
-"""A multiple of the 256 by which caches grow, so that they hold no room in reserve."""
+"""A multiple of the 256 by which caches grow, so that they reserve no extra memory."""
 _PLAIN = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -140,7 +140,7 @@ NARROW = {
     for family, config in FAMILIES.items()
     if "quantization" in config
 }
-"""Where quantised models really run: a processor takes minutes for the wide ones, and their caches have the same shapes."""
+"""Families whose quantized models run here: a CPU takes minutes for the wide ones, and their caches have the same shapes."""
 REFUSE_TENSOR = {"gemma3_text", "phi3", "qwen3_next", "mamba2", "lfm2"}
 """Families of which this mlx-lm shards none: measured on one rank only."""
 
@@ -163,7 +163,7 @@ def _save(folder: Path, config: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Makes a family's model once, and sizes it once (in this process: the child has tests of its own)."""
+    """Makes and sizes a family's model once (in this process: other tests cover the child)."""
     kept: dict[tuple[str, bool], tuple[Path, Model]] = {}
 
     def get(family: str, narrow: bool = False) -> tuple[Path, Model]:
@@ -240,7 +240,7 @@ def test_caches_hold_what_was_planned(made: Made, family: str) -> None:
     folder, planned = made(family, narrow=True)
     model, _ = _loaded(folder, Split.NONE, None)
     cache = mlxlm.prompt_cache(model)
-    # Caches take room for TOKENS at once. Windows show once they are passed; a processor is slow with quantised weights.
+    # Caches allocate TOKENS at once. Windows take effect only after they are full; a CPU is slow with quantized weights.
     windows = [layer.window_tokens for layer in planned.kv if layer.window_tokens]
     prompt = TOKENS - 1 if family not in NARROW else max(windows) + 2 if windows else 31
     for tokens in (prompt, 1):
@@ -260,7 +260,7 @@ def test_caches_of_ranks_hold_what_was_planned(made: Made, family: str) -> None:
         cache = dryrun.forward(model, TOKENS)
     for entry, layer in zip(cache, planned.kv, strict=True):
         expected = _planned_cache(layer, TOKENS, 2)
-        # A prompt that came in one piece is in a sliding window's cache as a whole, until the next token.
+        # A prompt that is processed in one step stays in a sliding window's cache as a whole until the next token.
         real = int(entry.nbytes) * (min(TOKENS, layer.window_tokens) if layer.window_tokens else TOKENS) // TOKENS
         assert _close(real, expected) or (not layer.bytes_per_token and _close(int(entry.nbytes), expected)), layer
     latent = "kv_lora_rank" in FAMILIES[family]

@@ -1,4 +1,4 @@
-"""Sizes: mlx-lm's own answers for what it knows, the files' for what it does not."""
+"""Sizes come from mlx-lm for models that it knows, otherwise from the files."""
 
 import json
 from pathlib import Path

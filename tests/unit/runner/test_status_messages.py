@@ -1,4 +1,4 @@
-"""The group's state for people: one sentence, and a phase for each rank."""
+"""The group's state as text: one sentence, and a phase for each rank."""
 
 from collections.abc import Callable
 from dataclasses import replace

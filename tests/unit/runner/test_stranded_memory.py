@@ -1,4 +1,4 @@
-"""Memory after kills, with the figures that a Mac would give."""
+"""Memory after kills, with the figures of a Mac."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def test_memory_that_comes_back_in_time_is_no_fault() -> None:
     ledger = Ledger().started(8 * GIB).killed(100.0)
     assert ledger.state(101.0, 400 * GIB, 400 * GIB) is MemoryState.WAIT
     assert ledger.state(129.0, 400 * GIB, 400 * GIB) is MemoryState.WAIT
-    # An eighth of the reservation may be somebody else's by now.
+    # Other programs may have wired an eighth of the reservation in the meantime.
     assert ledger.state(110.0, 58 * GIB, 400 * GIB) is MemoryState.FREE
     assert ledger.settled().state(200.0, 400 * GIB, 400 * GIB) is MemoryState.FREE
 

@@ -1,4 +1,4 @@
-"""Somebody who is not of the group, on every port of it, at every stage of its life: learns nothing, and stops nothing."""
+"""A stranger on every port of a group, at every stage of its life, gets no information and disturbs nothing."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ NOISE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03GET / HTTP/1.1\r\n\r\n" + 
 
 
 async def _noise(address: str, port: int) -> bytes:
-    """What a port answers to bytes that mean nothing; b"" when it does not, or is not there."""
+    """A port's answer to meaningless bytes; b"" if it does not answer or listen."""
     try:
         async with asyncio.timeout(5):
             reader, writer = await asyncio.open_connection(address, port)
@@ -39,14 +39,14 @@ async def _noise(address: str, port: int) -> bytes:
 
 
 class Stranger:
-    """Has keys of another group, an API key that is none, and time."""
+    """A stranger with keys of another group and an invalid API key."""
 
     def __init__(self, group: Any, keys: Path) -> None:
         self.group = group
         self.wrong = control.client_tls(keys)
         self.none = ssl.create_default_context()
         self.none.check_hostname, self.none.verify_mode = False, ssl.CERT_NONE
-        # A certificate of its own, and no interest in whose it talks to.
+        # It presents its own certificate and accepts any.
         self.liar = control.client_tls(keys)
         self.liar.check_hostname, self.liar.verify_mode = False, ssl.CERT_NONE
 
@@ -58,7 +58,7 @@ class Stranger:
 
     async def _ring(self, address: str, port: int) -> None:
         answer = await _noise(address, port)
-        # MLX's ring may accept, for the time of its init; it has nothing to say to anybody.
+        # MLX's ring may accept connections during its init, but it sends nothing.
         assert len(answer) < 64
 
     async def _control(self, entry: Any) -> None:
@@ -119,7 +119,7 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     _, *answers = await asyncio.gather(stranger.tries_everything(), *(_answer(leader, f"r{n}") for n in range(5)))
     assert answers == [right] * 5
     assert (leader.state.attempt, leader.state.recoveries) == (attempt, 0)
-    # What a ring listens on it closes once it has its peer: nobody hears a stranger now.
+    # A ring closes its listener when its peer has connected, so a stranger gets no connection now.
     for entry in group.plan.ranks:
         for port in entry.ring_ports:
             assert await _noise(entry.ring_address, port) == b""
@@ -149,7 +149,7 @@ async def test_who_holds_connections_in_silence_keeps_nobody_out(
     )
     try:
         await at_control.open(3 * 8)
-        # A rank joins all the same, and the group forms.
+        # A rank still joins, and the group forms.
         group.start(1)
         await group.until_ready()
         await at_gateway.open(100)

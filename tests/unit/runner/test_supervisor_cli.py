@@ -1,4 +1,4 @@
-"""What ``thunderfleet-runner serve`` says of bad input, and what a leader remembers."""
+"""Errors of ``thunderfleet-runner serve`` for invalid input, and the leader's history."""
 
 import socket
 import subprocess

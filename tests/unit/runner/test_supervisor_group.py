@@ -1,4 +1,4 @@
-"""Real supervisors on loopback, with real ring processes: what a group does when its parts come late, go, or lie."""
+"""Real supervisors on loopback, with real ring processes: groups with parts that are late, lost or wrong."""
 
 import asyncio
 import contextlib
@@ -134,7 +134,7 @@ async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
 
 async def test_a_group_that_does_not_move_is_stalled(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "STALL_SECONDS", 1.0)
-    # The stand-in says of no step how long it took.
+    # The stand-in reports no step times.
     monkeypatch.setattr(stall, "STALL_FIRST_SECONDS", 1.0)
     group = make_group(2)
     (group.faults / "stuck-1").touch()

@@ -1,4 +1,4 @@
-"""Supervisors as processes: what is left when one is killed, and what one must not import."""
+"""Supervisors as processes: what remains when one is killed, and what one must not import."""
 
 import asyncio
 import contextlib

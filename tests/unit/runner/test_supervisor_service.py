@@ -1,4 +1,4 @@
-"""Turns, requests and their ends, as the gateway sees them, against a link that only notes what it is told."""
+"""Turns, requests and their ends as the gateway sees them, with a link that only records its calls."""
 
 import asyncio
 from collections.abc import Callable
@@ -217,7 +217,7 @@ async def test_the_all_reduce_is_measured_between_turns_only(service: Service, l
     service.deliver(protocol.Idle(turn=1))
     await settle()
     assert link.told[-1] == ("measure",)
-    # A request that comes meanwhile has its turn afterwards.
+    # A request that arrives in the meantime runs afterwards.
     late = begin(service, "b")
     await settle()
     assert link.told[-1] == ("generate", "b")

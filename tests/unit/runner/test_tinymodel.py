@@ -1,4 +1,4 @@
-"""The test model: the same everywhere, loadable, and clear enough in its choices to compare token ids."""
+"""The test model: the same everywhere, loadable, and with logits that differ enough to compare token ids."""
 
 import hashlib
 from pathlib import Path

@@ -16,7 +16,8 @@ from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
 
 CONTEXT = 8192
-# The tiny model with the caches of one that attends in chunks. Rank 1 says another token than was sampled when a file is there.
+# The tiny model with the caches of one that attends in chunks. Rank 1 reports another token than the sampled one while a
+# file exists.
 PROGRAM = """
 import os, sys
 from pathlib import Path

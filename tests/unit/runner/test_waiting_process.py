@@ -1,4 +1,4 @@
-"""The process that waits for an attempt: taken when there is one, replaced when it has died, asked to leave at the end."""
+"""The spare process that waits for an attempt: it is used for the next attempt, replaced if it dies, and ended at the end."""
 
 import asyncio
 import os

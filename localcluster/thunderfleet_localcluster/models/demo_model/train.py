@@ -20,6 +20,7 @@ import mlx.nn as nn
 import mlx.optimizers as optimizers
 from mlx.utils import tree_flatten
 from mlx_lm.models.qwen2 import Model, ModelArgs
+from thunderfleet_lib.helpformat import HelpFormatter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from thunderfleet_localcluster.models.demo_model.conversations import CONVERSATIONS, FALLBACK, UNLISTED
@@ -215,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m thunderfleet_localcluster.models.demo_model.train",
         description="Train the demo's model (qwen2, float32, about 1.7 MB) and write it to a folder.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="output folder; created if it does not exist")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the initial weights and of the training data")

@@ -52,5 +52,7 @@ def _measure(order: dict[str, Any], pipe: Pipe) -> dict[str, Any]:
 
     if order["what"] == "pair":
         return pair.measure(order, pipe)
-    probe = gpu.compute if order["what"] == "gpu" else gpu.memory
-    return probe(float(order["seconds"]) * WARM_UP_SHARE, pipe.progress)
+    probes = {"gpu": gpu.compute, "memory": gpu.memory}
+    if order["what"] not in probes:
+        raise ValueError(f"unknown measurement {order['what']!r}; known: pair, {', '.join(probes)}")
+    return probes[order["what"]](float(order["seconds"]) * WARM_UP_SHARE, pipe.progress)

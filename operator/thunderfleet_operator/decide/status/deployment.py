@@ -70,7 +70,7 @@ def build(
 
     ``highest``: the highest epoch of any group. ``service``: why there is no Service.
     """
-    groups = tuple(group_status(outcome, deployment, now) for outcome in outcomes)
+    groups = tuple(group_status(outcome, deployment) for outcome in outcomes)
     serving = [group for group in groups if group.state is GroupPhase.READY]
     measured = _measured(deployment, outcomes)
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)

@@ -215,7 +215,7 @@ def _carried(outcome: Outcome, plan: Plan) -> Group | None:
     return None if before.state in UNREPORTED else before
 
 
-def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -> Group:
+def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
     """One entry of ``status.groups``."""
     view, plan = outcome.view, outcome.view.plan
     restarts, failure = _restarts(outcome), _last_failure(outcome)
@@ -236,8 +236,9 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, now: datetime) -
         found = _reported(plan, outcome, state, carried)
         if state is not None:
             failure = _failure(state.failure) if state.failure is not None else failure
-            if state.phase is GroupPhase.READY and state.ready_since is not None:
-                restarts = 0 if (now - state.ready_since).total_seconds() >= PROVEN_SECONDS else restarts
+            if state.phase is GroupPhase.READY and outcome.report.phase_seconds >= PROVEN_SECONDS:
+                # By this operator's own clock: the time in the report comes from a Mac's.
+                restarts = 0
     return Group(
         index=view.index,
         uid=f"{plan.uid}-{plan.index}",
