@@ -363,8 +363,8 @@ class Reason(StrEnum):
         "OperatorKeyLost",
         "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "
         "for its state, so it reads the state from the pods. The next placement uses the new key.",
-        "Restore the Secret `thunderfleet-operator-key` from a backup and restart the operator, or run `kubectl delete pod` for "
-        "a pod of the group, which places it again.",
+        "Restore the Secret `thunderfleet-operator-key` from a backup and restart the operator, or run `kubectl delete pod` "
+        "for a pod of the group, which places it again.",
         (On.DEGRADED,),
     )
     PLAN_CHANGED = (
