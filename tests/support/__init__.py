@@ -2,6 +2,7 @@
 
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
+prompts      the demo's chat in tokens
 https        a TLS client with its own certificate
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
