@@ -74,7 +74,7 @@ def test_identity_that_cannot_be_had(context: Json, default: Any, kubelet: Kubel
         user.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", default, kubelet)
 
 
-def test_mapped_root_is_nobody_in_particular() -> None:
+def test_mapped_root_is_an_unprivileged_user() -> None:
     assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(0, 0, ((0, 1),))) == ContainerUser(0, 0)
     assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(501, 20)) == ContainerUser(501, 20)
 
