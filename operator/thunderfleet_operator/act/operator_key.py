@@ -36,5 +36,6 @@ async def operator_key(kube: Kube, namespace: str) -> bytes:
     key = base64.b64decode((found.get("data") or {}).get(KEY_FIELD, ""))
     if len(key) < MASTER_BYTES:
         name = f"Secret {namespace}/{KEY_SECRET}"
-        raise ValueError(f"{name} has no '{KEY_FIELD}' of at least {MASTER_BYTES} bytes: delete the Secret and restart")
+        found = f"{name} has no '{KEY_FIELD}' of at least {MASTER_BYTES} bytes"
+        raise ValueError(f"{found}: delete the Secret and restart the operator")
     return key

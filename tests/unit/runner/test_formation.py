@@ -231,7 +231,9 @@ async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> No
 
     nobody = unheard.model_copy(update={"control_port": 1})
     gone = group.plan.model_copy(update={"ranks": (nobody, one)})
-    with pytest.raises(ConnectionError, match=r"127\.0\.0\.98:1 cannot be joined.*; rank 0 at 127\.0\.0\.99:1"):
+    with pytest.raises(
+        ConnectionError, match=r"cannot join rank 0 at 127\.0\.0\.98:1: .*; cannot join rank 0 at 127\.0\.0\.99:1"
+    ):
         await join.join_group(gone, control.client_tls(group.keys), other._hello(), serve)
 
 
