@@ -227,7 +227,7 @@ def _runner_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
     GroupMetrics(registry, dict)
     memory = SimpleNamespace(concurrent_requests=1, context_tokens=1)
-    Gateway(cast(Any, SimpleNamespace(registry=registry, memory=memory)))
+    Gateway(cast(Any, SimpleNamespace(registry=registry, memory=memory)), cast(Any, SimpleNamespace()))
     return registry
 
 

@@ -7,7 +7,6 @@ keep running, and the next kubelet finds them.
 import asyncio
 import fcntl
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.user import KubeletUser
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
@@ -68,24 +68,24 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def pod_settings(config: Config, machine: Machine, server: str, *, uid: int) -> PodSettings:
-    """The settings of pods, from configuration and machine. ``uid``: the kubelet's own user."""
+def pod_settings(config: Config, machine: Machine, server: str) -> PodSettings:
+    """The settings of pods, from configuration and machine."""
     api = parse_server(server)
-    user = config.default_user
-    if uid != 0 and "default_user" not in config.model_fields_set:
-        # Only root can start processes as another user.
-        user = None
     return PodSettings(
         path=tuple(config.path),
         python_path=tuple(config.python_path),
         images=dict(config.images),
-        default_user=(user.uid, user.gid) if user else None,
         api_server=(api.host, api.port),
         addresses=tuple(config.addresses),
         allocatable=node_status.capacity(config, machine)[1],
         labels=node_status.labels(config, machine),
         mac=machine.is_mac,
     )
+
+
+def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
+    """The users of pods; None if the kubelet cannot switch to them, so that all pods run as its own user."""
+    return config.pod_users.ids if kubelet.may_switch(config.pod_users.ids) else None
 
 
 class Kubelet:
@@ -101,12 +101,17 @@ class Kubelet:
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
-        self.node = NodeController(config, machine, reader.read, self.kube, self._node_vanished)
+        user = KubeletUser.here()
+        users = pod_users(config, user)
+        self.node = NodeController(
+            config, machine, reader.read, self.kube, self._node_vanished, shared_user=user.uid if users is None else None
+        )
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
             kube=self.kube,
-            settings=pod_settings(config, machine, identity.server, uid=os.geteuid()),
+            settings=pod_settings(config, machine, identity.server),
+            users=users,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self._api_counts)
         self.server = Server(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thunderfleet_lib.helpformat import HelpFormatter
 
-from thunderfleet_kubelet.config import Config, ConfigError, load, same_user_problem
+from thunderfleet_kubelet.config import ConfigError, load
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
@@ -78,24 +78,6 @@ def plist(program: str, root: Path, config: Path | None) -> bytes:
     )
 
 
-def in_user_namespace() -> bool:
-    """Whether root in this namespace is another user outside."""
-    try:
-        words = Path("/proc/self/uid_map").read_text().split()
-    except OSError:
-        return False
-    return words != ["0", "0", "4294967295"]
-
-
-def settings(file: Path | None) -> Config:
-    """The configuration, checked for the user that runs the kubelet. Raises ConfigError."""
-    config = load(file)
-    problem = same_user_problem(config, uid=os.geteuid(), in_user_namespace=in_user_namespace())
-    if problem:
-        raise ConfigError(f"{file or 'the defaults'}: {problem}")
-    return config
-
-
 async def _join(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import app
     from thunderfleet_kubelet.bootstrap import discovery
@@ -107,7 +89,7 @@ async def _join(arguments: argparse.Namespace) -> None:
     wanted = discovery.check_hash(arguments.ca_hash)
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
-    config = settings(config_file)
+    config = load(config_file)
     with app.only_one(root):
         identity = identities.usable_identity(root, server, config.node_name)
         if identity is None:
@@ -138,7 +120,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     if known is None:
         raise JoinError(f"{root}: no identity found; join a cluster first, with the command that `thunderfleet token` prints")
     config_file = arguments.config.resolve() if arguments.config else known.config_file
-    config = settings(config_file)
+    config = load(config_file)
     if "node_name" not in config.model_fields_set:
         # The host name may have changed since; the Node's name has not.
         config = config.model_copy(update={"node_name": known.node_name})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -31,11 +31,22 @@ class _Settings(BaseModel):
     )
 
 
-class User(_Settings):
-    """Numeric user and group of the machine."""
+class PodUsers(_Settings):
+    """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may have one of them."""
 
-    uid: Annotated[int, Field(ge=0, le=2**31 - 1)]
-    gid: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    first: Annotated[int, Field(ge=1000, le=2**31 - 2)] = 1_900_000_000
+    count: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+
+    @property
+    def ids(self) -> range:
+        """All ids."""
+        return range(self.first, self.first + self.count)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "PodUsers":
+        if self.ids.stop > 2**31:
+            raise ValueError(f"first + count must be at most {2**31}, not {self.ids.stop}")
+        return self
 
 
 class Config(_Settings):
@@ -55,8 +66,8 @@ class Config(_Settings):
     """PYTHONPATH of every container; unset if empty."""
     images: dict[str, Path] = {}
     """Image name, exactly as in a pod, to folder."""
-    default_user: User | None = User(uid=65534, gid=65534)
-    """The user of containers that specify none. null: the kubelet's own user, which then must not be root."""
+    pod_users: PodUsers = PodUsers()
+    """The users of pods: each pod has one of them for itself. Only a kubelet that runs as root can use them."""
     labels: dict[str, str] = {}
     """Additional labels of the Node."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 110
@@ -110,6 +121,12 @@ class Config(_Settings):
                 raise ValueError(f"{image!r}: {str(folder)!r} must be an absolute path")
         return value
 
+    @model_validator(mode="after")
+    def _enough_users(self) -> "Config":
+        if self.pod_users.count < self.max_pods:
+            raise ValueError(f"podUsers.count is {self.pod_users.count}; it must be at least maxPods, {self.max_pods}")
+        return self
+
     @field_validator("labels")
     @classmethod
     def _labels(cls, value: dict[str, str]) -> dict[str, str]:
@@ -142,6 +159,8 @@ def default_addresses() -> list[str]:
 
 def _sentence(problem: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in problem["loc"]) or "the file"
+    if key == "defaultUser":
+        return "defaultUser: no longer a setting, because each pod has its own user; delete it, and see podUsers"
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown setting; must be one of {', '.join(known_keys())}"
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -183,10 +202,3 @@ def load(file: Path | None) -> Config:
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: not a text file") from None
     return parse(text, str(file))
-
-
-def same_user_problem(config: Config, *, uid: int, in_user_namespace: bool) -> str | None:
-    """Why ``defaultUser: null`` is not possible for a kubelet that runs as ``uid``; None if it is."""
-    if config.default_user is None and uid == 0 and not in_user_namespace:
-        return "defaultUser: null would run containers as root; set uid and gid of an unprivileged user, such as 65534"
-    return None

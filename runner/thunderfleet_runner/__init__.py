@@ -7,10 +7,14 @@ api         the OpenAI gateway of rank 0, and what generates load by itself
 host        this Mac: checks before an attempt, memory, the rank's process
 net         connections between pods: control port, relays, JACCL's exchange
 protocol    messages between a supervisor and its rank process
+intakeprotocol  messages between a supervisor and its intake process
+jsonbounds  JSON from strangers, bounded before it becomes objects
 framing     how those messages are framed, and how the socket is handed over
 faults      every failure a group can have: class, reason, message
 rank        the rank's process: MLX, mlx-lm, the model
+intake      the process that checks, renders and tokenizes requests
 sizing      how much memory a model needs, computed from the model itself
 
-The supervisor and everything it imports stay free of MLX, transformers and tokenizers; only ``rank`` and ``sizing`` have them.
+The supervisor and everything it imports stay free of MLX, transformers and tokenizers; only ``rank``, ``intake`` and ``sizing``
+have them.
 """

@@ -26,25 +26,36 @@ class BrokenStream(Exception):
     """The bytes are no frame of this protocol; nothing after them can be read."""
 
 
+def prefix(length: int) -> bytes:
+    """What comes before a body of ``length`` bytes."""
+    return _LENGTH.pack(length)
+
+
 def frame(body: bytes) -> bytes:
     """``body`` with its length in front."""
-    return _LENGTH.pack(len(body)) + body
+    return prefix(len(body)) + body
 
 
 def receive_frame(end: socket.socket) -> bytes:
-    """The body of the next frame; blocks for it, and reads no byte beyond it. Raises EOFError when the other end has closed."""
+    """The body of the next frame; blocks for it, and reads no byte beyond it.
+
+    Raises EOFError when the other end has closed, BrokenStream for a length beyond FRAME_LIMIT.
+    """
     (length,) = _LENGTH.unpack(_receive_exactly(end, _LENGTH.size))
+    if length > FRAME_LIMIT:
+        raise BrokenStream(f"frame of {length} bytes announced, at most {FRAME_LIMIT} are allowed")
     return _receive_exactly(end, length)
 
 
 def _receive_exactly(end: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = end.recv(count - len(data))
-        if not more:
+    data = bytearray(count)
+    free = memoryview(data)
+    while free:
+        received = end.recv_into(free)
+        if not received:
             raise EOFError("the supervisor closed the channel")
-        data += more
-    return data
+        free = free[received:]
+    return bytes(data)
 
 
 def inherited(environment: Mapping[str, str]) -> socket.socket:

@@ -9,10 +9,16 @@ is idle: it blocks on the socket, not in a collective, until ``Turn`` arrives. I
 and rank 0 shares its requests within the group. When no work is left, rank 0 ends the turn for all ranks, and every rank sends
 ``Idle``. A request that reaches rank 0 too late for the turn stays queued: the leader sees ``Idle`` with work outstanding and
 announces the next turn. A rank handles ``Stop`` between turns: rank 0 ends the running turn and cancels its requests, then
-every rank frees its model, passes a barrier and exits 0. ``Prepare`` is answered at any time after ``Ready``, in a turn or not.
+every rank frees its model, passes a barrier and exits 0.
+
+Requests reach a rank in tokens: another process renders and tokenizes them (see ``intakeprotocol``).
 """
 
-from typing import Annotated, Any, Literal
+import base64
+import itertools
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from thunderfleet_crds.plan import MemoryPlan
@@ -46,18 +52,43 @@ class Sampling(_Message):
     seed: int | None = None
 
 
+class Prompt(_Message):
+    """A prompt in tokens, packed: it may have a million of them, and the supervisor only passes it on."""
+
+    tokens: str
+    """Token ids as unsigned 32-bit integers, little-endian, base64."""
+    segments: tuple[tuple[str, int], ...]
+    """Type and number of tokens of the parts whose caches are worth keeping, in order."""
+    initial_state: str = "normal"
+    """The state in which mlx-lm's text machine starts."""
+
+    @classmethod
+    def of(cls, *segments: Sequence[int], types: Sequence[str] = ("assistant",), initial_state: str = "normal") -> "Prompt":
+        """Packs ``segments``, each of the type at its place in ``types``. Raises OverflowError for an id out of range."""
+        ids = array("I", [token for segment in segments for token in segment])
+        lengths = tuple((kind, len(segment)) for kind, segment in zip(types, segments, strict=True))
+        return cls(tokens=base64.b64encode(ids.tobytes()).decode(), segments=lengths, initial_state=initial_state)
+
+    @property
+    def count(self) -> int:
+        """Number of tokens."""
+        return sum(length for _, length in self.segments)
+
+    def unpacked(self) -> tuple[tuple[int, ...], ...]:
+        """The segments' token ids. Raises ValueError when the bytes are not what ``segments`` says."""
+        ids = array("I")
+        ids.frombytes(base64.b64decode(self.tokens, validate=True))
+        if len(ids) != self.count or any(length < 0 for _, length in self.segments):
+            raise ValueError(f"the prompt has {len(ids)} tokens, its segments have {self.count}")
+        ends = list(itertools.accumulate((length for _, length in self.segments), initial=0))
+        return tuple(tuple(ids[begin:end]) for begin, end in itertools.pairwise(ends))
+
+
 class Request(_Message):
-    """One generation, built by the gateway from its allow-list. ``kind`` says which of the three prompts is set."""
+    """One generation."""
 
     id: str
-    kind: Literal["chat", "completion", "tokens"]
-    messages: tuple[dict[str, Any], ...] = ()
-    """``chat``: OpenAI messages with text contents; the rank applies the model's own template."""
-    tools: tuple[dict[str, Any], ...] = ()
-    prompt: str = ""
-    """``completion``: text for the rank to tokenize."""
-    tokens: tuple[int, ...] = ()
-    """``tokens``: token ids (benchmark)."""
+    prompt: Prompt
     max_tokens: int = Field(ge=1)
     stop: tuple[str, ...] = ()
     """Non-empty strings."""
@@ -112,13 +143,6 @@ class Turn(_Message):
     number: int
 
 
-class Prepare(_Message):
-    """Rank 0 only: apply the template and count tokens. Answered by ``Prepared``."""
-
-    type: Literal["prepare"] = "prepare"
-    request: Request
-
-
 class Generate(_Message):
     """Rank 0 only: queue this request; a ``Turn`` follows.
 
@@ -156,7 +180,7 @@ class Gathered(_Message):
     data: str
 
 
-ToRank = Annotated[Start | Check | Turn | Prepare | Generate | Cancel | Measure | Stop | Gathered, Field(discriminator="type")]
+ToRank = Annotated[Start | Check | Turn | Generate | Cancel | Measure | Stop | Gathered, Field(discriminator="type")]
 
 # --- rank -> supervisor ---------------------------------------------------------------------------------------------
 
@@ -214,15 +238,6 @@ class Ready(_Message):
     peak_memory_bytes: int = 0
 
 
-class Prepared(_Message):
-    """The answer to ``Prepare``. With an ``error``, the client's mistake, ``prompt_tokens`` is 0."""
-
-    type: Literal["prepared"] = "prepared"
-    id: str
-    prompt_tokens: int = 0
-    error: str | None = None
-
-
 class TopLogprob(_Message):
     """An alternative to a token."""
 
@@ -255,13 +270,13 @@ class Done(_Message):
 
     type: Literal["done"] = "done"
     id: str
-    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    finish_reason: Literal["stop", "length", "cancelled"]
     prompt_tokens: int
     cached_tokens: int = 0
     """Prompt tokens taken from the prompt cache."""
     generated_tokens: int
-    tool_calls: tuple[dict[str, Any], ...] = ()
-    """OpenAI ``function`` objects ({"name", "arguments"}) parsed from the text, when ``finish_reason`` is tool_calls."""
+    tool_texts: tuple[str, ...] = ()
+    """What the model wrote between its marks of tool calls, unparsed."""
     peak_memory_bytes: int = 0
 
 
@@ -328,7 +343,6 @@ FromRank = Annotated[
     | Progress
     | Loaded
     | Ready
-    | Prepared
     | Token
     | Done
     | RequestError

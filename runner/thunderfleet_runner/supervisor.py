@@ -21,8 +21,9 @@ from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import listener
 
-from thunderfleet_runner import faults
+from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api import canary
+from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service
 from thunderfleet_runner.group import attempts, events
 from thunderfleet_runner.group.follower import Follower
@@ -31,6 +32,7 @@ from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.group.metrics import GroupMetrics
 from thunderfleet_runner.group.rendezvous import Identity
 from thunderfleet_runner.host import preflight, wired_memory
+from thunderfleet_runner.host.intakeprocess import IntakeStarter, intake_command
 from thunderfleet_runner.host.rankprocess import end_orphan, rank_command
 from thunderfleet_runner.net import connection, control, jaccl, peers
 
@@ -52,6 +54,7 @@ class SupervisorSettings:
     state_folder: Path
     api_keys: frozenset[str] = frozenset()
     command: Callable[[str, int, int], list[str]] = rank_command
+    intake: Callable[[str, str], list[str]] = intake_command
     limits: attempts.Limits | None = None
     gateway: bool = True
     benchmark: bool = True
@@ -106,6 +109,8 @@ class Supervisor:
         self._changes = control.Changes()
         self._tasks: list[asyncio.Task[None]] = []
         self.service = Service(self.plan, self.rank, lambda: self.role.state)
+        command = settings.intake(self.plan.model_path, self.plan.group)
+        self._intake = Intake(IntakeStarter(command).start)
         self._metrics = GroupMetrics(self.service.registry, self._ages)
         self._benchmark: asyncio.Task[None] | None = None
         self.role: Leader | Follower
@@ -131,7 +136,7 @@ class Supervisor:
             self.rank,
             settings.state_folder,
             report,
-            self.service.deliver,
+            self._from_rank,
             settings.command,
             settings.jaccl_environment,
             settings.wired,
@@ -166,6 +171,7 @@ class Supervisor:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._intake.close()
             await self.member.end()
             for runner in reversed(listening):
                 if runner is not None:
@@ -239,7 +245,7 @@ class Supervisor:
         from thunderfleet_runner.api import gateway
 
         entry = self.plan.ranks[self.rank]
-        served = gateway.Gateway(self.service, self.settings.api_keys)
+        served = gateway.Gateway(self.service, self._intake, self.settings.api_keys)
         runner = web.AppRunner(
             served.app(),
             access_log=None,
@@ -254,6 +260,12 @@ class Supervisor:
             await runner.cleanup()
             raise
         return runner
+
+    def _from_rank(self, message: protocol.FromRank) -> None:
+        if isinstance(message, protocol.Loaded) and self.rank == 0 and self.settings.gateway:
+            # The attempt's ranks have read the model's files: the intake reads the same ones, while the ranks run the check.
+            self._intake.renew()
+        self.service.deliver(message)
 
     def _hello(self) -> peers.Hello:
         return peers.Hello(

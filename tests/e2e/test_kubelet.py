@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -51,13 +52,14 @@ def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
 
 def pod(name: str, containers: list[Json], *, node: str = MAC, **spec: Any) -> Json:
     """A pod that the scheduler puts on ``node``."""
+    system = "darwin" if node == MAC else "linux"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
         "spec": {
             "hostNetwork": True,
-            "nodeSelector": {"kubernetes.io/hostname": node},
+            "nodeSelector": {"kubernetes.io/hostname": node, "kubernetes.io/os": system},
             "tolerations": [TOLERATION],
             "terminationGracePeriodSeconds": 2,
             "containers": containers,
@@ -311,6 +313,9 @@ def objects(image: str, scratch: Path) -> list[Json]:
         ),
         # Bound past the scheduler, as a DaemonSet's pod that tolerates everything is.
         pod("foreign", [{"name": "main", "image": "docker.io/library/nginx:1"}], nodeName=MAC, nodeSelector={}),
+        # What the admission policy does not see, because it does not ask for a Mac.
+        pod("unasked", [container(image, "id", securityContext={"runAsUser": 0})], nodeName=MAC, nodeSelector={}),
+        pod("unbound", [container(image, "id", securityContext={"runAsUser": 0})], nodeSelector={"bound": "by-hand"}),
         pod("own-network", [container(image, "sleep 3600")], hostNetwork=False),
         pod("plain", [container(image, "echo up; sleep 3600")], node=LINUX),
     ]
@@ -386,6 +391,7 @@ def test_joined_node_says_what_it_is(fleet: Fleet) -> None:
         "MemoryPressure": "False",
         "DiskPressure": "False",
         "PIDPressure": "False",
+        "PodsShareUser": str(not ROOT),
     }
     linux = fleet.get("node", LINUX)
     assert linux["metadata"]["labels"]["kubernetes.io/os"] == "linux"
@@ -570,14 +576,55 @@ def test_containers_run_as_the_requested_user_or_an_unprivileged_one(fleet: Flee
     if not ROOT:
         assert (int(uid), int(gid)) == (os.geteuid(), os.getegid())
         return
-    assert (uid, gid) == ("65534", "65534")
+    assert uid == gid
+    assert int(uid) in pod_users(fleet), "a user of the pool"
     fleet.running("other-user")
     until(lambda: fleet.log("other-user").split() == ["2001", "3000"], "it has printed its user")
     # Programs that exec starts are the container's, too.
     assert fleet.exec("other-user", "id", "-u").strip() == "2001"
-    assert fleet.exec("who", "id", "-u").strip() == "65534"
+    assert fleet.exec("who", "id", "-u").strip() == uid
     # Containers run as root only on request.
     until(lambda: fleet.log("root").split() == ["0"], "root")
+
+
+def pod_users(fleet: Fleet) -> range:
+    config = yaml.safe_load((fleet.cluster.machines[MAC].folder / "kubelet.yaml").read_text())["podUsers"]
+    return range(config["first"], config["first"] + config["count"])
+
+
+# Everything that a pod has: its folder, and what its processes show. "root" looks in the same way, so the look is not blind.
+SPY = """
+for place in {places}; do
+  if cat "{pod}/$place" || ls "{pod}/$place"; then echo "read $place"; else echo "refused $place"; fi
+done 2>/dev/null
+grep -l {uid} /proc/[0-9]*/environ 2>/dev/null | grep -q . && echo "read environment"
+echo done
+"""
+PLACES = (
+    *("pod.json", "containers", "containers/main/0/spec.json", "empty/empty", "volumes/secret", "volumes/all", "logs"),
+    *("containers/main/sandbox/0", "containers/main/sandbox/0/all/token", "containers/main/sandbox/0/secret/password"),
+    *("../../identity/client.pem", ".."),
+)
+
+
+@pytest.mark.skipif(not ROOT, reason="only a kubelet that runs as root gives pods users of their own")
+def test_a_pod_reads_nothing_of_another_pod(fleet: Fleet) -> None:
+    users = {name: fleet.exec(name, "id", "-u").strip() for name in ("whole", "who", "talks") if fleet.running(name)}
+    assert len(set(users.values())) == 3
+    uid = fleet.pod("whole")["metadata"]["uid"]
+    script = SPY.format(places=" ".join(PLACES), pod=fleet.cluster.machines[MAC].folder / "kubelet/pods" / uid, uid=uid)
+    for name in ("who", "other-user"):
+        fleet.running(name)
+        assert fleet.exec(name, "sh", "-c", script).splitlines() == [*(f"refused {place}" for place in PLACES), "done"]
+    fleet.running("root")
+    seen = fleet.exec("root", "sh", "-c", script)
+    assert [place for place in PLACES if f"read {place}\n" not in seen] == []
+    assert "read environment" in seen
+
+
+def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:
+    found = {item["type"]: item for item in fleet.get("node", MAC)["status"]["conditions"]}["PodsShareUser"]
+    assert (found["status"], found["reason"]) == (("False", "OneUserPerPod") if ROOT else ("True", "KubeletNotRoot"))
 
 
 # Lifecycle
@@ -641,6 +688,14 @@ def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
     assert waiting["reason"] == "NotRunnableOnMac"
     assert "kubernetes.io/os: linux" in waiting["message"]
     assert foreign["status"]["phase"] == "Pending"
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "unbound"}, "target": {"kind": "Node", "name": MAC}}
+    fleet.kubectl("create", "--raw", "/api/v1/namespaces/default/pods/unbound/binding", "-f", "-", text=json.dumps(binding))
+    unasked = fleet.await_pod("unasked", lambda item: "waiting" in first(item).get("state", {}), "waits")
+    waiting = first(unasked)["state"]["waiting"]
+    assert waiting["reason"] == "NotRunnableOnMac"
+    assert "set runtimeClassName: macos" in waiting["message"]
+    unbound = fleet.await_pod("unbound", lambda item: item["status"]["phase"] == "Failed", "is rejected")
+    assert unbound["status"]["reason"] == "NodeAffinity"
     own = fleet.await_pod("own-network", lambda item: "waiting" in first(item).get("state", {}), "waits")
     waiting = first(own)["state"]["waiting"]
     assert waiting["reason"] == "HostNetworkRequired"

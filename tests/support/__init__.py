@@ -2,9 +2,11 @@
 
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
+prompts      the demo's chat in tokens
 https        a TLS client with its own certificate
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
+pods         a node with real processes and an API server in memory
 line         a fleet with the chart and the model installed
 times        runs make targets and prints where the time went
 api          reads from the API server without a kubectl process for each

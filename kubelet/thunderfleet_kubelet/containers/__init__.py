@@ -14,6 +14,7 @@ user            the user and groups of a container
 exec_session    commands in a container, with or without a terminal
 logs            reads container logs
 termination     termination messages
+leftovers       ends processes by user, deletes what containers wrote
 usage           CPU and memory of containers
 errors          why a container cannot be created
 """

@@ -7,20 +7,23 @@
     pods/UID/empty/NAME/                   emptyDir volumes
     pods/UID/logs/NAME/N.log               attempt N: its log
 
-All state of a container is in its folder, so a restarted kubelet finds what its predecessor left.
+All state of a container is in its folder, so a restarted kubelet finds what its predecessor left. The group of ``pods/UID`` is
+the pod's own user: only members of it pass, so another pod's user reaches nothing below, whatever the modes of the files are.
 """
 
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.shim import files
 
 Json = dict[str, Any]
+
+FOLDERS = ("containers", "volumes", "empty", "logs")
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,45 @@ class PodFolder:
             raise ValueError(f"{self.path / 'pod.json'}: invalid JSON")
         return pod
 
-    def save(self, pod: Json) -> None:
-        """Accepts the pod: from now on it is this node's, even if the kubelet restarts. Raises OSError."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o711)
-        os.chmod(self.path, 0o711)
-        for name in ("containers", "volumes", "empty", "logs"):
+    def create(self, user: int | None) -> None:
+        """Makes the folders, closed to everybody but the pod's ``user``; None: open for all users to pass. Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in FOLDERS:
             (self.path / name).mkdir(exist_ok=True)
             os.chmod(self.path / name, 0o700 if name == "logs" else 0o711)
+        if user is not None:
+            os.chown(self.path, -1, user)
+        os.chmod(self.path, 0o711 if user is None else 0o710)
+
+    def user(self) -> int | None:
+        """The pod's own user; None without one. Raises OSError."""
+        group = self.path.stat().st_gid
+        return group if group != self.path.parent.stat().st_gid else None
+
+    def save(self, pod: Json) -> None:
+        """Accepts the pod: from now on it is this node's, even if the kubelet restarts. Raises OSError."""
         files.write_file(str(self.path / "pod.json"), json.dumps(pod))
         os.chmod(self.path / "pod.json", 0o600)
 
+    def close(self) -> None:
+        """Deletes what the containers of an ended pod can reach; logs and exit codes stay. Then the pod has no user.
+
+        Raises OSError.
+        """
+        for name in ("empty", "volumes"):
+            leftovers.delete(self.path / name)
+        for name in self.names():
+            leftovers.delete(self.path / "containers" / name / "sandbox")
+        os.chmod(self.path, 0o700)
+        os.chown(self.path, -1, self.path.parent.stat().st_gid)
+
     def remove(self) -> None:
-        """Deletes all files of the pod."""
+        """Deletes all files of the pod. Raises OSError if some are left; then the pod's user must not be used again."""
         # pod.json first: the rest of a folder that is only partly deleted is not a pod.
         (self.path / "pod.json").unlink(missing_ok=True)
-        shutil.rmtree(self.path, ignore_errors=True)
+        for name in FOLDERS:
+            leftovers.delete(self.path / name)
+        leftovers.delete(self.path)
 
     def numbers(self, container: str) -> list[int]:
         """The attempts of a container that are on disk, oldest first. Raises OSError."""

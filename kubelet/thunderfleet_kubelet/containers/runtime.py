@@ -156,6 +156,16 @@ class ContainerRuntime:
             return end_of_log(self._folder.log(container, number))
         return text
 
+    def keep_messages(self) -> None:
+        """Copies the termination messages into the records of the attempts, because the sandboxes will be deleted."""
+        for name in self._folder.names():
+            for number in self._folder.numbers(name):
+                file = self._folder.attempt(name, number) / "exit.json"
+                message, record = self.read(name, number).message, read_json(file)
+                if record is not None and record["message"] != message:
+                    with contextlib.suppress(OSError):
+                        files.write_file(str(file), json.dumps({**record, "message": message}))
+
     def _write_exit(self, container: str, number: int, reason: str, message: str, code: int) -> Json:
         attempt = self._folder.attempt(container, number)
         running = read_json(attempt / "running.json")

@@ -1,4 +1,4 @@
-"""The user and groups of a container: never root by accident.
+"""The user and groups of a container: never root by accident, never the user of another pod.
 
 A native process runs as a real user of the machine. The decision depends only on its arguments and on the machine's users.
 """
@@ -6,6 +6,7 @@ A native process runs as a real user of the machine. The decision depends only o
 import grp
 import os
 import pwd
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ class ContainerUser:
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PodUser:
+    """The user that only one pod has. ``id``: uid and gid. ``all_pods``: the ids that no spec may name."""
+
+    id: int
+    all_pods: Container[int] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,12 @@ class KubeletUser:
         """Whether the user exists here."""
         return self.uids is None or any(first <= uid < first + count for first, count in self.uids)
 
+    def may_switch(self, ids: range) -> bool:
+        """Whether this user can start processes as all of ``ids``."""
+        return self.uid == 0 and (
+            self.uids is None or any(first <= ids.start and ids.stop <= first + count for first, count in self.uids)
+        )
+
 
 def _mapped(file: Path) -> tuple[tuple[int, int], ...] | None:
     try:
@@ -60,35 +75,50 @@ def _mapped(file: Path) -> tuple[tuple[int, int], ...] | None:
     return tuple((row[0], row[2]) for row in rows)
 
 
-def decide(pod: Json, container: Json, image_user: str, default: tuple[int, int] | None, kubelet: KubeletUser) -> ContainerUser:
-    """The container's user: runAsUser of container or pod, or the image's, or ``default`` (uid, gid), or the kubelet's own.
+def decide(pod: Json, container: Json, image_user: str, own: PodUser | None, kubelet: KubeletUser) -> ContainerUser:
+    """The container's user: runAsUser of container or pod, or the image's, or the pod's own, or the kubelet's own.
 
-    Raises ContainerConfigError for root that the spec does not ask for, and for users that the kubelet cannot switch to.
+    ``own`` None: this kubelet has no users for pods. Every container is a member of the pod's own group, which the pod's files
+    need. Raises ContainerConfigError for root that the spec does not ask for, for the user or group of another pod, and for
+    users that the kubelet cannot switch to.
     """
     of_pod: Json = pod["spec"].get("securityContext") or {}
     of_container: Json = container.get("securityContext") or {}
     context: Json = {**of_pod, **{key: value for key, value in of_container.items() if value is not None}}
+    name = str(container["name"])
     image_uid, image_gid = _image_user(image_user)
-    uid, source = _user(context, image_uid, default, kubelet)
-    _check_user(str(container["name"]), uid, source, context, kubelet)
+    uid, source = _user(context, image_uid, own, kubelet)
+    _check_user(name, uid, source, context, kubelet)
     if context.get("runAsGroup") is not None:
         gid = int(context["runAsGroup"])
     elif source == IMAGE and image_gid is not None:
         gid = image_gid
     else:
-        gid = _group_of(uid, default, kubelet)
-    groups = sorted({int(group) for group in of_pod.get("supplementalGroups") or []} | _fs_group(of_pod))
-    _check_groups(str(container["name"]), uid, gid, groups, kubelet)
-    return ContainerUser(uid, gid, tuple(groups))
+        gid = _group_of(uid, own, kubelet)
+    groups = {int(group) for group in of_pod.get("supplementalGroups") or []} | _fs_group(of_pod)
+    _check_groups(name, uid, gid, sorted(groups), kubelet)
+    if own is not None:
+        _check_other_pods(name, uid, {gid, *groups}, own)
+        groups |= {own.id}
+    return ContainerUser(uid, gid, tuple(sorted(groups - {gid})))
 
 
-def _user(context: Json, image_uid: int | None, default: tuple[int, int] | None, kubelet: KubeletUser) -> tuple[int, str]:
+def _user(context: Json, image_uid: int | None, own: PodUser | None, kubelet: KubeletUser) -> tuple[int, str]:
     """The uid, and where it comes from."""
     if context.get("runAsUser") is not None:
         return int(context["runAsUser"]), RUN_AS_USER
     if image_uid is not None:
         return image_uid, IMAGE
-    return (default[0], "the kubelet's default user") if default is not None else (kubelet.uid, "the kubelet's own user")
+    return (own.id, "the pod's own user") if own is not None else (kubelet.uid, "the kubelet's own user")
+
+
+def _check_other_pods(name: str, uid: int, groups: set[int], own: PodUser) -> None:
+    for kind, number in [("user", uid), *(("group", group) for group in sorted(groups))]:
+        if number != own.id and number in own.all_pods:
+            raise ContainerConfigError(
+                f"container {name!r} cannot run as {kind} {number}: it belongs to the pods of this node, one for each; "
+                "use a number outside of podUsers, or leave it out"
+            )
 
 
 def _check_user(name: str, uid: int, source: str, context: Json, kubelet: KubeletUser) -> None:
@@ -142,13 +172,13 @@ def _image_user(text: str) -> tuple[int | None, int | None]:
     return uid, None
 
 
-def _group_of(uid: int, default: tuple[int, int] | None, kubelet: KubeletUser) -> int:
-    """The primary group of a user; for an unknown user never group 0."""
+def _group_of(uid: int, own: PodUser | None, kubelet: KubeletUser) -> int:
+    """The primary group of a user; for an unknown user the pod's own, never group 0."""
     if uid == kubelet.uid:
         return kubelet.gid
-    if default is not None and uid == default[0]:
-        return default[1]
+    if own is not None and uid == own.id:
+        return own.id
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
-        return default[1] if default is not None else uid
+        return own.id if own is not None else uid

@@ -27,7 +27,8 @@ class NodeController:
     """Keeps the Node in the API server current.
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
-    ``on_vanished``: called when the Node was deleted, before it is registered again.
+    ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
+    this kubelet cannot give each pod its own.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class NodeController:
         kube: Callable[[], Kube],
         on_vanished: Callable[[], Awaitable[None]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        shared_user: int | None = None,
     ) -> None:
         self.config = config
         self.machine = machine
@@ -45,6 +47,7 @@ class NodeController:
         self.kube = kube
         self.on_vanished = on_vanished
         self.clock = clock
+        self.shared_user = shared_user
         self.problems: dict[str, str] = {}
         """Why the Node is not Ready, as reason to message. Call ``nudge`` after a change."""
         self.registered = asyncio.Event()
@@ -132,6 +135,7 @@ class NodeController:
             problems=self.problems,
             now=self.clock(),
             version=kubelet_version(),
+            shared_user=self.shared_user,
         )
 
     async def _write(self, current: Json, wanted: Json) -> Json:

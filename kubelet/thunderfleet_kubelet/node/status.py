@@ -19,6 +19,9 @@ DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
 DISK_FLOOR_BYTES = 10 * GIB
 """DiskPressure: less than this, or less than a tenth of the disk, is free, whichever is smaller."""
 
+PODS_SHARE_USER = "PodsShareUser"
+"""The condition of a Node whose pods are not kept apart. Of this kubelet only; Kubernetes has no such condition."""
+
 PROCESS_PART = 0.9
 """PIDPressure: more than this fraction of the possible processes run."""
 
@@ -53,8 +56,8 @@ def _condition(kind: str, pressure: bool | None, reasons: tuple[str, str], messa
     return {"type": kind, "status": str(pressure), "reason": reasons[pressure], "message": message}
 
 
-def findings(readings: Readings, problems: Mapping[str, str]) -> list[Json]:
-    """The four conditions without times. ``problems``: why the kubelet is not ready, as reason to message."""
+def findings(readings: Readings, problems: Mapping[str, str], shared_user: int | None) -> list[Json]:
+    """The conditions without times. ``problems``: why the kubelet is not ready, as reason to message."""
     disk, disk_text = _disk_pressure(readings)
     pids, pids_text = _pid_pressure(readings)
     memory = ("KubeletHasSufficientMemory", "KubeletHasInsufficientMemory")
@@ -62,6 +65,7 @@ def findings(readings: Readings, problems: Mapping[str, str]) -> list[Json]:
         _condition("MemoryPressure", readings.memory_short, memory, readings.memory_text),
         _condition("DiskPressure", disk, ("KubeletHasNoDiskPressure", "KubeletHasDiskPressure"), disk_text),
         _condition("PIDPressure", pids, ("KubeletHasSufficientPID", "KubeletHasInsufficientPID"), pids_text),
+        _pods_share_user(shared_user),
         _ready(problems),
     ]
 
@@ -80,6 +84,17 @@ def _pid_pressure(readings: Readings) -> tuple[bool | None, str]:
     limit = readings.processes_limit
     pressure = readings.processes > PROCESS_PART * limit
     return pressure, f"{'more than' if pressure else 'at most'} {PROCESS_PART:.0%} of {limit} possible processes run"
+
+
+def _pods_share_user(user: int | None) -> Json:
+    if user is None:
+        text = "each pod has its own user"
+        return {"type": PODS_SHARE_USER, "status": "False", "reason": "OneUserPerPod", "message": text}
+    text = (
+        f"the kubelet cannot switch users, so all pods run as its user {user} and can read each other's tokens, keys and "
+        "environment; run the kubelet as root"
+    )
+    return {"type": PODS_SHARE_USER, "status": "True", "reason": "KubeletNotRoot", "message": text}
 
 
 def _ready(problems: Mapping[str, str]) -> Json:
@@ -145,14 +160,18 @@ def status(
     problems: Mapping[str, str],
     now: datetime,
     version: str,
+    shared_user: int | None = None,
 ) -> Json:
-    """The Node's ``status``. ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's."""
+    """The Node's ``status``. ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's.
+
+    ``shared_user``: the user of all pods, if they have no users of their own.
+    """
     total, free = capacity(config, machine)
     return {
         "capacity": total,
         "allocatable": free,
         "addresses": [{"type": "InternalIP", "address": address} for address in config.addresses],
-        "conditions": conditions(findings(readings, problems), previous.get("conditions") or [], now),
+        "conditions": conditions(findings(readings, problems, shared_user), previous.get("conditions") or [], now),
         "daemonEndpoints": {"kubeletEndpoint": {"Port": config.port}},
         "declaredFeatures": list(DECLARED_FEATURES),
         "nodeInfo": {

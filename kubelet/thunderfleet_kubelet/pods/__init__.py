@@ -12,6 +12,7 @@ context    what the parts of a worker share
 probes     runs one probe or hook: exec, HTTP, TCP
 events     writes Events
 objects    reads ConfigMaps, Secrets and tokens, with a cache
+users      which pod has which user
 settings   the configuration that pods need
 decide     the decisions, as pure functions
 """

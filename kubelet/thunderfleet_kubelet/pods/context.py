@@ -17,14 +17,15 @@ from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.objects import FRESH_SECONDS, Objects
 from thunderfleet_kubelet.pods.probes import Exec
 from thunderfleet_kubelet.pods.settings import PodSettings
+from thunderfleet_kubelet.pods.users import UserPool
 
 
 @dataclass
 class NodeServices:
     """What all workers of the node share.
 
-    ``settings`` and ``kube`` return the current ones. ``admit`` decides whether the node takes a pod. ``ended`` is called with
-    the uid of a pod that is gone.
+    ``settings`` and ``kube`` return the current ones. ``users``: which pod has which user. ``admit`` decides whether the node
+    takes a pod. ``ended`` is called with the uid of a pod that is gone.
     """
 
     node_name: str
@@ -33,6 +34,7 @@ class NodeServices:
     objects: Objects
     recorder: Recorder
     kubelet: user.KubeletUser
+    users: UserPool
     admit: Callable[[Json], Awaitable[Rejection | None]]
     ended: Callable[[str], None]
     now: Callable[[], float] = time.time
@@ -90,8 +92,7 @@ class PodContext:
 
     def user(self, container: Json, image: images.Image) -> user.ContainerUser:
         """The container's user. Raises ContainerConfigError."""
-        default = self.services.settings().default_user
-        return user.decide(self.pod, container, image.user, default, self.services.kubelet)
+        return user.decide(self.pod, container, image.user, self.services.users.of(self.folder), self.services.kubelet)
 
     def runner(self, name: str, number: int) -> Exec:
         """Runs commands in one attempt of a container."""

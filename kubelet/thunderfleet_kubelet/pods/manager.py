@@ -13,6 +13,7 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.containers.user import KubeletUser
@@ -23,6 +24,7 @@ from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.objects import Objects
 from thunderfleet_kubelet.pods.queries import PodQueries
 from thunderfleet_kubelet.pods.settings import PodSettings
+from thunderfleet_kubelet.pods.users import UserPool
 from thunderfleet_kubelet.pods.worker import PodWorker
 
 log = logging.getLogger(__name__)
@@ -30,13 +32,16 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
+DISCARD_SECONDS = 2.0
+"""How long the event loop waits for the processes of a pod that this node does not have."""
 
 
 class PodManager:
     """The pods of one node.
 
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
-    renewed certificates change it. ``queries`` answers questions about the pods.
+    renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``queries``
+    answers questions about the pods.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class PodManager:
         node_name: str,
         kube: Callable[[], Kube],
         settings: PodSettings,
+        users: range | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.root = root
@@ -61,6 +67,7 @@ class PodManager:
         self._recorder_task: asyncio.Task[None] | None = None
         self._ending_all = False
         self.queries = PodQueries(node_name, self._workers)
+        self._users = UserPool(users)
         self._services = NodeServices(
             node_name=node_name,
             kube=kube,
@@ -68,6 +75,7 @@ class PodManager:
             objects=Objects(kube),
             recorder=self._recorder,
             kubelet=KubeletUser.here(),
+            users=self._users,
             admit=self._admit,
             ended=self._ended,
             now=now,
@@ -96,8 +104,10 @@ class PodManager:
             # Containers of other users pass through to their own folders; they cannot list these.
             os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o011)
         self._recorder_task = asyncio.create_task(self._recorder.run())
-        for path in sorted(self.folder.iterdir()):
-            self._adopt(PodFolder(path))
+        folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
+        self._users.adopt(folders)
+        for folder in folders:
+            self._adopt(folder)
         if self._workers:
             log.info("adopted %d pods", len(self._workers))
 
@@ -111,7 +121,7 @@ class PodManager:
             return
         if pod is None:
             # Never accepted, or partly deleted.
-            _discard(folder)
+            self._discard(folder)
             return
         self._add(pod, folder, accepted=True)
 
@@ -133,7 +143,14 @@ class PodManager:
                 node = await self.kube().get_or_none(f"/api/v1/nodes/{self.node_name}")
                 if node is not None:
                     labels = {**labels, **(node["metadata"].get("labels") or {})}
-            rejection = admission.reject(pod, self.queries.pods(), self.node_name, labels, self._settings.allocatable)
+            rejection = admission.reject(
+                pod,
+                self.queries.pods(),
+                self.node_name,
+                labels,
+                self._settings.allocatable,
+                switches_users=self._users.enabled,
+            )
             if rejection is None:
                 worker = self._workers.get(str(pod["metadata"]["uid"]))
                 if worker is not None:
@@ -153,7 +170,7 @@ class PodManager:
                 log.info("%s: adopted with the API server's version of the pod", folder.path)
                 self._add(listed[uid], folder, accepted=True)
             else:
-                _discard(folder)
+                self._discard(folder)
         self._unreadable.clear()
         for uid, pod in listed.items():
             worker = self._workers.get(uid)
@@ -187,7 +204,7 @@ class PodManager:
 
     async def _end_all(self) -> None:
         for folder in self._unreadable.values():
-            _discard(folder)
+            self._discard(folder)
         self._unreadable.clear()
         tasks = list(self._tasks.values())
         grace = max((grace_of(worker.pod) for worker in self._workers.values()), default=0.0)
@@ -199,8 +216,17 @@ class PodManager:
             if left:
                 log.error("%d pods did not terminate within %.0f s", len(left), limit)
 
-
-def _discard(folder: PodFolder) -> None:
-    """Ends what runs of a pod that this node does not have, and deletes its files."""
-    ContainerRuntime(folder).kill_all()
-    folder.remove()
+    def _discard(self, folder: PodFolder) -> None:
+        """Ends what runs of a pod that this node does not have, and deletes its files. Its user is free when all is gone."""
+        ContainerRuntime(folder).kill_all()
+        user = self._users.own(folder)
+        try:
+            left = leftovers.end_processes(user, DISCARD_SECONDS) if user is not None else []
+            folder.remove()
+        except OSError as error:
+            log.error("%s: cannot delete: %s; the next start of the kubelet tries again", folder.path, error)
+            return
+        if left:
+            log.error("%s: processes %s of user %s do not end; the user stays reserved", folder.path, left, user)
+            return
+        self._users.release(folder)

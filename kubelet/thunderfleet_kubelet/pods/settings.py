@@ -10,15 +10,14 @@ class PodSettings:
     """Settings of all pods.
 
     ``path``: folders in front of every container's PATH. ``python_path``: every container's PYTHONPATH. ``images``: image
-    name to folder. ``default_user``: (uid, gid) of containers without a user; None is the kubelet's own. ``api_server``: host
-    and port of KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's InternalIPs, first the one of its pods.
-    ``allocatable`` and ``labels``: the Node's, for admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``.
+    name to folder. ``api_server``: host and port of KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's InternalIPs,
+    first the one of its pods. ``allocatable`` and ``labels``: the Node's, for admission. ``mac``: whether the Node is
+    ``kubernetes.io/os=darwin``.
     """
 
     path: tuple[Path, ...] = ()
     python_path: tuple[Path, ...] = ()
     images: Mapping[str, Path] = field(default_factory=dict)
-    default_user: tuple[int, int] | None = None
     api_server: tuple[str, int] = ("127.0.0.1", 6443)
     addresses: tuple[str, ...] = ("127.0.0.1",)
     allocatable: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from typing import Any
 
 from thunderfleet_lib.kube import ApiError, Json
 
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.attempt import Attempt, Start
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
@@ -55,6 +56,7 @@ class PodWorker:
         self._reported: set[tuple[str, str, int]] = set()
         """(reason, container, attempt) of the events that are recorded once."""
         self._gone = False
+        self._closed = False
         self.accepted = accepted
         self.removed = False
         self.attempts: dict[str, tuple[Attempt, ...]] = {}
@@ -181,6 +183,8 @@ class PodWorker:
         if decision.ended:
             await self._finish()
             return RETRY_SECONDS
+        if self._is_over():
+            await self._close()
         return self._wait(decision, self._mounter.due if mounting else 0.0)
 
     def _observe(self) -> None:
@@ -265,10 +269,13 @@ class PodWorker:
         rejection = await self._services.admit(self.pod)
         if rejection is None:
             try:
+                user = self._services.users.take(self.folder)
+                self.folder.create(user.id if user is not None else None)
                 self.folder.save(self.pod)
-            except OSError:
+            except OSError as error:
                 # Accepted only when it is on disk, where the next kubelet finds it.
                 self.accepted = False
+                self._context.event("Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}")
                 raise
             self.accepted = True
             return True
@@ -277,15 +284,44 @@ class PodWorker:
         self._publisher.publish(rejected_status(self.pod, reason, message, self._services.now()))
         return False
 
-    async def _finish(self) -> None:
-        """Deletes a pod of which nothing runs any more: from the API server, then its folder."""
+    def _is_over(self) -> bool:
+        """Whether nothing of the pod runs or will run, and the API server knows it."""
+        live = any(attempt.live for attempts in self.attempts.values() for attempt in attempts)
+        return self._has_ended() and not live and self._publisher.pending is None
+
+    async def _close(self) -> None:
+        """Ends what the containers left behind, deletes their files, and gives the pod's user back.
+
+        Raises OSError if something is left; then the user stays the pod's.
+        """
+        if self._closed:
+            return
+        user = self._services.users.own(self.folder)
+        if user is not None:
+            left = await asyncio.to_thread(leftovers.end_processes, user)
+            if left:
+                raise OSError(f"processes {left} of the pod's user {user} do not end")
+        self.containers.keep_messages()
+        await asyncio.to_thread(self.folder.close)
+        self._services.users.release(self.folder)
+        self._closed = True
         if not self.removed:
-            if self._publisher.pending is not None:
-                # The last status goes first; the publisher wakes this worker.
-                return
+            # A kubelet that starts now must not start the pod again, which would then have no user.
+            self.folder.save(self.view())
+
+    async def _finish(self) -> None:
+        """Deletes a pod of which nothing runs any more: its files, then from the API server, then its folder."""
+        if not self.removed and self._publisher.pending is not None:
+            # The last status goes first; the publisher wakes this worker.
+            return
+        await self._close()
+        if not self.removed:
             await self._delete()
         self._gone = True
-        self.folder.remove()
+        try:
+            self.folder.remove()
+        except OSError as error:
+            log.error("%s: cannot delete %s: %s; the next start of the kubelet tries again", self.key, self.folder.path, error)
         self._services.objects.forget(self.uid)
         self._services.ended(self.uid)
 

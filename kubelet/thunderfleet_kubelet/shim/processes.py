@@ -41,6 +41,32 @@ def marked_in(output: bytes, wanted: bytes) -> list[int]:
     return found
 
 
+def of_user(user: int) -> list[int]:
+    """The pids of all live processes whose real, effective or saved user is ``user``."""
+    found = []
+    if os.path.exists("/proc/self/status"):
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                with open(f"/proc/{entry}/status", "rb") as file:
+                    lines = file.read().splitlines()
+            except OSError:
+                continue
+            users = next((line.split()[1:4] for line in lines if line.startswith(b"Uid:")), [])
+            if str(user).encode() in users and not _zombie(int(entry)):
+                found.append(int(entry))
+        return found
+    return users_in(ask_ps(["-axo", "pid=,stat=,uid=,ruid=,svuid="]), user)
+
+
+def users_in(output: bytes, user: int) -> list[int]:
+    """The pids of ``user`` in the output of ``ps -axo pid=,stat=,uid=,ruid=,svuid=``."""
+    rows = [line.split() for line in output.splitlines()]
+    wanted = str(user).encode()
+    return [int(row[0]) for row in rows if len(row) == 5 and wanted in row[2:] and not row[1].startswith(b"Z")]
+
+
 def ask_ps(arguments: list[str]) -> bytes:
     """The output of ``ps``; empty if it takes longer than ``PS_SECONDS``."""
     reader, writer = os.pipe()

@@ -58,7 +58,7 @@ def parse_status(text: str) -> bool:
     words = set(re.findall(r"[a-z]+", text.lower()))
     on, off = "enabled" in words, "disabled" in words
     if on == off or not words.isdisjoint(("not", "no", "false")):
-        raise ParseError(" ".join(STATUS_COMMAND), f"printed neither enabled nor disabled: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(" ".join(STATUS_COMMAND), f"printed neither enabled nor disabled: {quote(text) or 'nothing'}")
     return on
 
 
@@ -77,7 +77,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
         elif line.strip():
             broken = line
     if not table:
-        raise ParseError(command, f"printed no table of devices: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(command, f"printed no table of devices: {quote(text) or 'nothing'}")
     require_whole(command, text)
     if broken:
         raise ParseError(command, f"ends with a line that is not a device: {quote(broken)}")
@@ -95,7 +95,7 @@ def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
     command = " ".join(DEVINFO_COMMAND)
     heads = list(_HCA.finditer(text))
     if not heads:
-        raise ParseError(command, f"describes no device: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(command, f"describes no device: {quote(text) or 'nothing'}")
     require_whole(command, text)
     last = text[heads[-1].end() :]
     if not (_VERBOSE_WHOLE if _VERBOSE.search(last) else _WHOLE).search(last):

@@ -32,7 +32,6 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.fleet.spec import Fleet
-from thunderfleet_localcluster.image import UNPRIVILEGED
 from thunderfleet_localcluster.paths import DEFAULT_NAME, cluster_folder
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.supervisor.spec import Spec
@@ -149,7 +148,6 @@ class Cluster:
             image=image_spec(tell),
             kubelet=tuple(kubelet or kubelet_command()) if join else None,
             audit=audit,
-            user={"uid": UNPRIVILEGED, "gid": UNPRIVILEGED} if os.geteuid() == 0 else None,
         )
         supervisor = start_supervisor(folder, spec)
         try:

@@ -1,6 +1,7 @@
 """All machines of the cluster: their files, their power, their network, and the faults that apply to them."""
 
 import asyncio
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,15 @@ from thunderfleet_localcluster.supervisor.changes import Change, Situation
 from thunderfleet_localcluster.supervisor.spec import Spec
 from thunderfleet_localcluster.supervisor.state import MachineStatus
 
+USERS = 1000
+"""The users of one machine's pods."""
+FIRST_USER, CLUSTERS, CLUSTER_USERS = 1_000_000_000, 800, 1_000_000
+
+
+def first_user(cluster: str, index: int) -> int:
+    """The first user of the pods of a machine. Two clusters (folders) have the same ones in one of ``CLUSTERS`` cases."""
+    return FIRST_USER + zlib.crc32(cluster.encode()) % CLUSTERS * CLUSTER_USERS + index * USERS
+
 
 class MachinePool:
     """The machines of one cluster."""
@@ -32,19 +42,20 @@ class MachinePool:
 
     def write_files(self) -> None:
         """Write the kubelet's configuration of every machine, and the commands of every Mac."""
-        for machine in self.plan.machines:
+        for index, machine in enumerate(self.plan.machines):
             home = self.folder.machine(machine.name)
             home.mkdir(parents=True, exist_ok=True)
-            (home / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet_config(machine), sort_keys=False))
+            (home / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet_config(index, machine), sort_keys=False))
         self._write_commands()
 
-    def _kubelet_config(self, machine: MachineLayout) -> dict[str, Any]:
+    def _kubelet_config(self, index: int, machine: MachineLayout) -> dict[str, Any]:
         home = self.folder.machine(machine.name)
         config: dict[str, Any] = {
             "nodeName": machine.name,
             "addresses": [str(machine.lan.ip)],
             "port": KUBELET_PORT,
-            "defaultUser": self.spec.user,
+            # All machines of all clusters share this machine's users, and in loopback mode its processes too.
+            "podUsers": {"first": first_user(str(self.folder.root), index), "count": USERS},
             "images": {self.spec.image.name: self.spec.image.folder},
         }
         if machine.machine.kind == "mac":

@@ -34,8 +34,6 @@ class Spec:
     """Command line of the kubelet; None starts machines without kubelets."""
     audit: bool
     """Write the API server's audit log."""
-    user: dict[str, int] | None
-    """Default user and group of containers (``uid``, ``gid``); None: the user of the kubelet."""
 
     def to_json(self) -> str:
         """The text of the spec file."""

@@ -63,7 +63,6 @@ def cluster_state(spec: Spec, folder: ClusterFolder, layout: Layout, at: Address
         "logs": str(folder.logs),
         "models": str(folder.models),
         "image": {"name": spec.image.name, "folder": spec.image.folder},
-        "defaultUser": spec.user,
         "machines": [_machine(folder, machine) for machine in layout.machines],
     }
 

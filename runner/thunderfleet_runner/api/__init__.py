@@ -1,8 +1,10 @@
 """The group's HTTP API, on rank 0. The other ranks' gateways serve probes and metrics only.
 
 gateway    the HTTP server
+bodies     reads request bodies, bounded
+intake     request bodies through the intake process
 stream     a response as server-sent events
-requests   OpenAI request bodies; pure
+requests   OpenAI request bodies; pure, runs in the intake process
 responses  OpenAI response bodies; pure
 errors     OpenAI error bodies; pure
 admission  limits requests by number and tokens; the others queue

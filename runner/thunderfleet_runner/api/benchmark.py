@@ -179,7 +179,7 @@ def with_all_reduce(found: BenchmarkReport, together: protocol.Measured) -> Benc
 
 def _request(tokens: tuple[int, ...], generation: int) -> protocol.Request:
     return protocol.Request(
-        id=f"benchmark-{uuid.uuid4().hex}", kind="tokens", tokens=tokens, max_tokens=generation, cache=False, no_end=True
+        id=f"benchmark-{uuid.uuid4().hex}", prompt=protocol.Prompt.of(tokens), max_tokens=generation, cache=False, no_end=True
     )
 
 

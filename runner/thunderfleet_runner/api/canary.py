@@ -34,7 +34,7 @@ def wait_seconds(service: Service, idle_seconds: float, now: float) -> float:
 
 async def _generate(service: Service) -> None:
     request = protocol.Request(
-        id=f"canary-{uuid.uuid4().hex}", kind="tokens", tokens=(0,), max_tokens=1, cache=False, no_end=True
+        id=f"canary-{uuid.uuid4().hex}", prompt=protocol.Prompt.of((0,)), max_tokens=1, cache=False, no_end=True
     )
     try:
         async with contextlib.aclosing(service.submit(request)) as events:  # type: ignore[type-var]

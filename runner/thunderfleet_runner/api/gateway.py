@@ -18,27 +18,25 @@ from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import requests, responses
+from thunderfleet_runner.api import responses
 from thunderfleet_runner.api.admission import Admission, Full, Slot
+from thunderfleet_runner.api.bodies import MAX_BODY, Bodies
 from thunderfleet_runner.api.errors import ApiError
+from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.metrics import GatewayMetrics
-from thunderfleet_runner.api.requests import Call, Endpoint, ModelLimits
 from thunderfleet_runner.api.responses import Writer
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 from thunderfleet_runner.api.stream import ClientGone, EventStream
+from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepared, ToolsParsed
 
 log = logging.getLogger(__name__)
 
-MAX_BODY = 16 * 1024 * 1024
-"""Maximum bytes of a request body."""
-BODY_SECONDS = 60.0
-"""Time limit for receiving a request body."""
 ANSWER_SECONDS = 3600.0
 """Time limit for one answer, without its wait in the queue."""
 QUEUE_PER_SLOT = 4
 SMALLEST_QUEUE = 16
 SPARE_REQUESTS = 16
-"""Requests that may be read and tokenized in addition to those that run or wait; others get 429 before their body is read."""
+"""Requests that may be read and prepared in addition to those that run or wait; others get 429 before their body is read."""
 SPARE_CONNECTIONS = 128
 """Connections in addition to those of requests: idle ones, probes, and clients that get 429."""
 
@@ -52,8 +50,10 @@ CLIENT_GONE = 499
 class Gateway:
     """The handlers. With empty ``api_keys`` no key is required."""
 
-    def __init__(self, service: Service, api_keys: Collection[str] = ()) -> None:
+    def __init__(self, service: Service, intake: Intake, api_keys: Collection[str] = ()) -> None:
         self._service = service
+        self._intake = intake
+        self._bodies = Bodies()
         # All digests are compared every time: the time taken reveals neither a key's length nor its position.
         self._keys = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         memory = service.memory
@@ -65,6 +65,7 @@ class Gateway:
             waited=lambda seconds: self._metrics.queued.observe(seconds),
         )
         self._metrics = GatewayMetrics(service.registry, lambda: self._admission)
+        intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
         self._inside = 0
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Accepts the connections."""
@@ -167,28 +168,15 @@ class Gateway:
         service = self._service
         arrived = time.monotonic()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                raw = await request.read()
-        except TimeoutError as error:
-            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
-        vocabulary = service.vocabulary
-        limits = ModelLimits(
-            model=service.model_name,
-            vocabulary=vocabulary.size,
-            context_tokens=service.memory.context_tokens,
-            chat_template=vocabulary.chat_template,
-        )
-        call = requests.parse(endpoint, raw, limits)
-        service.arrival.set()
-        name = f"{'chatcmpl' if endpoint == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
-        writer = Writer(call, service.model_name, name, int(time.time()))
-        try:
-            count = await service.prepare(call.request(name, 1))
-            prepared = call.request(name, requests.fit(call, count, limits))
-            slot = await self._admission.enter(count + prepared.max_tokens)
+            prepared = await self._prepared(request, endpoint)
+            service.arrival.set()
+            options = prepared.options
+            name = f"{'chatcmpl' if endpoint == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+            writer = Writer(options, service.model_name, name, int(time.time()))
+            slot = await self._admission.enter(prepared.prompt.count + options.max_tokens)
             try:
-                async with contextlib.aclosing(self._timed(prepared, arrived, slot)) as events:
-                    return await self._send(request, call, writer, events)
+                async with contextlib.aclosing(self._timed(request_of(name, prepared), arrived, slot)) as events:
+                    return await self._send(request, options, writer, events)
             finally:
                 # Freed when rank 0 is done with the request, not when a slow client has read all of it.
                 if not service.works_on(name):
@@ -196,14 +184,35 @@ class Gateway:
         except (Refused, Unavailable, GenerationFailed, Full) as error:
             raise _api_error(error) from error
 
-    async def _send(self, request: web.Request, call: Call, writer: Writer, events: AsyncIterator[Event]) -> web.StreamResponse:
-        if call.stream:
-            return await self._stream(request, call, writer, events)
+    async def _prepared(self, request: web.Request, endpoint: Endpoint) -> Prepared:
+        """The request in tokens. Nothing here looks into the body: its bytes could stop this process."""
+        service = self._service
+        limits = ModelLimits(
+            model=service.model_name,
+            vocabulary=service.vocabulary.size,
+            context_tokens=service.memory.context_tokens,
+            chat_template=service.vocabulary.chat_template,
+        )
+        async with self._bodies.read(request) as body:
+            return await self._intake.prepare(endpoint, body, limits)
+
+    async def _send(
+        self, request: web.Request, options: Options, writer: Writer, events: AsyncIterator[Event]
+    ) -> web.StreamResponse:
+        if options.stream:
+            return await self._stream(request, options, writer, events)
         async for event in events:
             if isinstance(event, protocol.Done):
-                return web.json_response(writer.whole(_complete(event)), headers=_headers(call))
+                body = writer.whole(_complete(event), await self._tool_calls(options, event))
+                return web.Response(body=body, content_type="application/json", charset="utf-8", headers=_headers(options))
             writer.add(event)
         raise GenerationFailed("the response ended unexpectedly")
+
+    async def _tool_calls(self, options: Options, done: protocol.Done) -> ToolsParsed:
+        """The tool calls in an answer."""
+        if not done.tool_texts:
+            return ToolsParsed()
+        return await self._intake.parse_tools(options.tools, done.tool_texts)
 
     async def _timed(self, request: protocol.Request, arrived: float, slot: Slot) -> AsyncGenerator[Event, None]:
         metrics = self._metrics
@@ -231,9 +240,9 @@ class Gateway:
                 yield event
 
     async def _stream(
-        self, request: web.Request, call: Call, writer: Writer, events: AsyncIterator[Event]
+        self, request: web.Request, options: Options, writer: Writer, events: AsyncIterator[Event]
     ) -> web.StreamResponse:
-        stream = EventStream(request, _headers(call))
+        stream = EventStream(request, _headers(options))
         stream.put(writer.first())
         async with stream.kept_alive():
             try:
@@ -243,7 +252,7 @@ class Gateway:
                         if not self._service.queued(writer.answer_id):
                             await stream.flush()
                         continue
-                    for chunk in writer.last(_complete(event)):
+                    for chunk in writer.last(_complete(event), await self._tool_calls(options, event)):
                         stream.put(chunk)
                     stream.put_done()
             except ConnectionError:
@@ -281,9 +290,18 @@ class Gateway:
         return web.Response(body=encoder(self._service.registry), headers={"Content-Type": content_type})
 
 
-def create_app(service: Service, api_keys: Collection[str] = ()) -> web.Application:
-    """The gateway of one supervisor. ``/v1/`` requires one of ``api_keys`` when there are any."""
-    return Gateway(service, api_keys).app()
+def request_of(name: str, prepared: Prepared) -> protocol.Request:
+    """The request for rank 0."""
+    options = prepared.options
+    return protocol.Request(
+        id=name,
+        prompt=prepared.prompt,
+        max_tokens=options.max_tokens,
+        stop=options.stop,
+        logprobs=options.logprobs,
+        top_logprobs=options.top_logprobs,
+        sampling=options.sampling,
+    )
 
 
 def _complete(done: protocol.Done) -> protocol.Done:
@@ -293,8 +311,8 @@ def _complete(done: protocol.Done) -> protocol.Done:
     return done
 
 
-def _headers(call: Call) -> dict[str, str]:
-    return {"X-Thunderfleet-Ignored": ", ".join(call.ignored)} if call.ignored else {}
+def _headers(options: Options) -> dict[str, str]:
+    return {"X-Thunderfleet-Ignored": ", ".join(options.ignored)} if options.ignored else {}
 
 
 def _api_error(error: Exception) -> ApiError:

@@ -25,6 +25,11 @@ class GatewayMetrics:
 
         self.requests = counter("requests", "API requests by endpoint and HTTP status.", "endpoint", "code")
         self.errors = counter("stream_errors", "Streams that ended with an error event.")
+        self.intake_ends = counter(
+            "intake_ends",
+            "Ends of the process that reads and tokenizes requests, by cause: cpu, memory, time (limits of a request), other.",
+            "cause",
+        )
         self.first = histogram(
             "time_to_first_token_seconds", "Seconds from the arrival of a request to its first token.", _SECONDS
         )

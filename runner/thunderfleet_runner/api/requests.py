@@ -3,23 +3,29 @@
 The request is built from an allow-list and never passed on as received: one field that mlx-lm does not expect can end every
 rank of a group. A field that is not supported and would change the answer is refused with a message, a field that is only
 bookkeeping is dropped, and ``seed`` is ignored, which a response header says. Any bytes may come in; only ApiError is raised.
+
+It runs in the intake process: parsing 16 MiB takes longer than heartbeats may pause.
 """
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from thunderfleet_runner import protocol
+from thunderfleet_runner import jsonbounds
 from thunderfleet_runner.api.errors import ApiError, refused
+from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepare, Prepared, Rejected
+from thunderfleet_runner.protocol import Prompt
 
-Endpoint = Literal["chat", "completion"]
-
+MAX_VALUES = 100_000
+"""Values and names in a body, in addition to the tokens of the context, which a prompt may list one by one."""
 MAX_DEPTH = 32
 """Levels of nested lists and objects in a body."""
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Rank 0 compares the text with all beginnings of a stop string, between two steps of the whole group."""
 MAX_BIASES = 1024
 MAX_CONTEXT_SIZE = 4096
 SMALLEST_TEMPERATURE = 1e-3
@@ -41,37 +47,53 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class ModelLimits:
-    """Properties of the served model against which requests are checked."""
-
-    model: str
-    vocabulary: int
-    """Number of token ids; 0 when unknown."""
-    context_tokens: int
-    chat_template: bool = True
-
-
-@dataclass(frozen=True)
 class Call:
     """A checked request; only the prompt's length in tokens is unknown. ``max_tokens`` None: as many as fit."""
 
     endpoint: Endpoint
     fields: dict[str, Any]
-    """Fields of ``protocol.Request`` without ``id`` and ``max_tokens``."""
+    """The prompt: ``messages`` and ``tools``, ``prompt`` or ``tokens``; and ``Options``' sampling, stop and logprobs."""
     max_tokens: int | None
     stream: bool
     include_usage: bool
     return_token_ids: bool
     ignored: tuple[str, ...] = ()
 
-    def request(self, request_id: str, max_tokens: int) -> protocol.Request:
-        """The request for rank 0."""
-        return protocol.Request(id=request_id, max_tokens=max_tokens, **self.fields)
+    def options(self, max_tokens: int) -> Options:
+        """What the client asks for besides its prompt."""
+        tools = self.fields.get("tools")
+        return Options(
+            endpoint=self.endpoint,
+            max_tokens=max_tokens,
+            stream=self.stream,
+            include_usage=self.include_usage,
+            return_token_ids=self.return_token_ids,
+            ignored=self.ignored,
+            stop=self.fields["stop"],
+            logprobs=self.fields.get("logprobs", False),
+            top_logprobs=self.fields.get("top_logprobs", 0),
+            sampling=self.fields["sampling"],
+            tools=json.dumps(tools) if tools else "",
+        )
+
+
+def prepare(question: Prepare, raw: bytes, tokenize: Callable[[Call], Prompt]) -> Prepared | Rejected:
+    """The request in a body, in tokens. ``tokenize`` may raise ApiError."""
+    try:
+        call = parse(question.endpoint, raw, question.limits)
+        prompt = tokenize(call)
+        vocabulary = question.limits.vocabulary
+        highest = max((max(segment, default=0) for segment in prompt.unpacked()), default=0)
+        if vocabulary and highest >= vocabulary:
+            raise refused(None, f"the prompt has token {highest}, the model's last one is {vocabulary - 1}")
+        return Prepared(options=call.options(fit(call, prompt.count, question.limits)), prompt=prompt)
+    except ApiError as error:
+        return Rejected(status=error.status, message=str(error), error=error.type, param=error.param, code=error.code)
 
 
 def parse(endpoint: Endpoint, raw: bytes, limits: ModelLimits) -> Call:
     """The request in a body. Raises ApiError, whatever the bytes are."""
-    body = _body(raw)
+    body = _body(raw, limits)
     allowed = _CHAT if endpoint == "chat" else _COMPLETION
     body = {name: value for name, value in body.items() if value is not None and name not in _DROPPED}
     unknown = sorted(set(body) - allowed)
@@ -120,14 +142,12 @@ def _quoted(names: Sequence[str]) -> str:
     return ", ".join(name[:64] for name in names[:5])
 
 
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _body(raw: bytes) -> dict[str, Any]:
+def _body(raw: bytes, limits: ModelLimits) -> dict[str, Any]:
     try:
-        body = json.loads(raw.decode("utf-8"), parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
+        body = jsonbounds.loads(raw, values=MAX_VALUES + limits.context_tokens, depth=MAX_DEPTH)
+    except jsonbounds.TooLarge as error:
+        raise refused(None, f"the body is too large: {error}") from error
+    except ValueError as error:
         raise refused(None, f"the body is not JSON in UTF-8: {str(error)[:200]}") from error
     if not isinstance(body, dict):
         raise refused(None, "the body must be a JSON object")
@@ -136,20 +156,20 @@ def _body(raw: bytes) -> dict[str, Any]:
 
 
 def _sane(body: Any) -> None:
-    """Refuses what later encoders and decoders disagree on: deep nesting, huge numbers, lone surrogates."""
-    waiting = [(body, 0)]
+    """Refuses what later encoders and decoders disagree on: huge numbers, lone surrogates."""
+    waiting = [body]
     while waiting:
-        value, depth = waiting.pop()
-        if depth > MAX_DEPTH:
-            raise refused(None, f"the body is nested deeper than {MAX_DEPTH} levels")
+        value = waiting.pop()
         if isinstance(value, dict):
-            waiting += [(name, depth + 1) for name in value]
-            waiting += [(entry, depth + 1) for entry in value.values()]
+            waiting += value
+            waiting += value.values()
         elif isinstance(value, list):
-            waiting += [(entry, depth + 1) for entry in value]
+            waiting += value
         elif isinstance(value, str):
-            if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-                raise refused(None, "the body has text that is not valid Unicode (a lone surrogate)")
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise refused(None, "the body has text that is not valid Unicode (a lone surrogate)") from error
         elif isinstance(value, float):
             if not math.isfinite(value):
                 raise refused(None, "the body has a number that is too large")
@@ -244,8 +264,14 @@ def _logit_bias(body: Mapping[str, Any], last: int) -> dict[int, float]:
 def _stop(body: Mapping[str, Any]) -> list[str]:
     value = body.get("stop", [])
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
-        raise refused("stop", f"stop must be a non-empty string or a list of at most {MAX_STOPS} of them")
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
+    ):
+        raise refused(
+            "stop", f"stop must be a string of 1 to {MAX_STOP_CHARACTERS} characters or a list of at most {MAX_STOPS} of them"
+        )
     return stops
 
 
@@ -362,8 +388,8 @@ def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
             raise refused(f"{where}.tool_calls", sentence)
         arguments = function.get("arguments") or "{}"
         try:
-            parsed = json.loads(arguments, parse_constant=_constant) if isinstance(arguments, str) else None
-        except (ValueError, RecursionError):
+            parsed = _arguments(arguments) if isinstance(arguments, str) else None
+        except ValueError:
             parsed = None
         if not isinstance(parsed, dict):
             raise refused(f"{where}.tool_calls", sentence)
@@ -373,6 +399,11 @@ def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
             entry["id"] = call["id"]
         calls.append(entry)
     return calls
+
+
+def _arguments(text: str) -> Any:
+    """Raises ValueError for what is not JSON, or too much of it."""
+    return jsonbounds.loads(text.encode(), values=MAX_VALUES, depth=MAX_DEPTH)
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:

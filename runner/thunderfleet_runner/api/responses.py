@@ -1,11 +1,12 @@
 """Generated tokens become OpenAI response bodies, whole or streamed. Pure: ids and times come from the caller."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api.requests import Call
+from thunderfleet_runner.intakeprotocol import Options, ToolsParsed
 
 
 def models(model: str, created: int) -> dict[str, Any]:
@@ -25,49 +26,58 @@ def usage(done: protocol.Done) -> dict[str, Any]:
 
 @dataclass
 class Writer:
-    """Builds the response to one call, streamed or whole. ``created`` is in seconds since 1970."""
+    """Builds the response to one request, streamed or whole. ``created`` is in seconds since 1970.
 
-    call: Call
+    A whole response is encoded token by token as they arrive: with log probabilities it has megabytes, and encoding them at
+    once would stop the supervisor for seconds.
+    """
+
+    options: Options
     model: str
     answer_id: str
     created: int
-    _tokens: list[protocol.Token] = field(default_factory=list)
+    _texts: dict[str, list[str]] = field(default_factory=dict)
+    """By the tokens' kind."""
+    _ids: list[int] = field(default_factory=list)
+    _encoded: dict[str, list[str]] = field(default_factory=dict)
+    """Encoded elements of the lists of log probabilities, by the list's name."""
     _offset: int = 0
 
     # streamed
 
     def first(self) -> dict[str, Any] | None:
         """The chunk before the first token, if there is one."""
-        if self.call.endpoint != "chat":
+        if self.options.endpoint != "chat":
             return None
         return self._chunk({"delta": {"role": "assistant", "content": ""}})
 
     def token(self, token: protocol.Token) -> dict[str, Any] | None:
         """The chunk of one token; None when it has nothing for this client."""
         ids = [token.token] if token.token != protocol.NO_TOKEN else []
-        if not token.text and not (self.call.return_token_ids and ids) and token.logprob is None:
+        if not token.text and not (self.options.return_token_ids and ids) and token.logprob is None:
             return None
         choice: dict[str, Any] = {}
-        if self.call.endpoint == "chat":
+        if self.options.endpoint == "chat":
             choice["delta"] = {("reasoning_content" if token.kind == "reasoning" else "content"): token.text}
         else:
             choice["text"] = token.text
         if token.logprob is not None:
             choice["logprobs"] = self._logprobs([token])
-        if self.call.return_token_ids:
+        if self.options.return_token_ids:
             choice["token_ids"] = ids
         return self._chunk(choice)
 
-    def last(self, done: protocol.Done) -> list[dict[str, Any]]:
-        """The final chunks: the finish reason, then the usage if requested."""
-        choice: dict[str, Any] = {"finish_reason": done.finish_reason}
-        if self.call.endpoint == "chat":
-            calls = [{"index": number, **call} for number, call in enumerate(self._tool_calls(done))]
+    def last(self, done: protocol.Done, tools: ToolsParsed) -> list[dict[str, Any]]:
+        """The final chunks: text that is no tool call after all, the finish reason, then the usage if requested."""
+        choice: dict[str, Any] = {"finish_reason": _finish_reason(done, tools)}
+        if self.options.endpoint == "chat":
+            calls = [{"index": number, **call} for number, call in enumerate(self._tool_calls(tools))]
             choice["delta"] = {"tool_calls": calls} if calls else {}
         else:
             choice["text"] = ""
-        chunks = [self._chunk(choice)]
-        if self.call.include_usage:
+        more = self.token(_unparsed(done, tools))
+        chunks = [self._chunk(choice)] if more is None else [more, self._chunk(choice)]
+        if self.options.include_usage:
             chunks.append({**self._chunk({}), "choices": [], "usage": usage(done)})
         return chunks
 
@@ -75,29 +85,39 @@ class Writer:
 
     def add(self, token: protocol.Token) -> None:
         """Adds a token to the whole response."""
-        self._tokens.append(token)
+        self._texts.setdefault(token.kind, []).append(token.text)
+        if token.token != protocol.NO_TOKEN:
+            self._ids.append(token.token)
+        if self.options.logprobs and token.logprob is not None:
+            for name, elements in self._logprobs([token]).items():
+                self._encoded.setdefault(name, []).extend(map(json.dumps, elements))
 
-    def whole(self, done: protocol.Done) -> dict[str, Any]:
-        """The whole response of the tokens added."""
-        text = "".join(token.text for token in self._tokens if token.kind == "text")
-        choice: dict[str, Any] = {"index": 0, "finish_reason": done.finish_reason, "logprobs": None}
-        if self.call.endpoint == "chat":
+    def whole(self, done: protocol.Done, tools: ToolsParsed) -> bytes:
+        """The whole response of the tokens added, as JSON."""
+        text = "".join([*self._texts.get("text", ()), *tools.unparsed])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": _finish_reason(done, tools)}
+        if self.options.endpoint == "chat":
             message: dict[str, Any] = {"role": "assistant", "content": text}
-            reasoning = "".join(token.text for token in self._tokens if token.kind == "reasoning")
+            reasoning = "".join(self._texts.get("reasoning", ()))
             if reasoning:
                 message["reasoning_content"] = reasoning
-            calls = self._tool_calls(done)
+            calls = self._tool_calls(tools)
             if calls:
                 message |= {"tool_calls": calls, "content": text or None}
             choice["message"] = message
         else:
             choice["text"] = text
-        if self.call.fields.get("logprobs"):
-            choice["logprobs"] = self._logprobs([token for token in self._tokens if token.logprob is not None])
-        if self.call.return_token_ids:
-            choice["token_ids"] = [token.token for token in self._tokens if token.token != protocol.NO_TOKEN]
-        kind = "chat.completion" if self.call.endpoint == "chat" else "text_completion"
-        return {**self._head(kind), "choices": [choice], "usage": usage(done)}
+        if self.options.return_token_ids:
+            choice["token_ids"] = self._ids
+        kind = "chat.completion" if self.options.endpoint == "chat" else "text_completion"
+        choices = f"[{_with(choice, 'logprobs', self._encoded_logprobs())}]"
+        return _with({**self._head(kind), "usage": usage(done)}, "choices", choices).encode()
+
+    def _encoded_logprobs(self) -> str:
+        if not self.options.logprobs:
+            return "null"
+        lists = {name: self._encoded.get(name, []) for name in self._logprobs([])}
+        return "{" + ", ".join(f'"{name}": [{", ".join(elements)}]' for name, elements in lists.items()) + "}"
 
     # both
 
@@ -105,17 +125,17 @@ class Writer:
         return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self.call.endpoint == "chat" else "text_completion"
+        kind = "chat.completion.chunk" if self.options.endpoint == "chat" else "text_completion"
         return {**self._head(kind), "choices": [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]}
 
-    def _tool_calls(self, done: protocol.Done) -> list[dict[str, Any]]:
+    def _tool_calls(self, tools: ToolsParsed) -> list[dict[str, Any]]:
         return [
             {"id": f"call_{self.answer_id}_{number}", "type": "function", "function": call}
-            for number, call in enumerate(done.tool_calls)
+            for number, call in enumerate(tools.calls)
         ]
 
-    def _logprobs(self, tokens: Sequence[protocol.Token]) -> dict[str, Any]:
-        if self.call.endpoint == "chat":
+    def _logprobs(self, tokens: Sequence[protocol.Token]) -> dict[str, list[Any]]:
+        if self.options.endpoint == "chat":
             return {
                 "content": [
                     {**_spelled(token.text, token.logprob or 0.0),
@@ -133,6 +153,19 @@ class Writer:
             "top_logprobs": [{top.text: top.logprob for top in token.top_logprobs} for token in tokens],
             "text_offset": offsets,
         }
+
+
+def _finish_reason(done: protocol.Done, tools: ToolsParsed) -> str:
+    return "tool_calls" if tools.calls and done.finish_reason == "stop" else done.finish_reason
+
+
+def _unparsed(done: protocol.Done, tools: ToolsParsed) -> protocol.Token:
+    return protocol.Token(id=done.id, token=protocol.NO_TOKEN, text="".join(tools.unparsed))
+
+
+def _with(fields: dict[str, Any], name: str, encoded: str) -> str:
+    """``fields`` as JSON with one more field, which is encoded already."""
+    return f'{json.dumps(fields)[:-1]}, "{name}": {encoded}}}'
 
 
 def _spelled(text: str, logprob: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from thunderfleet_crds.group import BenchmarkReport, GroupState
@@ -23,10 +23,6 @@ MOVED_SECONDS = 30
 """Retry-After for a client whose answer was cut by a drain: by then the group may run elsewhere."""
 REST_SECONDS = 5.0
 """How long to wait for the end of a turn before the all-reduce is not measured."""
-PREPARE_SECONDS = 30.0
-"""Time limit for rank 0 to render and count one prompt."""
-
-
 FIRST_CAUSE_SECONDS = 1.0
 """How long requests cut by a failure wait for its first cause: ranks that lose a peer often report before the peer itself."""
 
@@ -93,7 +89,6 @@ class Service:
         self._streams: dict[str, asyncio.Queue[protocol.Token | protocol.Done | Exception]] = {}
         self._ends: dict[str, Callable[[protocol.Done | None], None]] = {}
         """Callbacks of all requests that rank 0 still works on, whether or not a client still listens."""
-        self._counts: dict[str, asyncio.Future[int]] = {}
         self._measured: asyncio.Future[protocol.Measured] | None = None
         self._between = asyncio.Event()
         """Set while no turn is open."""
@@ -139,25 +134,6 @@ class Service:
     def running(self) -> int:
         """Number of requests that rank 0 works on."""
         return len(self._ends)
-
-    async def prepare(self, request: protocol.Request) -> int:
-        """Number of tokens of the request's prompt, with the chat template applied.
-
-        Raises Refused when the model's template or tokenizer cannot make a prompt of it, Unavailable when no group is Ready.
-        """
-        link = self._admitting()
-        count: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        if request.id in self._counts:
-            raise Refused(f"request id {request.id} is in use")
-        self._counts[request.id] = count
-        try:
-            link.send(protocol.Prepare(request=request))
-            async with asyncio.timeout(PREPARE_SECONDS):
-                return await count
-        except TimeoutError as error:
-            raise Unavailable(f"rank 0 did not count the prompt within {PREPARE_SECONDS:g} s") from error
-        finally:
-            self._counts.pop(request.id, None)
 
     def works_on(self, request_id: str) -> bool:
         """Whether rank 0 still works on the request, also when the client has left and it is being cancelled."""
@@ -259,13 +235,9 @@ class Service:
             self._pending_end = None
         for stream in self._streams.values():
             stream.put_nowait(Unavailable(self._away))
-        waiting: list[asyncio.Future[Any]] = [*self._counts.values()]
-        if self._measured is not None:
-            waiting.append(self._measured)
-            self._measured = None
-        for future in waiting:
-            if not future.done():
-                future.set_exception(Unavailable(self._away))
+        measured, self._measured = self._measured, None
+        if measured is not None and not measured.done():
+            measured.set_exception(Unavailable(self._away))
 
     def deliver(self, message: protocol.FromRank) -> None:
         """Handles a message of rank 0's process about requests; ignores others, and all messages after a failure."""
@@ -282,8 +254,6 @@ class Service:
             case protocol.RequestError(id=name, text=text):
                 self._put(name, GenerationFailed(text))
                 self._end(name, None)
-            case protocol.Prepared():
-                self._prepared(message)
             case protocol.Measured() if self._measured is not None:
                 measured, self._measured = self._measured, None
                 if not measured.done():
@@ -297,15 +267,6 @@ class Service:
     def _put(self, name: str, event: protocol.Token | protocol.Done | Exception) -> None:
         if name in self._streams:
             self._streams[name].put_nowait(event)
-
-    def _prepared(self, message: protocol.Prepared) -> None:
-        count = self._counts.get(message.id)
-        if count is None or count.done():
-            return
-        if message.error is None:
-            count.set_result(message.prompt_tokens)
-        else:
-            count.set_exception(Refused(message.error))
 
     def _turn_ended(self) -> None:
         self._close()

@@ -6,6 +6,7 @@ memory        free and wired memory
 wired_memory  memory that stays wired after a rank was killed; pure but for
               its reader
 rankprocess   a rank's process: start, messages, end, exit code
+intakeprocess  the intake's process: start, questions, end
 parentdeath   ends a rank's process when its supervisor dies
 weightfiles   the tensors in a model's weight files
 commands      runs commands, and remembers those that hang

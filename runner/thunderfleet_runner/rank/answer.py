@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import mlx.core as mx
 
@@ -175,27 +175,18 @@ class Answer:
             self._tool_texts.append(self._tool_text)
         self._tool_text = ""
 
-    def _done(self, reason: str) -> None:
+    def _done(self, reason: Literal["stop", "length", "cancelled"]) -> None:
         self._close_tool()
         admitted = self._admitted
-        calls: list[dict[str, Any]] = []
-        if reason != "cancelled" and self._tool_texts and admitted is not None:
-            calls, unread = mlxlm.parse_tools(admitted.tool_parser, self.request.tools, self._tool_texts)
-            if unread:
-                # Cut short or malformed: the client gets it as text.
-                more = protocol.Token(id=self.request.id, token=protocol.NO_TOKEN, text="".join(unread))
-                self._send(more)
         self.over = True
         self._send(
-            protocol.Done.model_validate(
-                {
-                    "id": self.request.id,
-                    "finish_reason": "tool_calls" if calls and reason == "stop" else reason,
-                    "prompt_tokens": admitted.prompt_tokens if admitted else 0,
-                    "cached_tokens": admitted.cached_tokens if admitted else 0,
-                    "generated_tokens": self._generated,
-                    "tool_calls": calls,
-                    "peak_memory_bytes": mx.get_peak_memory(),
-                }
+            protocol.Done(
+                id=self.request.id,
+                finish_reason=reason,
+                prompt_tokens=admitted.prompt_tokens if admitted else 0,
+                cached_tokens=admitted.cached_tokens if admitted else 0,
+                generated_tokens=self._generated,
+                tool_texts=() if reason == "cancelled" else tuple(self._tool_texts),
+                peak_memory_bytes=mx.get_peak_memory(),
             )
         )

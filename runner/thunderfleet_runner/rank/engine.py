@@ -1,14 +1,13 @@
 """A rank's work after loading: turns, requests and cancels.
 
-Two threads meet here. The reader thread receives the supervisor's messages and tokenizes, so that counting a prompt does not
-wait for a decoding step. The main thread runs mlx-lm's loop and is the only one that uses MLX. Between turns the main thread
-blocks on a queue: no collective, no polling.
+Two threads meet here. The reader thread receives the supervisor's messages. The main thread runs mlx-lm's loop and is the only
+one that uses MLX. Between turns the main thread blocks on a queue: no collective, no polling.
 """
 
 import queue
 import threading
-from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -23,20 +22,8 @@ from thunderfleet_runner.rank.step_clock import StepClock
 CHECK_ID = "check"
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog."
 CHECK_TOKENS = 8
-_REMEMBERED = 256
 
 Command = protocol.Turn | protocol.Check | protocol.Measure | protocol.Stop
-
-
-@dataclass(frozen=True)
-class _Tokenized:
-    segments: tuple[tuple[int, ...], ...]
-    types: tuple[str, ...]
-    initial_state: str
-
-    @property
-    def count(self) -> int:
-        return sum(len(segment) for segment in self.segments)
 
 
 class Engine:
@@ -67,7 +54,6 @@ class Engine:
         self._inbox: deque[tuple[Work, Answer | Recorder]] = deque()
         self._answers: dict[str, Answer] = {}
         self._begun: dict[str, Answer | Recorder] = {}
-        self._tokenized: OrderedDict[str, _Tokenized] = OrderedDict()
         self._recorder = Recorder()
         cache = mlxlm.PromptCache(tokens=memory_tokens, trimmable=trimmable)
         self._loop = mlxlm.Loop(provider, cache, self, clock, group, share_tokens=share_tokens)
@@ -87,41 +73,20 @@ class Engine:
             self._cancel_all()
         self._commands.put(command)
 
-    def prepare(self, request: protocol.Request) -> protocol.Prepared:
-        """Counts a prompt's tokens, and keeps them for ``generate``."""
-        try:
-            tokenized = self._tokenize(request)
-        except Exception as error:
-            return protocol.Prepared(
-                id=request.id, error=f"the model's chat template or tokenizer rejects this prompt: {error}"
-            )
-        problem = self._problem(request, tokenized)
-        if problem is not None:
-            return protocol.Prepared(id=request.id, error=problem)
-        self._tokenized[request.id] = tokenized
-        while len(self._tokenized) > _REMEMBERED:
-            self._tokenized.popitem(last=False)
-        return protocol.Prepared(id=request.id, prompt_tokens=tokenized.count)
-
     def generate(self, request: protocol.Request) -> None:
         """Queues a request for the loop; an invalid one is answered at once."""
         try:
-            tokenized = self._tokenized.pop(request.id, None) or self._tokenize(request)
-            problem = self._problem(request, tokenized)
-        except Exception as error:
-            problem = f"the model's chat template or tokenizer rejects this prompt: {error}"
-        if problem is None and tokenized.count + request.max_tokens > self._context:
-            problem = (
-                f"{tokenized.count} prompt tokens and {request.max_tokens} to generate exceed the context of "
-                f"{self._context} tokens"
-            )
+            segments = request.prompt.unpacked()
+            problem = self._problem(request, segments)
+        except ValueError as error:
+            problem = str(error)
         if problem is not None:
             self._send(protocol.RequestError(id=request.id, text=problem))
             return
         answer = Answer(request, self._say, self._text_of, self._stoppable)
         with self._lock:
             self._answers[request.id] = answer
-            self._inbox.append((_work(request, tokenized), answer))
+            self._inbox.append((_work(request, segments), answer))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request soon; no effect on one that has ended or is unknown."""
@@ -144,24 +109,16 @@ class Engine:
         for name in names:
             self.cancel(name)
 
-    def _tokenize(self, request: protocol.Request) -> _Tokenized:
-        if request.kind == "tokens":
-            return _Tokenized((tuple(request.tokens),), ("assistant",), "normal")
-        chat = request.kind == "chat"
-        segments, types, state = self._loop.tokenize(
-            messages=request.messages if chat else (), tools=request.tools, prompt="" if chat else request.prompt
-        )
-        return _Tokenized(tuple(tuple(segment) for segment in segments), tuple(types), state)
-
-    def _problem(self, request: protocol.Request, tokenized: _Tokenized) -> str | None:
-        if tokenized.count == 0:
+    def _problem(self, request: protocol.Request, segments: Sequence[Sequence[int]]) -> str | None:
+        """What would end or mislead a rank; the gateway has refused it already."""
+        count = request.prompt.count
+        if count == 0:
             return "the prompt has no tokens"
-        if request.tools and not self._tokenizer.has_tool_calling:
-            return "this model cannot call tools: its chat template has no tool call format that mlx-lm supports"
+        if count + request.max_tokens > self._context:
+            return f"{count} prompt tokens and {request.max_tokens} to generate exceed the context of {self._context} tokens"
         if self._vocabulary:
-            highest = max(max(segment, default=0) for segment in tokenized.segments)
-            lowest = min(min(segment, default=0) for segment in tokenized.segments)
-            if lowest < 0 or highest >= self._vocabulary:
+            highest = max(max(segment, default=0) for segment in segments)
+            if highest >= self._vocabulary:
                 return f"token ids must be from 0 to {self._vocabulary - 1}"
             sampling = request.sampling
             if any(not 0 <= token < self._vocabulary for token in sampling.logit_bias):
@@ -258,13 +215,13 @@ class Engine:
         return self._wait()
 
 
-def _work(request: protocol.Request, tokenized: _Tokenized) -> Work:
+def _work(request: protocol.Request, segments: tuple[tuple[int, ...], ...]) -> Work:
     sampling = request.sampling.model_dump(exclude={"seed"})
     return Work(
         id=request.id,
-        segments=tokenized.segments,
-        segment_types=tokenized.types,
-        initial_state=tokenized.initial_state,
+        segments=segments,
+        segment_types=tuple(kind for kind, _ in request.prompt.segments),
+        initial_state=request.prompt.initial_state,
         max_tokens=request.max_tokens,
         sampling=mlxlm.Sampling(**sampling),
         logprobs=request.logprobs,

@@ -83,8 +83,6 @@ class Rank:
         match message:
             case protocol.Turn() | protocol.Check() | protocol.Measure() | protocol.Stop():
                 engine.command(message)
-            case protocol.Prepare(request=request):
-                self.send(engine.prepare(request))
             case protocol.Generate(request=request):
                 engine.generate(request)
             case protocol.Cancel(id=name):

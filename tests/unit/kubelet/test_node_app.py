@@ -11,12 +11,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.app import EVENTS, Kubelet, pod_settings
+from thunderfleet_kubelet.app import EVENTS, Kubelet, pod_settings, pod_users
 from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair
 from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
-from thunderfleet_kubelet.config import Config, User
+from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.user import KubeletUser
 from thunderfleet_kubelet.node.facts import GIB, Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader
 from thunderfleet_lib.kube import ApiError, Kube
@@ -27,7 +28,7 @@ SERVER = "https://192.168.64.1:6443"
 
 
 def test_what_the_pods_half_needs_to_know() -> None:
-    known = pod_settings(CONFIG, MAC, SERVER, uid=0)
+    known = pod_settings(CONFIG, MAC, SERVER)
     assert known.api_server == ("192.168.64.1", 6443)
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
@@ -38,16 +39,17 @@ def test_what_the_pods_half_needs_to_know() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "uid", "user"),
+    ("user", "own_users"),
     [
-        (Config(node_name="n", addresses=["127.0.0.1"]), 0, (65534, 65534)),
-        (Config(node_name="n", addresses=["127.0.0.1"]), 501, None),
-        (Config(node_name="n", addresses=["127.0.0.1"], default_user=None), 0, None),
-        (Config(node_name="n", addresses=["127.0.0.1"], default_user=User(uid=7, gid=8)), 501, (7, 8)),
+        (KubeletUser(0, 0), True),
+        (KubeletUser(501, 20), False),
+        (KubeletUser(0, 0, ((0, 1),)), False),
+        (KubeletUser(0, 0, ((0, 1), (1_900_000_000, 999))), False),
+        (KubeletUser(0, 0, ((0, 1), (1_900_000_000, 1000))), True),
     ],
 )
-def test_who_runs_a_container_that_names_no_user(config: Config, uid: int, user: tuple[int, int] | None) -> None:
-    assert pod_settings(config, MAC, SERVER, uid=uid).default_user == user
+def test_pods_have_their_own_users_where_the_kubelet_can_switch(user: KubeletUser, own_users: bool) -> None:
+    assert pod_users(CONFIG, user) == (range(1_900_000_000, 1_900_001_000) if own_users else None)
 
 
 class FakeKube:

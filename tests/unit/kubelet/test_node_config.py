@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.config import Config, ConfigError, User, load, parse, same_user_problem
+from thunderfleet_kubelet.config import Config, ConfigError, PodUsers, load, parse
 
 WHOLE = """
 nodeName: studio-1
@@ -12,7 +12,7 @@ port: 10250
 path: [/srv/machines/studio-1/bin]
 pythonPath: [/srv/recorded]
 images: {"thunderfleet/thunderfleet:0.1.0": /srv/image}
-defaultUser: {uid: 65534, gid: 65534}
+podUsers: {first: 70000, count: 30}
 labels: {rack: a}
 maxPods: 20
 """
@@ -23,7 +23,7 @@ def test_a_whole_file() -> None:
     assert config.node_name == "studio-1"
     assert config.path == [Path("/srv/machines/studio-1/bin")]
     assert config.images == {"thunderfleet/thunderfleet:0.1.0": Path("/srv/image")}
-    assert config.default_user == User(uid=65534, gid=65534)
+    assert config.pod_users.ids == range(70000, 70030)
     assert config.max_pods == 20
 
 
@@ -31,12 +31,8 @@ def test_the_defaults_are_usable_by_themselves() -> None:
     config = load(None)
     assert config.port == 10250
     assert config.addresses
-    assert config.default_user == User(uid=65534, gid=65534)
+    assert config.pod_users == PodUsers(first=1_900_000_000, count=1000)
     assert config == Config.model_validate(config.model_dump(by_alias=True)), "the defaults pass the checks too"
-
-
-def test_null_means_the_kubelets_own_user() -> None:
-    assert parse("defaultUser: null", "f").default_user is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +47,10 @@ def test_null_means_the_kubelets_own_user() -> None:
         ("path: [bin]", ["path", "bin", "absolute"]),
         ("images: {a: b}", ["images", "absolute"]),
         ("labels: {node-role.kubernetes.io/control-plane: ''}", ["labels", "node-role.kubernetes.io/control-plane"]),
-        ("defaultUser: {uid: -1, gid: 0}", ["defaultUser.uid", "-1"]),
+        ("podUsers: {first: 0}", ["podUsers.first", "1000", "0"]),
+        ("podUsers: {first: 2147483000}", ["podUsers", "2147483648", "2147484000"]),
+        ("podUsers: {count: 109}", ["podUsers.count is 109", "maxPods, 110"]),
+        ("defaultUser: {uid: 65534, gid: 65534}", ["defaultUser", "each pod has its own user", "podUsers"]),
         ("- a", ["mapping", "list"]),
         ("a: [", ["invalid YAML"]),
     ],
@@ -69,12 +68,3 @@ def test_what_is_wrong_is_named_with_its_file(text: str, words: list[str]) -> No
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
         load(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize(
-    ("user", "uid", "namespace", "refused"),
-    [(None, 0, False, True), (None, 0, True, False), (None, 501, False, False), (User(uid=1, gid=1), 0, False, False)],
-)
-def test_never_root_by_accident(user: User | None, uid: int, namespace: bool, refused: bool) -> None:
-    config = Config(default_user=user)
-    assert (same_user_problem(config, uid=uid, in_user_namespace=namespace) is not None) is refused

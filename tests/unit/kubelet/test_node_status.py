@@ -107,6 +107,14 @@ def test_a_problem_of_the_kubelet_is_why_it_is_not_ready() -> None:
     assert condition(state(), "Ready")["status"] == "True"
 
 
+def test_pods_that_share_a_user_are_a_condition_of_the_node() -> None:
+    assert condition(state(), "PodsShareUser")["status"] == "False"
+    found = condition(state(shared_user=501), "PodsShareUser")
+    assert (found["status"], found["reason"]) == ("True", "KubeletNotRoot")
+    assert "user 501" in found["message"]
+    assert "run the kubelet as root" in found["message"]
+
+
 def test_a_transition_is_a_change_of_status() -> None:
     first = state()
     later = state(previous=first, now=NOW + timedelta(minutes=5))

@@ -554,18 +554,42 @@ def test_what_asks_for_a_mac() -> None:
 
 def test_what_cannot_run_and_why() -> None:
     known, claim = {"i": object()}, {"name": "v", "persistentVolumeClaim": {}}
-    good = pod({"name": "a", "image": "i"})
+    asks: Json = {"runtimeClassName": "macos"}
+    good = pod({"name": "a", "image": "i"}, **asks)
 
     def reason(one: Json, mac: bool) -> str | None:
         problem = admission.cannot_run(one, known, mac)
         return problem.reason if problem else None
 
     assert [reason(good, True), reason(good, False)] == [None, None]
+    # The admission policy has not checked it.
+    unasked = pod({"name": "a", "image": "i"})
+    assert [reason(unasked, True), reason(unasked, False)] == ["NotRunnableOnMac", None]
     foreign = pod({"name": "a", "image": "other"})
     assert [reason(foreign, True), reason(foreign, False)] == ["NotRunnableOnMac", None]
-    mounted = pod({"name": "a", "image": "i"}, volumes=[claim])
+    mounted = pod({"name": "a", "image": "i"}, volumes=[claim], **asks)
     assert [reason(mounted, True), reason(mounted, False)] == ["NotRunnableOnMac", "CreateContainerConfigError"]
-    assert reason(pod({"name": "a", "image": "i"}, hostNetwork=False), True) == "HostNetworkRequired"
+    assert reason(pod({"name": "a", "image": "i"}, hostNetwork=False, **asks), True) == "HostNetworkRequired"
+
+
+def test_two_namespaces_do_not_share_a_user() -> None:
+    def one(user: int, namespace: str = "n", **of_pod: Any) -> Json:
+        item = pod({"name": "a", "image": "i", "securityContext": {"runAsUser": user}}, securityContext=of_pod)
+        return {**item, "metadata": {**item["metadata"], "namespace": namespace}}
+
+    def verdict(item: Json, *others: Json, switches: bool = True) -> str | None:
+        answer = admission.reject(item, others, "node", {}, {}, switches_users=switches)
+        return answer[0] if answer else None
+
+    assert verdict(one(2001), one(2001, "other")) == "UserInUse"
+    assert verdict(one(2002, runAsUser=2001), one(2001, "other")) == "UserInUse"
+    assert verdict(one(2001), one(2001)) is None
+    assert verdict(one(2001), one(2002, "other")) is None
+    assert verdict(one(0), one(0, "other")) is None, "root is a matter of the admission policy"
+    assert verdict(one(2001), one(2001, "other"), switches=False) is None
+    ended = one(2001, "other")
+    ended["status"] = {"phase": "Failed"}
+    assert verdict(one(2001), ended) is None
 
 
 # Probes and publishing

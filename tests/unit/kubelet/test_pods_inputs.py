@@ -13,7 +13,7 @@ from thunderfleet_kubelet.containers.environment import expand
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
 from thunderfleet_kubelet.containers.images import Image
 from thunderfleet_kubelet.containers.sources import Sources
-from thunderfleet_kubelet.containers.user import ContainerUser, KubeletUser
+from thunderfleet_kubelet.containers.user import ContainerUser, KubeletUser, PodUser
 from thunderfleet_kubelet.containers.volume_content import File, References, TokenRequest
 from thunderfleet_kubelet.pods.decide import admission
 from thunderfleet_kubelet.shim import processes
@@ -41,37 +41,54 @@ def pod(container: Json | None = None, **spec: Any) -> Json:
 # Users
 
 
+OTHERS = range(70_000, 70_100)
+OWN = PodUser(70_001, OTHERS)
+
+
 @pytest.mark.parametrize(
-    ("container", "of_pod", "image_user", "default", "expected"),
+    ("container", "of_pod", "image_user", "own", "expected"),
     [
-        ({}, {}, "", (65534, 65533), ContainerUser(65534, 65533)),
-        ({"runAsUser": 0}, {}, "", (65534, 65534), ContainerUser(0, 0)),
+        ({}, {}, "", OWN, ContainerUser(70_001, 70_001)),
+        ({"runAsUser": 0}, {}, "", OWN, ContainerUser(0, 0, (70_001,))),
         ({"runAsUser": 5000}, {"runAsUser": 6000, "runAsGroup": 7}, "", None, ContainerUser(5000, 7)),
-        ({}, {"runAsUser": 54321}, "", (65534, 65533), ContainerUser(54321, 65533)),
-        ({}, {}, "12:13", (65534, 65534), ContainerUser(12, 13)),
-        ({}, {"supplementalGroups": [9, 8], "fsGroup": 7}, "", (1, 2), ContainerUser(1, 2, (7, 8, 9))),
+        ({"runAsUser": 5000}, {"runAsUser": 6000, "runAsGroup": 7}, "", OWN, ContainerUser(5000, 7, (70_001,))),
+        ({}, {"runAsUser": 54321}, "", OWN, ContainerUser(54321, 70_001)),
+        ({"runAsUser": 70_001}, {}, "", OWN, ContainerUser(70_001, 70_001)),
+        ({}, {}, "12:13", OWN, ContainerUser(12, 13, (70_001,))),
+        ({}, {"supplementalGroups": [9, 8], "fsGroup": 7}, "", OWN, ContainerUser(70_001, 70_001, (7, 8, 9))),
+        ({}, {"runAsGroup": 9, "supplementalGroups": [9, 8]}, "", OWN, ContainerUser(70_001, 9, (8, 70_001))),
     ],
 )
-def test_identity(container: Json, of_pod: Json, image_user: str, default: Any, expected: ContainerUser) -> None:
+def test_identity(container: Json, of_pod: Json, image_user: str, own: PodUser | None, expected: ContainerUser) -> None:
     spec = {"name": "c", "securityContext": container}
-    assert user.decide(pod(securityContext=of_pod), spec, image_user, default, ROOT) == expected
+    assert user.decide(pod(securityContext=of_pod), spec, image_user, own, ROOT) == expected
 
 
 @pytest.mark.parametrize(
-    ("context", "default", "kubelet", "sentence"),
+    ("context", "own", "kubelet", "sentence"),
     [
         ({}, None, ROOT, "would run as root.*the kubelet's own user.*set securityContext.runAsUser"),
-        ({}, (0, 0), ROOT, "would run as root.*the kubelet's default user"),
         ({"runAsUser": 0, "runAsNonRoot": True}, None, ROOT, "runAsNonRoot"),
         ({"runAsUser": 1000}, None, KubeletUser(0, 0, ((0, 1),)), "user namespace maps only user 0"),
         ({"runAsUser": 1000}, None, KubeletUser(501, 20), "the kubelet is not root.*its own user, 501"),
         ({"supplementalGroups": [5]}, None, KubeletUser(501, 20), "supplementary groups"),
+        ({"runAsUser": 70_002}, OWN, ROOT, "cannot run as user 70002: it belongs to the pods of this node"),
+        ({"runAsGroup": 70_002}, OWN, ROOT, "cannot run as group 70002"),
+        ({"runAsUser": 5000, "supplementalGroups": [70_000]}, OWN, ROOT, "cannot run as group 70000"),
+        ({"fsGroup": 70_099}, OWN, ROOT, "cannot run as group 70099"),
     ],
 )
-def test_identity_that_cannot_be_had(context: Json, default: Any, kubelet: KubeletUser, sentence: str) -> None:
-    of_pod = {key: value for key, value in context.items() if key == "supplementalGroups"}
+def test_identity_that_cannot_be_had(context: Json, own: PodUser | None, kubelet: KubeletUser, sentence: str) -> None:
+    of_pod = {key: value for key, value in context.items() if key in ("supplementalGroups", "fsGroup")}
     with pytest.raises(ContainerConfigError, match=sentence):
-        user.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", default, kubelet)
+        user.decide(pod(securityContext=of_pod), {"name": "c", "securityContext": context}, "", own, kubelet)
+
+
+def test_the_image_cannot_name_the_user_of_another_pod() -> None:
+    with pytest.raises(ContainerConfigError, match="cannot run as user 70002"):
+        user.decide(pod(), {"name": "c"}, "70002", OWN, ROOT)
+    with pytest.raises(ContainerConfigError, match="cannot run as group 70003"):
+        user.decide(pod(), {"name": "c"}, "12:70003", OWN, ROOT)
 
 
 def test_mapped_root_is_an_unprivileged_user() -> None:
@@ -370,7 +387,7 @@ def test_foreign_pods_wait() -> None:
     assert problem.reason == "NotRunnableOnMac"
     foreign["spec"]["nodeSelector"] = {"kubernetes.io/os": "darwin"}
     assert admission.cannot_run(foreign, {"i:1": 0}, True) is None
-    claim = pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}])
+    claim = pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}], runtimeClassName="macos")
     problem = admission.cannot_run(claim, {"i:1": 0}, True)
     assert problem is not None
     assert "data (persistentVolumeClaim)" in problem.message

@@ -7,201 +7,27 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from thunderfleet_kubelet.containers import exec_session, launch, user, volumes
 from thunderfleet_kubelet.containers.folder import PodFolder
-from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.pods import mounter, publisher, stopper
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod
-from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.shim import files, owner, processes
-from thunderfleet_lib.kube import ApiError
 
+from tests.support.pods import IMAGE, KUBELET, USERS, World, sh, state
 from tests.support.processes import exists
-from tests.support.waiting import until_async
 
 Json = dict[str, Any]
-IMAGE = "test/image:1"
-KUBELET = user.KubeletUser.here()
-DEFAULT = (65534, 65534) if KUBELET.uid == 0 and not KUBELET.in_user_namespace else None
-USER = DEFAULT[0] if DEFAULT else KUBELET.uid
-
-
-class Api:
-    """An API server in memory, with what pods need."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, Json] = {}
-        self.events: list[Json] = []
-        self.tokens = 0
-        self.token_seconds = 3600.0
-        self.status_writes = 0
-        self.away = False
-        self.version = 100
-        self.on_change: Callable[[], None] = lambda: None
-
-    def _check(self, path: str) -> None:
-        if self.away:
-            raise ApiError(0, "Unreachable", f"{path}: away")
-
-    def put(self, path: str, item: Json) -> Json:
-        self.version += 1
-        item["metadata"]["resourceVersion"] = str(self.version)
-        self.objects[path] = item
-        self.on_change()
-        return item
-
-    async def get_or_none(self, path: str) -> Json | None:
-        self._check(path)
-        return self.objects.get(path)
-
-    async def create(self, path: str, body: Json) -> Json:
-        self._check(path)
-        if path.endswith("/token"):
-            self.tokens += 1
-            end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.token_seconds))
-            return {"status": {"token": f"token-{self.tokens}", "expirationTimestamp": end}}
-        assert path.endswith("/events")
-        self.events.append(body)
-        return body
-
-    async def patch(self, path: str, body: Json, content: str = "", manager: str | None = None) -> Json:
-        self._check(path)
-        if "/events/" in path:
-            return {}
-        pod = self.objects.get(path.removesuffix("/status"))
-        if pod is None:
-            raise ApiError(404, "NotFound", path)
-        if body["metadata"]["uid"] != pod["metadata"]["uid"]:
-            raise ApiError(409, "Conflict", "uid")
-        self.status_writes += 1
-        if "conditions" in body["status"]:
-            # Strategic merge: by type, null removes.
-            merged = {item["type"]: item for item in pod.get("status", {}).get("conditions", [])}
-            for item in body["status"]["conditions"]:
-                both = {**merged.get(item["type"], {}), **item}
-                merged[item["type"]] = {key: value for key, value in both.items() if value is not None}
-            body = {**body, "status": {**body["status"], "conditions": list(merged.values())}}
-        fresh = {**pod, "metadata": dict(pod["metadata"]), "status": {**pod.get("status", {}), **body["status"]}}
-        return self.put(path.removesuffix("/status"), fresh)
-
-    async def delete(self, path: str, *, grace_seconds: int | None = None, uid: str | None = None, **_: object) -> None:
-        self._check(path)
-        pod = self.objects.get(path)
-        if pod is not None and pod["metadata"]["uid"] == uid:
-            del self.objects[path]
-            self.on_change()
-
-    def pods(self) -> dict[str, Json]:
-        return {
-            f"{item['metadata']['namespace']}/{item['metadata']['name']}": item
-            for path, item in self.objects.items()
-            if "/pods/" in path
-        }
-
-    def add_pod(self, name: str, spec: Json, uid: str | None = None) -> Json:
-        pod = {
-            "metadata": {"name": name, "namespace": "default", "uid": uid or str(uuid.uuid4()), "generation": 1},
-            "spec": {"hostNetwork": True, "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, **spec},
-            "status": {"phase": "Pending"},
-        }
-        return self.put(f"/api/v1/namespaces/default/pods/{name}", pod)
-
-    def pod(self, name: str) -> Json:
-        return self.objects[f"/api/v1/namespaces/default/pods/{name}"]
-
-    def delete_pod(self, name: str, grace: float = 5) -> None:
-        pod = self.pod(name)
-        metadata = {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}
-        self.put(f"/api/v1/namespaces/default/pods/{name}", {**pod, "metadata": metadata})
-
-    def add(self, plural: str, name: str, data: dict[str, str]) -> None:
-        item: Json = {"metadata": {"name": name, "namespace": "default"}, "data": data}
-        self.put(f"/api/v1/namespaces/default/{plural}/{name}", item)
-
-    def reasons(self) -> list[str]:
-        return [event["reason"] for event in self.events]
-
-
 SHIM = str(Path(files.__file__).parent)
-
-
-class World:
-    """One node: its API server, its folder and its current manager."""
-
-    def __init__(self, root: Path, image: Path) -> None:
-        self.root, self.api = root, Api()
-        self.settings = PodSettings(
-            images={IMAGE: image}, default_user=DEFAULT, allocatable={"cpu": "4", "memory": "8Gi", "pods": "20"}
-        )
-        self.managers: list[PodManager] = []
-
-    async def boot(self) -> PodManager:
-        manager = PodManager(root=self.root, node_name="node-1", kube=lambda: self.api, settings=self.settings)  # type: ignore[arg-type,return-value]
-        await manager.start()
-        self.managers.append(manager)
-        self.api.on_change = lambda: manager.sync(self.api.pods())
-        manager.sync(self.api.pods())
-        return manager
-
-    async def until(self, what: Callable[[], object], seconds: float = 20) -> None:
-        def state() -> str:
-            workers = self.managers[-1]._workers.values()
-            found = [(worker.key, worker.attempts, worker._publisher.pending, worker._starter.problems) for worker in workers]
-            return f"{self.api.pods()}\n{found}\n{self.api.reasons()}"
-
-        await until_async(what, seconds=seconds, describe=state, retry_on=(KeyError, IndexError))
-
-    async def phase(self, name: str, phase: str) -> Json:
-        await self.until(lambda: self.api.pod(name)["status"]["phase"] == phase)
-        return dict(self.api.pod(name)["status"])
-
-    async def log(self, name: str, container: str | None = None, *, previous: bool = False, **options: Any) -> str:
-        queries = self.managers[-1].queries
-        chunks = queries.open_log("default", name, container, LogOptions(**options), previous=previous)
-        parts = [part async for part in chunks]
-        return b"".join(parts).decode()
-
-    def processes(self) -> list[int]:
-        return [
-            pid for folder in (self.root / "pods").glob("*/containers/*/sandbox/*") for pid in processes.marked(str(folder))
-        ]
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    # Not one of pytest's folders: another run of pytest closes those to the containers' user at any moment.
-    with tempfile.TemporaryDirectory(prefix="kubelet-", ignore_cleanup_errors=True) as name:
-        path = Path(name)
-        os.chmod(path, 0o755)
-        image = path / "image"
-        (image / "bin").mkdir(parents=True)
-        world = World(path / "node", image)
-        world.root.mkdir()
-        yield world
-        manager = world.managers[-1] if world.managers else await world.boot()
-        await manager.stop(end_pods=True)
-        assert world.processes() == []
-
-
-def sh(script: str, **more: Any) -> Json:
-    return {"name": "main", "image": IMAGE, "command": ["sh", "-c", script], **more}
-
-
-def state(status: Json, kind: str = "containerStatuses") -> Json:
-    return dict(status[kind][0]["state"])
 
 
 async def test_pod_runs_to_its_end(world: World) -> None:
@@ -413,7 +239,7 @@ async def test_exec_in_the_container(world: World) -> None:
     await session.stdin.write(b"typed\n")
     await session.stdin.close()
     out, errors = await asyncio.gather(text(session.stdout), text(session.stderr))
-    assert out.split() == ["typed", "blue", str(USER)]
+    assert out.split() == ["typed", "blue", str(world.user("shell"))]
     assert errors == "no\n"
     assert await session.wait() == 4
 
@@ -474,7 +300,7 @@ async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:
     assert await world.log("mounted") == "onesecretonetoken-1CAdefault\n"
     key = next(world.root.glob("pods/*/volumes/keys/*/..data/tls.key"))
     assert key.stat().st_mode & 0o077 == 0
-    assert key.stat().st_uid == USER
+    assert key.stat().st_uid == world.user("mounted")
 
 
 async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,7 +467,7 @@ async def test_two_pods_cannot_take_the_same_room(world: World) -> None:
     assert failed["status"]["reason"] == "OutOfcpu"
 
 
-@pytest.mark.skipif(DEFAULT is None, reason="only root can start programs as somebody else")
+@pytest.mark.skipif(USERS is None, reason="only root can start programs as somebody else")
 async def test_users_are_kept_apart(world: World) -> None:
     await world.boot()
     world.api.add("secrets", "keys", {"k": "c2VjcmV0"})
@@ -659,13 +485,13 @@ async def test_users_are_kept_apart(world: World) -> None:
     await world.until(lambda: "terminated" in world.api.pod("apart")["status"]["containerStatuses"][1]["state"])
     assert (await world.log("apart", "main")).split()[:2] == ["2001", "3000"]
     log = await world.log("apart", "other")
-    assert log.splitlines()[0] == "65534"
+    assert log.splitlines()[0] == str(world.user("apart"))
     assert log.splitlines()[-1] == "refused"
     assert log.count("Permission denied") == 2
     assert log.count("secret") == 1
 
 
-@pytest.mark.skipif(DEFAULT is None, reason="only root can be led to do what its containers may not")
+@pytest.mark.skipif(USERS is None, reason="only root can be led to do what its containers may not")
 async def test_a_container_cannot_lead_the_kubelet_elsewhere(world: World, tmp_path: Path) -> None:
     await world.boot()
     treasure = tmp_path / "treasure"
@@ -690,7 +516,7 @@ async def test_a_container_cannot_lead_the_kubelet_elsewhere(world: World, tmp_p
     assert (about.st_uid, about.st_mode & 0o777) == (0, 0o700)
 
 
-@pytest.mark.skipif(DEFAULT is None, reason="only root can be led to do what its containers may not")
+@pytest.mark.skipif(USERS is None, reason="only root can be led to do what its containers may not")
 @pytest.mark.parametrize("where", ["/tmp", "/dev"])
 async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: World, tmp_path: Path, where: str) -> None:
     await world.boot()
@@ -715,7 +541,7 @@ async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: W
     assert (treasure.stat().st_uid, treasure.stat().st_mode & 0o777) == (0, 0o600)
 
 
-@pytest.mark.skipif(DEFAULT is None, reason="only root gives folders away")
+@pytest.mark.skipif(USERS is None, reason="only root gives folders away")
 def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
@@ -737,8 +563,9 @@ def test_an_empty_dir_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "empty" / "e"
     # Left by a kubelet that was killed.
     (tmp_path / "empty" / ".e.new").mkdir(parents=True)
-    volumes.make_empty(folder, {user.ContainerUser(USER, USER)})
-    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (USER, 0o700)
+    owner = USERS[0] if USERS else KUBELET.uid
+    volumes.make_empty(folder, {user.ContainerUser(owner, owner if USERS else KUBELET.gid)})
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (owner, 0o700)
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["e"]
 
 

@@ -37,13 +37,12 @@ SPEC = Spec(
     image=ImageSpec("i:1", "/i", "/i.lock"),
     kubelet=("kubelet", "-v"),
     audit=True,
-    user={"uid": 1, "gid": 2},
 )
 
 
 @pytest.mark.parametrize("kubelet", [None, ("kubelet",)])
 def test_a_spec_is_read_as_it_was_written(kubelet: tuple[str, ...] | None) -> None:
-    spec = Spec(**{**vars(SPEC), "kubelet": kubelet, "user": None})
+    spec = Spec(**{**vars(SPEC), "kubelet": kubelet})
     assert Spec.from_json(spec.to_json()) == spec
     assert Spec.from_json(SPEC.to_json()) == SPEC
 

@@ -24,12 +24,14 @@ from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group import attempts, follower
+from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
 from tests.support.waiting import until_async
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
+STAND_IN_INTAKE = Path(__file__).with_name("stand_in_intake.py")
 
 
 def _make_keys(folder: Path) -> Path:
@@ -140,6 +142,7 @@ class Group:
             command=lambda group, epoch, rank: [
                 *(sys.executable, str(STAND_IN), "thunderfleet_runner.rank", "--group", group, "--rank", str(rank))
             ],
+            intake=lambda path, group: [sys.executable, str(STAND_IN_INTAKE)],
             limits=attempts.Limits(self.plan.bootstrap.attempts, 20.0, backoff_seconds=0.05),
             gateway=False,
             benchmark=False,
@@ -256,9 +259,10 @@ def served(make_group: Callable[..., Any]) -> Served:
                 entry["layers"] = [first, first + share]
         group.plan = Plan.model_validate(planned)
         # Real ranks import large packages, on busy machines.
-        settings = {"limits": attempts.Limits(group.plan.bootstrap.attempts, 120.0, backoff_seconds=0.05), **settings}
+        limits = attempts.Limits(group.plan.bootstrap.attempts, 120.0, backoff_seconds=0.05)
+        settings = {"limits": limits, "command": rank_command, "intake": intake_command, **settings}
         for rank in range(size):
-            group.start(rank, gateway=True, benchmark=benchmark, **{"command": rank_command, **settings})
+            group.start(rank, gateway=True, benchmark=benchmark, **settings)
         await group.until_ready()
         entry = group.plan.ranks[0]
         async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}") as client:

@@ -78,8 +78,6 @@ class StandIn:
                 token = all_sum(20) + self.fault("odd-token").exists()
                 self.serving.set()
                 self.channel.send(protocol.Ready(tokens=(1, token), vocabulary=64))
-            case protocol.Prepare(request=request):
-                self.channel.send(protocol.Prepared(id=request.id, prompt_tokens=len(request.prompt.split())))
             case protocol.Generate(request=request):
                 self.waiting.append(request)
             case protocol.Turn(number=number):
@@ -130,7 +128,7 @@ def take_turn(rank: int, waiting: list[protocol.Request]) -> list[protocol.Reque
         return []
     if rank == 0:
         return [waiting.pop(0)]
-    return [protocol.Request(id="shared", kind="tokens", max_tokens=shared)]
+    return [protocol.Request(id="shared", prompt=protocol.Prompt.of((1,)), max_tokens=shared)]
 
 
 try:

@@ -18,7 +18,7 @@ MakeGroup = Callable[..., Any]
 
 
 async def answer(leader: Any, name: str) -> list[int]:
-    request = protocol.Request(id=name, kind="completion", prompt="a b c", max_tokens=3)
+    request = protocol.Request(id=name, prompt=protocol.Prompt.of((1, 2, 3)), max_tokens=3)
     return [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
 
 

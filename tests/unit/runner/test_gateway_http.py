@@ -14,9 +14,11 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, gateway, stream
+from thunderfleet_runner.api import benchmark, bodies, gateway, requests, stream
 from thunderfleet_runner.api.admission import Admission, Full
+from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service, Vocabulary
+from thunderfleet_runner.intakeprotocol import ParseTools, Prepare, ToolsParsed, decode_question
 
 from tests.support.waiting import until_async
 
@@ -54,6 +56,30 @@ class Script:
         self.cancelled: list[str] = []
         self.requests: list[protocol.Request] = []
 
+    async def process(self) -> "Script":
+        """Its intake's process is the script itself, without limits."""
+        return self
+
+    @property
+    def gone(self) -> bool:
+        return False
+
+    async def ask(self, *frames: bytes) -> bytes:
+        question = decode_question(frames[0])
+        if isinstance(question, Prepare):
+            answer: Any = requests.prepare(question, frames[1], lambda call: protocol.Prompt.of([1] * self.prompt_tokens))
+        else:
+            answer = self.tools(question)
+        return bytes(answer.model_dump_json().encode())
+
+    def tools(self, question: ParseTools) -> ToolsParsed:
+        """Calls are the texts that begin with f."""
+        calls = [{"name": text, "arguments": "{}"} for text in question.texts if text.startswith("f")]
+        return ToolsParsed(calls=tuple(calls), unparsed=tuple(text for text in question.texts if not text.startswith("f")))
+
+    async def end(self) -> None:
+        """Ends nothing."""
+
     def announce(self, turn: int) -> None:
         self.turns = turn
 
@@ -62,9 +88,6 @@ class Script:
 
     def send(self, message: protocol.ToRank) -> None:
         match message:
-            case protocol.Prepare(request=request):
-                answer = protocol.Prepared(id=request.id, prompt_tokens=self.prompt_tokens)
-                asyncio.get_running_loop().call_soon(self.service.deliver, answer)
             case protocol.Generate(request=request):
                 self.requests.append(request)
                 if self.auto:
@@ -98,7 +121,9 @@ async def client(script: Script) -> AsyncIterator[TestClient[Any, Any]]:
 
 
 def _client(script: Script, keys: tuple[str, ...] = ()) -> TestClient[Any, Any]:
-    return TestClient(TestServer(gateway.create_app(script.service, keys), handler_cancellation=True))
+    return TestClient(
+        TestServer(gateway.Gateway(script.service, Intake(script.process), keys).app(), handler_cancellation=True)
+    )
 
 
 async def _shown(client: TestClient[Any, Any], line: str) -> None:
@@ -130,7 +155,7 @@ async def test_what_is_not_the_api(client: TestClient[Any, Any]) -> None:
         answer = await client.request(method, path)
         assert answer.status == status
         assert (await answer.json())["error"]["type"] == "invalid_request_error"
-    answer = await client.post("/v1/chat/completions", data=io.BytesIO(b" " * (gateway.MAX_BODY + 1)))
+    answer = await client.post("/v1/chat/completions", data=io.BytesIO(b" " * (bodies.MAX_BODY + 1)))
     assert answer.status == 413 and "larger" in (await answer.json())["error"]["message"]
     answer = await client.post("/v1/chat/completions", json=CHAT | {"model": "x"})
     assert answer.status == 404 and (await answer.json())["error"]["code"] == "model_not_found"
@@ -281,7 +306,7 @@ async def test_a_stream_that_has_nothing_to_say_yet_shows_that_it_lives(
 async def test_a_body_that_does_not_come_is_not_waited_for(
     client: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
     slow = await _raw(client, CHAT, length=10_000)
     await _shown(client, 'requests_total{code="408",endpoint="/v1/chat/completions"} 1.0')
     slow.transport.abort()
@@ -387,15 +412,15 @@ async def test_a_benchmark_gives_way_to_a_client_and_comes_back(
     measuring = asyncio.create_task(benchmark.run(script.service, PLAN.benchmark))
     await until_async(lambda: len(script.requests) == 1)
     begun = script.requests[0]
-    assert begun.kind == "tokens" and not begun.cache and begun.no_end
-    assert len(begun.tokens) <= 64 - 2
+    assert not begun.cache and begun.no_end
+    assert begun.prompt.count <= 64 - 2
     script.auto = 3
     assert (await client.post("/v1/chat/completions", json=CHAT)).status == 200
     await until_async(lambda: begun.id in script.cancelled)
     async with asyncio.timeout(10):
         report = await measuring
     assert report.generation_tokens == 3
-    prompts = [request.tokens for request in script.requests if request.kind == "tokens"]
+    prompts = [request.prompt.tokens for request in script.requests if not request.cache]
     assert len(set(prompts)) == len(prompts)
 
 

@@ -23,6 +23,7 @@ from thunderfleet_runner.group import attempts
 from thunderfleet_runner.host.rankprocess import rank_command
 
 from tests.support.processes import exists
+from tests.support.prompts import demo_prompt
 
 SECONDS = 150.0
 """Time limit for imports of real ranks, which take a few seconds on an idle machine."""
@@ -146,7 +147,7 @@ async def macs(
 
 
 async def answer(leader: Any, name: str) -> list[int]:
-    request = protocol.Request(id=name, kind="chat", messages=tinymodel.DEMO_MESSAGES, max_tokens=tinymodel.DEMO_TOKENS)
+    request = protocol.Request(id=name, prompt=demo_prompt(Path(leader.plan.model_path)), max_tokens=tinymodel.DEMO_TOKENS)
     async with asyncio.timeout(SECONDS):
         return [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
 

@@ -105,7 +105,7 @@ async def test_a_frozen_rank_of_three_is_named_and_all_are_ended(make_group: Mak
 async def test_a_rank_of_three_that_freezes_under_a_stream_ends_it(make_group: MakeGroup) -> None:
     group, supervisors = await ready(make_group, 3)
     leader = supervisors[0]
-    stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
+    stream = leader.service.submit(protocol.Request(id="long", prompt=protocol.Prompt.of((1,)), max_tokens=10_000_000))
     await anext(stream)
     os.kill(supervisors[2].member.pid, signal.SIGSTOP)
     with pytest.raises(Unavailable, match="rank 2"):

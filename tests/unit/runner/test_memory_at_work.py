@@ -37,7 +37,7 @@ def ask(prompt, answer):
     global number
     number += 1
     tokens = tuple(source.randrange(4, 250) for _ in range(prompt))
-    engine.generate(protocol.Request(id=str(number), kind="tokens", tokens=tokens, max_tokens=answer, no_end=True))
+    engine.generate(protocol.Request(id=str(number), prompt=protocol.Prompt.of(tokens), max_tokens=answer, no_end=True))
 
 
 inner = engine.asleep

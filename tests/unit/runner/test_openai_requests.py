@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_runner import framing, protocol
-from thunderfleet_runner.api import requests, responses
+from thunderfleet_runner.api import gateway, requests, responses
 from thunderfleet_runner.api.errors import ApiError
+from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Prepare, Prepared, ToolsParsed, decode_answer
 
-LIMITS = requests.ModelLimits(model="org/m", vocabulary=256, context_tokens=100)
+LIMITS = ModelLimits(model="org/m", vocabulary=256, context_tokens=100)
 CHAT: dict[str, Any] = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "org/m", "prompt": "hi"}
 
 
-def parse(body: Any, endpoint: requests.Endpoint = "chat", limits: requests.ModelLimits = LIMITS) -> requests.Call:
+def parse(body: Any, endpoint: Endpoint = "chat", limits: ModelLimits = LIMITS) -> requests.Call:
     return requests.parse(endpoint, json.dumps(body).encode(), limits)
 
 
-def refused(body: Any, endpoint: requests.Endpoint = "chat") -> ApiError:
+def refused(body: Any, endpoint: Endpoint = "chat") -> ApiError:
     with pytest.raises(ApiError) as caught:
         parse(body, endpoint)
     return caught.value
@@ -33,7 +34,7 @@ _JSON = st.recursive(
 
 
 @given(raw=st.binary(max_size=200), endpoint=st.sampled_from(["chat", "completion"]))
-def test_no_bytes_crash_the_parser(raw: bytes, endpoint: requests.Endpoint) -> None:
+def test_no_bytes_crash_the_parser(raw: bytes, endpoint: Endpoint) -> None:
     with pytest.raises(ApiError):
         requests.parse(endpoint, raw, LIMITS)
 
@@ -44,7 +45,7 @@ def test_no_bytes_crash_the_parser(raw: bytes, endpoint: requests.Endpoint) -> N
     whole=st.booleans(),
 )
 def test_no_fields_crash_the_parser_and_what_passes_can_be_framed(
-    body: dict[str, Any], endpoint: requests.Endpoint, whole: bool
+    body: dict[str, Any], endpoint: Endpoint, whole: bool
 ) -> None:
     base = CHAT if endpoint == "chat" else TEXT
     body = body | base if whole else base | body
@@ -54,13 +55,18 @@ def test_no_fields_crash_the_parser_and_what_passes_can_be_framed(
         assert error.status in (400, 404)
         assert error.body()["error"]["message"]
         return
-    message = protocol.Generate(request=call.request("x", 1))
+    question = Prepare(endpoint=endpoint, limits=LIMITS)
+    answer = requests.prepare(question, json.dumps(body).encode(), lambda _: protocol.Prompt.of([1, 255]))
+    assert decode_answer(answer.model_dump_json().encode()) == answer
+    assert isinstance(answer, Prepared) or answer.status == 400
+    options = call.options(1)
+    message = protocol.Generate(request=gateway.request_of("x", Prepared(options=options, prompt=protocol.Prompt.of([1]))))
     (frame,) = framing.Frames().feed(protocol.encode(message))
     assert protocol.decode_to_rank(frame) == message
-    assert all(0 <= token < 256 for token in message.request.sampling.logit_bias)
-    assert message.request.sampling.top_k < 256
-    assert message.request.top_logprobs < 256
-    assert all(message.request.stop)
+    assert all(0 <= token < 256 for token in options.sampling.logit_bias)
+    assert options.sampling.top_k < 256
+    assert options.top_logprobs < 256
+    assert all(options.stop)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,7 @@ def test_nulls_and_bookkeeping_are_dropped_and_seed_is_said_to_be_ignored() -> N
     nulls = {"temperature": None, "stop": None, "xtc_threshold": None}
     call = parse(CHAT | nulls | {"user": "u", "metadata": {"a": "b"}, "seed": 3})
     assert call.ignored == ("seed",)
-    assert call.request("x", 1).sampling == protocol.Sampling()
+    assert call.options(1).sampling == protocol.Sampling()
 
 
 def test_messages_are_rebuilt() -> None:
@@ -167,17 +173,18 @@ def test_max_tokens_must_fit_behind_the_prompt() -> None:
 
 def test_a_model_without_a_template_has_no_chats() -> None:
     with pytest.raises(ApiError, match="/v1/completions"):
-        parse(CHAT, limits=requests.ModelLimits("org/m", 256, 100, chat_template=False))
+        parse(CHAT, limits=ModelLimits(model="org/m", vocabulary=256, context_tokens=100, chat_template=False))
 
 
-def _writer(body: dict[str, Any], endpoint: requests.Endpoint = "chat") -> responses.Writer:
-    return responses.Writer(parse(body, endpoint), "org/m", "id-1", 5)
+def _writer(body: dict[str, Any], endpoint: Endpoint = "chat") -> responses.Writer:
+    return responses.Writer(parse(body, endpoint).options(5), "org/m", "id-1", 5)
 
 
 def _token(token: int, text: str, **more: Any) -> protocol.Token:
     return protocol.Token(id="x", token=token, text=text, **more)
 
 
+NO_TOOLS = ToolsParsed()
 DONE = protocol.Done(id="x", finish_reason="stop", prompt_tokens=3, cached_tokens=1, generated_tokens=2)
 
 
@@ -185,7 +192,7 @@ def test_a_whole_answer() -> None:
     writer = _writer(CHAT | {"return_token_ids": True})
     for token in (_token(7, "th", kind="reasoning"), _token(8, "a"), _token(protocol.NO_TOKEN, "b")):
         writer.add(token)
-    answer = writer.whole(DONE)
+    answer = json.loads(writer.whole(DONE, NO_TOOLS))
     choice = answer["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "ab", "reasoning_content": "th"}
     assert choice["token_ids"] == [7, 8]
@@ -198,8 +205,8 @@ def test_a_stream_ends_with_reason_tools_and_usage() -> None:
     writer = _writer(CHAT | {"stream": True, "stream_options": {"include_usage": True}})
     assert writer.first() is not None
     assert writer.token(_token(1, "")) is None
-    done = DONE.model_copy(update={"finish_reason": "tool_calls", "tool_calls": ({"name": "f", "arguments": "{}"},)})
-    end, tail = writer.last(done)
+    more, end, tail = writer.last(DONE, ToolsParsed(calls=({"name": "f", "arguments": "{}"},), unparsed=("no call",)))
+    assert more["choices"][0]["delta"] == {"content": "no call"}
     assert end["choices"][0]["finish_reason"] == "tool_calls"
     assert end["choices"][0]["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert tail["choices"] == [] and tail["usage"]["total_tokens"] == 5
@@ -209,12 +216,12 @@ def test_logprobs_of_both_endpoints() -> None:
     top = (protocol.TopLogprob(token=1, text="é", logprob=-0.5),)
     chat = _writer(CHAT | {"logprobs": True, "top_logprobs": 1})
     chat.add(_token(1, "é", logprob=-0.5, top_logprobs=top))
-    entry = chat.whole(DONE)["choices"][0]["logprobs"]["content"][0]
+    entry = json.loads(chat.whole(DONE, NO_TOOLS))["choices"][0]["logprobs"]["content"][0]
     assert entry["bytes"] == [195, 169] and entry["top_logprobs"][0]["token"] == "é"
     text = _writer(TEXT | {"logprobs": 1}, "completion")
     text.add(_token(1, "ab", logprob=-0.5, top_logprobs=top))
     text.add(_token(1, "c", logprob=-0.1))
-    assert text.whole(DONE)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
+    assert json.loads(text.whole(DONE, NO_TOOLS))["choices"][0]["logprobs"]["text_offset"] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +262,7 @@ def test_biases_are_numbers_for_known_tokens() -> None:
     for value in wrong:
         assert refused(CHAT | {"logit_bias": value}).param == "logit_bias"
     at_most = {str(token): 1 for token in range(1024)}
-    large = requests.ModelLimits("org/m", 0, 100)
+    large = ModelLimits(model="org/m", vocabulary=0, context_tokens=100)
     assert len(parse(CHAT | {"logit_bias": at_most}, limits=large).fields["sampling"]["logit_bias"]) == 1024
     with pytest.raises(ApiError):
         parse(CHAT | {"logit_bias": at_most | {"1024": 1}}, limits=large)

@@ -19,6 +19,8 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import control, relay, socket_owner
 
+from tests.support.prompts import demo_prompt
+
 MakeGroup = Callable[..., Any]
 SECONDS = 150.0
 """Time limit for imports of real ranks, which take a few seconds on an idle machine."""
@@ -47,7 +49,7 @@ def make_relayed(make_group: MakeGroup) -> MakeGroup:
 
 
 async def answer(supervisor: Any, name: str, tokens: int = 4) -> list[int]:
-    request = protocol.Request(id=name, kind="completion", prompt="a b c", max_tokens=tokens)
+    request = protocol.Request(id=name, prompt=protocol.Prompt.of((1, 2, 3)), max_tokens=tokens)
     return [event.token async for event in supervisor.service.submit(request) if isinstance(event, protocol.Token)]
 
 
@@ -109,7 +111,7 @@ async def test_a_rank_notices_the_end_of_its_peer(make_relayed: MakeGroup) -> No
     group = make_relayed(2)
     leader, other = group.start(0), group.start(1)
     await group.until_ready()
-    stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
+    stream = leader.service.submit(protocol.Request(id="long", prompt=protocol.Prompt.of((1,)), max_tokens=10_000_000))
     await anext(stream)
     # Rank 0's supervisor notices the end only through the relay.
     reported: list[Any] = []
@@ -391,7 +393,7 @@ async def test_real_ranks_say_through_relays_what_they_say_without(make_group: M
             group.plan = relayed(group.plan)
         leader, *_ = [group.start(rank, command=rank_command) for rank in range(size)]
         await group.until(lambda leader=leader: leader.state.phase is GroupPhase.READY, "the group is Ready", SECONDS)
-        request = protocol.Request(id="demo", kind="chat", messages=tinymodel.DEMO_MESSAGES, max_tokens=tinymodel.DEMO_TOKENS)
+        request = protocol.Request(id="demo", prompt=demo_prompt(tiny_model), max_tokens=tinymodel.DEMO_TOKENS)
         async with asyncio.timeout(SECONDS):
             said.append([e.token async for e in leader.service.submit(request) if isinstance(e, protocol.Token)])
         assert bool(carried()) == carry

@@ -86,7 +86,7 @@ class Stranger:
 
 
 async def _answer(supervisor: Any, name: str) -> list[int]:
-    request = protocol.Request(id=name, kind="completion", prompt="a b c", max_tokens=4)
+    request = protocol.Request(id=name, prompt=protocol.Prompt.of((1, 2, 3)), max_tokens=4)
     return [event.token async for event in supervisor.service.submit(request) if isinstance(event, protocol.Token)]
 
 

@@ -29,7 +29,7 @@ MakeGroup = Callable[..., Any]
 
 
 async def _answer(supervisor: Any, name: str, tokens: int = 4) -> list[int]:
-    request = protocol.Request(id=name, kind="completion", prompt="a b c", max_tokens=tokens)
+    request = protocol.Request(id=name, prompt=protocol.Prompt.of((1, 2, 3)), max_tokens=tokens)
     return [event.token async for event in supervisor.service.submit(request) if isinstance(event, protocol.Token)]
 
 
@@ -42,8 +42,6 @@ async def test_two_supervisors_form_a_ring_and_generate(make_group: MakeGroup) -
     await group.until(lambda: other.service.ready, "rank 1 knows that the group is Ready")
     assert leader.service.vocabulary.size == 64
     for number in range(3):
-        request = protocol.Request(id=f"r{number}", kind="completion", prompt="a b c", max_tokens=4)
-        assert await leader.service.prepare(request) == 3
         assert await _answer(leader, f"r{number}") == [0, 2, 4, 6]
 
 
@@ -98,7 +96,7 @@ async def test_a_request_that_runs_when_a_rank_dies_ends_as_unavailable(make_gro
     group = make_group(2)
     leader, other = group.start(0), group.start(1)
     await group.until_ready()
-    request = protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000)
+    request = protocol.Request(id="long", prompt=protocol.Prompt.of((1,)), max_tokens=10_000_000)
     stream = leader.service.submit(request)
     await anext(stream)
     os.kill(other.member.pid, signal.SIGKILL)
@@ -376,13 +374,13 @@ async def test_sigterm_drains_stops_together_and_leaves_nothing(make_group: Make
     leader, other = group.start(0), group.start(1)
     await group.until_ready()
     pids = [leader.member.pid, other.member.pid]
-    stream = leader.service.submit(protocol.Request(id="last", kind="completion", prompt="a", max_tokens=200))
+    stream = leader.service.submit(protocol.Request(id="last", prompt=protocol.Prompt.of((1,)), max_tokens=200))
     await anext(stream)
     leader.end()
     other.end()
     await group.until(lambda: leader.service.draining, "the leader drains")
     with pytest.raises(Unavailable, match="draining"):
-        await anext(leader.service.submit(protocol.Request(id="new", kind="completion", prompt="a", max_tokens=1)))
+        await anext(leader.service.submit(protocol.Request(id="new", prompt=protocol.Prompt.of((1,)), max_tokens=1)))
     assert isinstance([event async for event in stream][-1], protocol.Done)
     await asyncio.gather(*(task for _, task in group.running.values()))
     assert not any(map(exists, pids))
@@ -394,7 +392,7 @@ async def test_a_stream_that_outlasts_a_drains_grace_gets_an_error(make_group: M
     leader = group.start(0, limits=replace(group.settings(0).limits, drain_seconds=0.2, stop_seconds=0.2))
     group.start(1)
     await group.until_ready()
-    stream = leader.service.submit(protocol.Request(id="long", kind="completion", prompt="a", max_tokens=10_000_000))
+    stream = leader.service.submit(protocol.Request(id="long", prompt=protocol.Prompt.of((1,)), max_tokens=10_000_000))
     await anext(stream)
     leader.end()
     with pytest.raises(Unavailable, match="being stopped or moved, and its grace period is over"):

@@ -11,7 +11,7 @@ from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import benchmark, canary
-from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Refused, Service, Unavailable, Vocabulary
+from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Service, Unavailable, Vocabulary
 
 
 class Link:
@@ -47,7 +47,7 @@ def service(make_group: Callable[..., Any], link: Link) -> Service:
 
 
 def request(name: str) -> protocol.Request:
-    return protocol.Request(id=name, kind="completion", prompt="x", max_tokens=2)
+    return protocol.Request(id=name, prompt=protocol.Prompt.of((1,)), max_tokens=2)
 
 
 def done(name: str) -> protocol.Done:
@@ -106,27 +106,27 @@ async def test_a_client_that_leaves_cancels(service: Service, link: Link) -> Non
 
 
 async def test_the_groups_failure_ends_everything_as_unavailable(service: Service) -> None:
-    running, counting = begin(service, "a"), asyncio.create_task(service.prepare(request("b")))
+    running, other = begin(service, "a"), begin(service, "b")
     await settle()
     service.detach("rank 1: it was killed")
-    for task in (running, counting):
+    for task in (running, other):
         with pytest.raises(Unavailable, match="rank 1: it was killed"):
             await task
     assert not service.ready
     with pytest.raises(Unavailable, match="rank 1: it was killed"):
-        await service.prepare(request("c"))
+        await begin(service, "c")
 
 
 async def test_cut_requests_get_the_first_cause_if_it_is_known_soon(service: Service, link: Link) -> None:
-    running, counting = begin(service, "a"), asyncio.create_task(service.prepare(request("b")))
+    running, other = begin(service, "a"), begin(service, "b")
     await settle()
     service.detach("rank 0: it lost a peer", settled=False)
     service.deliver(done("a"))
     await settle()
     assert not service.ready and service.running == 0
-    assert not running.done() and not counting.done()
+    assert not running.done() and not other.done()
     service.detach("rank 1: it was killed")
-    for task in (running, counting):
+    for task in (running, other):
         with pytest.raises(Unavailable, match="rank 1: it was killed"):
             await task
 
@@ -158,23 +158,12 @@ async def test_one_requests_failure_is_its_own(service: Service) -> None:
     assert len(await good) == 1
 
 
-async def test_counts_and_refusals(service: Service) -> None:
-    counted = asyncio.create_task(service.prepare(request("a")))
-    refused = asyncio.create_task(service.prepare(request("b")))
-    await settle()
-    service.deliver(protocol.Prepared(id="a", prompt_tokens=7))
-    service.deliver(protocol.Prepared(id="b", error="the template renders nothing"))
-    assert await counted == 7
-    with pytest.raises(Refused, match="renders nothing"):
-        await refused
-
-
 async def test_draining_admits_nothing_new(service: Service, link: Link) -> None:
     running = begin(service, "a")
     await settle()
     service.draining = True
     with pytest.raises(Unavailable, match="draining"):
-        await service.prepare(request("b"))
+        await begin(service, "b")
     service.deliver(done("a"))
     assert len(await running) == 1
     assert not service.ready

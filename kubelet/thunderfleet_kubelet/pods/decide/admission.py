@@ -24,11 +24,13 @@ Rejection = tuple[str, str]
 def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | None:
     """Why the pod waits until it or the kubelet's configuration changes; None when it can run."""
     missing = [item["image"] for item in all_containers(pod) if item.get("image") not in images]
-    if mac and missing and not asks_for_mac(pod):
+    if mac and not asks_for_mac(pod):
+        # The admission policy of the chart checks the pods that ask, so no other pod may run, however it was bound.
+        what = f"image {missing[0]!r} does not run as a native process on this Mac, and " if missing else ""
         return Problem(
             "NotRunnableOnMac",
-            f"image {missing[0]!r} does not run as a native process on this Mac, and the pod does not select "
-            "kubernetes.io/os=darwin; keep it off Macs with nodeSelector kubernetes.io/os: linux",
+            f"{what}the pod does not select kubernetes.io/os=darwin; set runtimeClassName: macos to run it on Macs, or keep it "
+            "off Macs with nodeSelector kubernetes.io/os: linux",
         )
     unsupported = volume_content.unsupported(pod)
     if unsupported:
@@ -42,7 +44,10 @@ def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | 
 
 
 def asks_for_mac(pod: Json) -> bool:
-    """Whether the pod selects Macs: by RuntimeClass, node selector or required node affinity."""
+    """Whether the pod selects Macs: by RuntimeClass, node selector or required node affinity.
+
+    The variable ``asks`` of the admission policy thunderfleet-mac-pods says the same in CEL.
+    """
     spec = pod["spec"]
     if (spec.get("nodeSelector") or {}).get("kubernetes.io/os") == "darwin" or spec.get("runtimeClassName") == "macos":
         return True
@@ -141,16 +146,29 @@ def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
 
 
 def reject(
-    pod: Json, others: Iterable[Json], node_name: str, labels: Mapping[str, str], allocatable: Mapping[str, str]
+    pod: Json,
+    others: Iterable[Json],
+    node_name: str,
+    labels: Mapping[str, str],
+    allocatable: Mapping[str, str],
+    *,
+    switches_users: bool = False,
 ) -> Rejection | None:
-    """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted."""
+    """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted.
+
+    ``switches_users``: containers run as the users that their specs name.
+    """
     active = [other for other in others if not has_ended(other)]
     if not selects(pod, node_name, labels):
         return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
     limit = allocatable.get("pods")
     if limit is not None and len(active) + 1 > parse_quantity(limit):
         return "OutOfpods", f"Pod was rejected: node {node_name} already runs {len(active)} pods (maximum {limit})"
-    return _out_of_resources(pod, active, node_name, allocatable) or _port_conflict(pod, active, node_name)
+    return (
+        _out_of_resources(pod, active, node_name, allocatable)
+        or _port_conflict(pod, active, node_name)
+        or (_user_conflict(pod, active) if switches_users else None)
+    )
 
 
 def _out_of_resources(pod: Json, active: list[Json], node_name: str, allocatable: Mapping[str, str]) -> Rejection | None:
@@ -177,6 +195,26 @@ def _port_conflict(pod: Json, active: list[Json], node_name: str) -> Rejection |
             protocol, number = min(shared)
             owner = f"{other['metadata']['namespace']}/{other['metadata']['name']}"
             return "NodePorts", f"Pod was rejected: {protocol} port {number} of node {node_name} is in use by pod {owner}"
+    return None
+
+
+def _named_users(pod: Json) -> set[int]:
+    """The users other than root that the spec names."""
+    contexts = [pod["spec"].get("securityContext"), *(item.get("securityContext") for item in all_containers(pod))]
+    return {int(one["runAsUser"]) for one in contexts if one and one.get("runAsUser")}
+
+
+def _user_conflict(pod: Json, active: list[Json]) -> Rejection | None:
+    """Two namespaces must not share a user: its processes can read each other's memory and environment."""
+    users = _named_users(pod)
+    for other in active:
+        shared = users & _named_users(other)
+        if shared and other["metadata"]["namespace"] != pod["metadata"]["namespace"]:
+            # Another namespace's pod is not named: the author of this pod may not be allowed to see it.
+            return "UserInUse", (
+                f"Pod was rejected: a pod of another namespace on this node runs as user {min(shared)}; "
+                "leave out runAsUser, so that the pod gets a user of its own"
+            )
     return None
 
 

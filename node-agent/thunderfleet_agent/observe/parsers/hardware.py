@@ -91,7 +91,7 @@ def parse_sysctl(text: str) -> Mapping[str, str]:
         if match:
             values[match.group(1)] = clean(match.group(2), 256) or ""
     if not values:
-        raise ParseError(name, f"printed no `name: value` line: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(name, f"printed no `name: value` line: {quote(text) or 'nothing'}")
     if missing := [variable for variable in REQUIRED_VARIABLES if not values.get(variable)]:
         raise Partial(name, f"does not show {', '.join(missing)}", values)
     numbers = [variable for variable in SYSCTL_COMMAND[1:] if variable in values and variable != REQUIRED_VARIABLES[0]]
@@ -109,10 +109,10 @@ def parse_sw_vers(text: str) -> System:
         if colon:
             values[key.strip()] = clean(value, 64)
     if not values.get("ProductVersion"):
-        raise ParseError("sw_vers", f"printed no ProductVersion: {quote(text[:200]) or 'nothing'}")
+        raise ParseError("sw_vers", f"printed no ProductVersion: {quote(text) or 'nothing'}")
     found = System(values["ProductVersion"], values.get("BuildVersion"))
     if not found.build:
-        raise Partial("sw_vers", f"printed no complete BuildVersion: {quote(text[:200])}", found)
+        raise Partial("sw_vers", f"printed no complete BuildVersion: {quote(text)}", found)
     return found
 
 

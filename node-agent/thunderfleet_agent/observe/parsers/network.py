@@ -86,7 +86,7 @@ def parse_hardware_ports(text: str) -> Mapping[str, str]:
                     ports.setdefault(device, port)
                 port = None
     if not ports:
-        raise ParseError(name, f"lists no hardware port: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(name, f"lists no hardware port: {quote(text) or 'nothing'}")
     if not _PORTS_END.search(text):
         require_whole(name, text)
         if port is not None:
@@ -115,7 +115,7 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
             if name:
                 services.append(Service(name, service.group(1) != "*"))
     if not services and "network service" not in text:
-        raise ParseError(" ".join(SERVICE_ORDER_COMMAND), f"lists no network service: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(" ".join(SERVICE_ORDER_COMMAND), f"lists no network service: {quote(text) or 'nothing'}")
     if services and services[-1].hardware_port is None:
         problem = f"ends after the name of the service {services[-1].name}: services may be missing"
         raise Partial(" ".join(SERVICE_ORDER_COMMAND), problem, tuple(services[:-1]))
@@ -141,7 +141,7 @@ def parse_ifconfig(text: str) -> tuple[Interface, ...]:
     if current is not None:
         found.setdefault(current.name, current)
     if not found:
-        raise ParseError(" ".join(IFCONFIG_COMMAND), f"shows no interface: {quote(text[:200]) or 'nothing'}")
+        raise ParseError(" ".join(IFCONFIG_COMMAND), f"shows no interface: {quote(text) or 'nothing'}")
     require_whole(" ".join(IFCONFIG_COMMAND), text)
     return tuple(found.values())
 

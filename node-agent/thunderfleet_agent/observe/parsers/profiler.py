@@ -16,7 +16,7 @@ def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ParseError(command, f"printed invalid JSON ({error}): {quote(text[:200])}") from None
+        raise ParseError(command, f"printed invalid JSON ({error}): {quote(text)}") from None
     sections = document.get(data_type) if isinstance(document, dict) else None
     if not isinstance(sections, list):
         raise ParseError(command, f"printed JSON without a list {data_type}")

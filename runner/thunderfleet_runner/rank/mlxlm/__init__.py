@@ -5,7 +5,8 @@ does not fit a group of ranks:
 
 - it polls its peers all the time; here an idle group is blocked outside of any collective until a turn is announced;
 - it shares requests as pickles, which run code of anyone who reaches the group's ports; here they are JSON;
-- it lets every rank render and tokenize; here rank 0 does, and all ranks use its tokens (templates may print today's date);
+- it lets every rank render and tokenize; here rank 0's intake does, and all ranks use its tokens (templates may print today's
+  date);
 - it looks for new requests and cancels twice a second; here a flag accompanies every step, read one step later so that nothing
   waits for it, with a digest of what each rank has sampled: ranks that differ are noticed instead of blocking each other;
 - an exact hit in its prompt cache makes it fail; here at least one token is always computed;
@@ -17,6 +18,7 @@ items     what the loop reports about a request
 prompts   the prompt cache
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
+tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
 """
 
@@ -44,6 +46,7 @@ from thunderfleet_runner.rank.mlxlm.models import (
 )
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Sink, Source
+from thunderfleet_runner.rank.mlxlm.tokenizing import Tokenizing
 from thunderfleet_runner.rank.mlxlm.work import Sampling, Work
 
 VERSION = "0.32.2"
@@ -65,6 +68,7 @@ __all__ = [
     "Sink",
     "Source",
     "TextMachine",
+    "Tokenizing",
     "Work",
     "always_trimmable",
     "architecture",

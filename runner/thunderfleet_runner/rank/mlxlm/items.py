@@ -16,7 +16,6 @@ class Admitted:
     cached_tokens: int
     initial_state: str
     machine: Any
-    tool_parser: Callable[[str, Any], Any] | None
     stop: Callable[[], None]
 
 
@@ -61,7 +60,6 @@ def classify(item: Any) -> Admitted | Sampled | Finished | Prefilling | Broken:
                 cached_tokens=max(item.prompt_cache_count, 0),
                 initial_state=item.initial_state,
                 machine=item.text_sm,
-                tool_parser=item.tool_parser,
                 stop=item.stop,
             )
         case _server.Response():

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import Queue
 from typing import Any
 
@@ -223,7 +223,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             _server._make_sampler = make
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
-        """Hands over the tokens that rank 0 has computed with ``tokenize``."""
+        """Hands over the tokens that rank 0's intake has computed."""
         work = self._work.pop(request.prompt)
         self.prompt_cache.bypass = not work.cache
         self._ends = work.ends
@@ -237,19 +237,3 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
 
     def _log_cache_stats(self) -> None:
         """Does nothing: two log lines for each request are noise."""
-
-    # --- for rank 0, on any thread (no MLX) ---
-
-    def tokenize(
-        self, *, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: str
-    ) -> tuple[list[list[int]], list[str], str]:
-        """Segments, their types and the initial state of a chat, or of ``prompt`` when there are no messages.
-
-        Raises whatever the model's template raises.
-        """
-        tokenizer = self.model_provider.tokenizer
-        copied = json.loads(json.dumps(list(messages)))
-        request = _server.CompletionRequest("chat" if messages else "text", prompt, copied, list(tools) or None, None)
-        arguments = Namespace(chat_template_kwargs=None)
-        _, segments, types, state, _ = super()._tokenize(tokenizer, request, arguments)
-        return [list(map(int, segment)) for segment in segments], list(types), str(state)

@@ -1,6 +1,6 @@
 """One request as every rank of the group gets it."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -42,7 +42,8 @@ class Work:
         return [token for segment in self.segments for token in segment]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        # Not asdict, which copies a million tokens one by one.
+        return {**vars(self), "sampling": vars(self.sampling)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Work":

@@ -1,0 +1,168 @@
+"""Requests on their way through the intake process, one after the other, and its replacement when one has ended it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from thunderfleet_runner import intakeprotocol
+from thunderfleet_runner.api.errors import ApiError, refused
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.host.intakeprocess import Cause, Ended
+from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits
+
+log = logging.getLogger(__name__)
+
+LARGE_BYTES = 64 * 1024
+"""Of larger bodies at most one waits for the process beside the small ones, which so wait for at most one of them."""
+TURN_SECONDS = 30.0
+"""How long a request waits for its turn."""
+
+_TOO_MUCH = {
+    Cause.CPU: "reading, rendering and tokenizing this request takes too much CPU time (more than 1 s); shorten it",
+    Cause.MEMORY: "reading, rendering and tokenizing this request takes too much memory (1 GiB); shorten it",
+}
+
+
+class Process(Protocol):
+    """An intake process; see ``IntakeProcess``."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+
+    async def ask(self, *frames: bytes) -> bytes:
+        """The answer to a question. Raises Ended."""
+
+    async def end(self) -> None:
+        """Kills and reaps it."""
+
+
+class Intake:
+    """Asks the process that ``start`` starts. Belongs to one event loop. ``on_end`` is told why a process has ended.
+
+    ``start`` raises OSError or Ended.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Process]], on_end: Callable[[Cause], None] = lambda cause: None) -> None:
+        self._start = start
+        self.on_end = on_end
+        self._started: asyncio.Future[Process] | None = None
+        self._renewals: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        self._large = asyncio.Lock()
+        self._closed = False
+
+    async def prepare(self, endpoint: Endpoint, raw: bytes, limits: ModelLimits) -> intakeprotocol.Prepared:
+        """The request in a body. Raises ApiError for one that is refused, Unavailable when no process can be had."""
+        question = intakeprotocol.Prepare(endpoint=endpoint, limits=limits).model_dump_json().encode()
+        if len(raw) > LARGE_BYTES:
+            await _acquire(self._large)
+            try:
+                answer = await self._in_turn(question, raw)
+            finally:
+                self._large.release()
+        else:
+            answer = await self._in_turn(question, raw)
+        match intakeprotocol.decode_answer(answer):
+            case intakeprotocol.Prepared() as prepared:
+                return prepared
+            case intakeprotocol.Rejected(status=status, message=message, error=error, param=param, code=code):
+                raise ApiError(status, message, type=error, param=param, code=code)
+        raise Unavailable("the intake process gave no answer to a request")
+
+    async def parse_tools(self, tools: str, texts: tuple[str, ...]) -> intakeprotocol.ToolsParsed:
+        """The tool calls in what the model wrote; what cannot be parsed within the limits is no tool call."""
+        question = intakeprotocol.ParseTools(tools=tools, texts=texts).model_dump_json().encode()
+        try:
+            answer = intakeprotocol.decode_answer(await self._in_turn(question))
+        except (ApiError, Unavailable) as error:
+            log.warning("tool calls are left as text: %s", error)
+            answer = None
+        if isinstance(answer, intakeprotocol.ToolsParsed):
+            return answer
+        return intakeprotocol.ToolsParsed(unparsed=texts)
+
+    def renew(self) -> None:
+        """Replaces the process by one for the model's files as they are now, after the question that it may work on."""
+        renewing = asyncio.create_task(self._renew(), name="intake-renewal")
+        self._renewals.add(renewing)
+        renewing.add_done_callback(self._renewals.discard)
+
+    async def close(self) -> None:
+        """Ends the process; no other is started."""
+        self._closed = True
+        for renewing in self._renewals:
+            renewing.cancel()
+        await self._end()
+
+    # --- inside ---
+
+    async def _in_turn(self, *frames: bytes) -> bytes:
+        """The answer. A caller that is cancelled leaves its place; a question that was asked is answered to the end."""
+        await _acquire(self._turn)
+        asking = asyncio.create_task(self._ask(*frames), name="intake-question")
+        asking.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(asking)
+
+    async def _ask(self, *frames: bytes) -> bytes:
+        if self._closed:
+            raise Unavailable("the group is stopping")
+        started = self._process()
+        try:
+            process = await started
+            if process.gone:
+                # Ended by somebody else since the last question.
+                started = self._started = asyncio.ensure_future(self._start())
+                process = await started
+            return await process.ask(*frames)
+        except (Ended, OSError) as error:
+            if self._started is started:
+                self._started = None
+            if self._closed:
+                raise Unavailable("the group is stopping") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Ended | OSError) -> Exception:
+        cause = error.cause if isinstance(error, Ended) else Cause.OTHER
+        self.on_end(cause)
+        log.warning("the intake process ended: %s", error)
+        if cause not in _TOO_MUCH:
+            return Unavailable(f"requests cannot be prepared now: the intake process ended: {error}")
+        # The next request finds it started.
+        self._process()
+        return refused(None, _TOO_MUCH[cause], "request_too_expensive")
+
+    def _process(self) -> "asyncio.Future[Process]":
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._start())
+        return self._started
+
+    async def _renew(self) -> None:
+        await self._turn.acquire()
+        try:
+            await self._end()
+            if not self._closed:
+                self._process()
+        finally:
+            self._turn.release()
+
+    async def _end(self) -> None:
+        started, self._started = self._started, None
+        if started is None:
+            return
+        if not started.done():
+            # A start that is cancelled ends its process.
+            started.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Ended, OSError):
+            await (await started).end()
+
+
+async def _acquire(lock: asyncio.Lock) -> None:
+    """Raises Unavailable when it takes too long."""
+    try:
+        async with asyncio.timeout(TURN_SECONDS):
+            await lock.acquire()
+    except TimeoutError as error:
+        raise Unavailable(f"too many requests arrive at once: this one was not read within {TURN_SECONDS:g} s") from error

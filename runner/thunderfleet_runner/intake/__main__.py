@@ -1,0 +1,54 @@
+"""``python -m thunderfleet_runner.intake --model FOLDER``: one intake process, until its supervisor closes the channel."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from thunderfleet_runner import framing
+from thunderfleet_runner.host import parentdeath
+from thunderfleet_runner.intake import limits
+
+WARM_UP_SECONDS = 2.0
+"""CPU seconds to render and tokenize something for the first time, imports included."""
+
+
+def load(folder: Path) -> Any:
+    """The tokenizer of the model in ``folder``."""
+    import mlx.core as mx
+
+    # mlx-lm makes streams of the default device when it is imported; a tokenizer needs no GPU.
+    mx.set_default_device(mx.cpu)
+    from thunderfleet_runner.intake.answering import Tokenizer
+
+    return Tokenizer.load(folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def main() -> int:
+    """Serves questions. Returns the exit code; a question that needs too much ends the process instead."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    parser = argparse.ArgumentParser(prog="intake")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--group", help="for people with ps")
+    parser.add_argument("--cold", action="store_true", help="do not use the tokenizer before the first question")
+    arguments = parser.parse_args()
+    end = framing.inherited(os.environ)
+    if os.environ.get(framing.PARENT_VARIABLE, "").isdigit():
+        parentdeath.die_with(int(os.environ[framing.PARENT_VARIABLE]))
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    tokenizer = load(arguments.model)
+    from thunderfleet_runner.intake.answering import serve
+
+    limits.bound_memory()
+    if not arguments.cold:
+        with limits.cpu(WARM_UP_SECONDS):
+            tokenizer.warm_up()
+    serve(end, tokenizer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

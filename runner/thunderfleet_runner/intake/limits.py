@@ -1,0 +1,42 @@
+"""CPU time and memory of one question.
+
+The kernel enforces both: no thread of this process could, because a template, a regular expression or a tokenizer may hold the
+interpreter for as long as it likes.
+"""
+
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CPU_SECONDS = 1.0
+CONTEXT_TOKENS = 256 * 1024
+"""Context for which CPU_SECONDS suffice; a longer one has proportionally more, since tokenizing takes about 1 µs a token."""
+MEMORY_BYTES = 1 << 30
+"""What a question may use beside the tokenizer. The supervisor watches it too: macOS does not limit address space."""
+
+
+def cpu_seconds(context_tokens: int) -> float:
+    """CPU seconds of one question about a prompt for this context."""
+    return CPU_SECONDS * max(1.0, context_tokens / CONTEXT_TOKENS)
+
+
+@contextmanager
+def cpu(seconds: float) -> Iterator[None]:
+    """Ends the process by SIGPROF when the block takes more CPU than ``seconds``, in all threads together."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def bound_memory(more: int = MEMORY_BYTES) -> None:
+    """Limits the address space to ``more`` bytes beyond what is used now, where the system enforces that (Linux)."""
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        used = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))

@@ -1,0 +1,125 @@
+"""Messages between a supervisor and its intake process, which checks, renders and tokenizes requests (see ``intake``).
+
+Each is one frame of JSON (see ``framing``). The intake sends ``Up`` when it can work, then one answer to each question.
+``Prepare`` is followed by one more frame: the body as the client sent it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from thunderfleet_runner.framing import BrokenStream
+from thunderfleet_runner.protocol import Prompt, Sampling
+
+Endpoint = Literal["chat", "completion"]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelLimits(_Message):
+    """Properties of the served model against which requests are checked."""
+
+    model: str
+    vocabulary: int
+    """Number of token ids; 0 when unknown."""
+    context_tokens: int
+    chat_template: bool = True
+
+
+class Options(_Message):
+    """What a client asks for besides its prompt."""
+
+    endpoint: Endpoint
+    max_tokens: int
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+    ignored: tuple[str, ...] = ()
+    """Fields of the request without effect, which the response names."""
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    sampling: Sampling = Sampling()
+    tools: str = ""
+    """The request's tools as JSON, for ``ParseTools``; empty without any."""
+
+
+# --- supervisor -> intake -------------------------------------------------------------------------------------------
+
+
+class Prepare(_Message):
+    """Check, render and tokenize the body in the next frame. Answered by ``Prepared`` or ``Rejected``."""
+
+    type: Literal["prepare"] = "prepare"
+    endpoint: Endpoint
+    limits: ModelLimits
+
+
+class ParseTools(_Message):
+    """Parse what the model wrote as tool calls. Answered by ``ToolsParsed``."""
+
+    type: Literal["parse_tools"] = "parse_tools"
+    tools: str
+    texts: tuple[str, ...]
+
+
+Question = Annotated[Prepare | ParseTools, Field(discriminator="type")]
+
+# --- intake -> supervisor -------------------------------------------------------------------------------------------
+
+
+class Up(_Message):
+    """The tokenizer is loaded."""
+
+    type: Literal["up"] = "up"
+
+
+class Prepared(_Message):
+    """A checked request in tokens."""
+
+    type: Literal["prepared"] = "prepared"
+    options: Options
+    prompt: Prompt
+
+
+class Rejected(_Message):
+    """The fields of an ``ApiError``."""
+
+    type: Literal["rejected"] = "rejected"
+    status: int
+    message: str
+    error: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ToolsParsed(_Message):
+    """OpenAI ``function`` objects ({"name", "arguments"}), and the texts that are no tool calls."""
+
+    type: Literal["tools_parsed"] = "tools_parsed"
+    calls: tuple[dict[str, Any], ...] = ()
+    unparsed: tuple[str, ...] = ()
+
+
+Answer = Annotated[Up | Prepared | Rejected | ToolsParsed, Field(discriminator="type")]
+
+_QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
+_ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
+
+
+def decode_question(body: bytes) -> Question:
+    """The message in a frame's body. Raises BrokenStream."""
+    try:
+        return _QUESTION.validate_json(body)
+    except ValueError as error:
+        raise BrokenStream(f"not a message from a supervisor: {' '.join(str(error).split())[:300]}") from error
+
+
+def decode_answer(body: bytes) -> Answer:
+    """The message in a frame's body. Raises BrokenStream."""
+    try:
+        return _ANSWER.validate_json(body)
+    except ValueError as error:
+        raise BrokenStream(f"not a message from an intake: {' '.join(str(error).split())[:300]}") from error

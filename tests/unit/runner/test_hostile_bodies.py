@@ -1,0 +1,168 @@
+"""Bodies made to stop a supervisor: the group and its heartbeats go on, and a request that asks too much fails alone."""
+
+import asyncio
+import io
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from thunderfleet_localcluster.models import tinymodel
+
+HOSTILE = Path(__file__).with_name("hostile_bodies.py")
+MODEL = "thunderfleet/tiny"
+FIXED: dict[str, Any] = {
+    "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
+}  # fmt: skip
+TOGETHER = 16
+GAP_SECONDS = 0.5
+"""A rank counts as frozen after 3 s without a heartbeat."""
+SHAPES = (
+    "lists", "objects", "numbers", "texts", "deep", "deep objects", "one text", "words", "keys", "a long number",
+    "a long fraction", "escapes", "surrogates", "backslashes", "quotes", "no UTF-8", "spaces", "tool calls",
+)  # fmt: skip
+
+
+class Pauses:
+    """How long the event loop of the supervisors works without a pause.
+
+    In CPU seconds: time that this machine gives to others does not count.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0.01)
+            self.longest = max(self.longest, time.thread_time() - before)
+
+
+def _body(body: dict[str, Any]) -> io.BytesIO:
+    return io.BytesIO(json.dumps(body).encode())
+
+
+async def ask(client: aiohttp.ClientSession, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, Any]:
+    async with asyncio.timeout(120), client.post(path, data=_body(body)) as response:
+        return response.status, await response.json()
+
+
+async def check_tokens(client: aiohttp.ClientSession, yardstick: list[int]) -> None:
+    status, answer = await ask(client, FIXED)
+    assert status == 200, answer
+    assert answer["choices"][0]["token_ids"] == yardstick[:12]
+
+
+async def attack(url: str, *shapes: str) -> dict[str, int]:
+    """The status of each shape's last body."""
+    process = await asyncio.create_subprocess_exec(sys.executable, str(HOSTILE), url, *shapes, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(300):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    return dict(zip(shapes, json.loads(out), strict=True))
+
+
+async def test_bodies_of_the_largest_size_stop_nothing(served: Callable[..., Any], tiny: Path, yardstick: list[int]) -> None:
+    async with served(tiny, 2, "Tensor") as (group, client):
+        await check_tokens(client, yardstick)
+        leader, member = group.running[0][0], group.running[1][0]
+        before = [supervisor.member.pid for supervisor in (leader, member)]
+        url = str(client._base_url)
+        pauses = Pauses()
+        async with pauses.watched():
+            assert set((await attack(url, *["lists"] * TOGETHER)).values()) <= {0, 400, 429}
+            attacking = asyncio.create_task(attack(url, *SHAPES))
+            while not attacking.done():
+                # Small requests are served beside them.
+                await check_tokens(client, yardstick)
+            found = await attacking
+        assert pauses.longest <= GAP_SECONDS
+        # 400: refused; 429: too many bytes of bodies at once; 503: waited too long; 0: cut while sending.
+        assert {name for name, status in found.items() if status not in (0, 400, 429, 503)} <= {"spaces"}, found
+        assert 400 in found.values()
+        assert [supervisor.member.pid for supervisor in (leader, member)] == before
+        assert (leader.state.attempt, leader.state.recoveries) == (1, 0)
+
+
+def templated(folder: Path, template: str) -> Path:
+    """The tiny model with a template that does something to chats that begin with ``bad``."""
+    tinymodel.make(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    bad = "{% if messages[0]['content'].startswith('bad') %}" + template + "{% endif %}"
+    path.write_text(json.dumps(config | {"chat_template": bad + config["chat_template"]}))
+    return folder
+
+
+LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+TEXT = "{{ messages[0]['content'] * 10**10 }}"
+LISTS = "{% set n = namespace(x=[0]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}"
+POWER = "{{ (messages|length + 9) ** (10 ** 9) }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "word"),
+    [(LOOP, "CPU"), (TEXT, "memory"), (LISTS, "too much"), (POWER, "too much")],
+    ids=["loop", "text", "lists", "power"],
+)
+async def test_a_template_that_takes_too_much_fails_its_request_alone(
+    served: Callable[..., Any], tmp_path: Path, yardstick: list[int], template: str, word: str
+) -> None:
+    async with served(templated(tmp_path / "model", template), 1, "None") as (group, client):
+        await check_tokens(client, yardstick)
+        pauses = Pauses()
+        async with pauses.watched():
+            bad = FIXED | {"messages": [{"role": "user", "content": "bad"}]}
+            (status, answer), *others = await asyncio.gather(ask(client, bad), *(ask(client, FIXED) for _ in range(3)))
+        assert status == 400, answer
+        assert word in answer["error"]["message"] and answer["error"]["code"] == "request_too_expensive"
+        assert [each for each, _ in others] == [200] * 3
+        await check_tokens(client, yardstick)
+        assert pauses.longest <= GAP_SECONDS
+        assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)
+        async with client.get("/metrics") as response:
+            assert 'thunderfleet_runner_intake_ends_total{cause="' in await response.text()
+
+
+async def test_a_template_that_cannot_be_compiled_within_the_limits_leaves_completions(
+    served: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Jinja computes constants when it compiles.
+    async with served(templated(tmp_path / "model", "{{ 10 ** (10 ** 9) }}"), 1, "None") as (group, client):
+        for _ in range(2):
+            status, answer = await ask(client, FIXED)
+            assert status == 400 and "too much" in answer["error"]["message"], answer
+            status, answer = await ask(client, {"model": MODEL, "prompt": "Hello", "max_tokens": 2}, "/v1/completions")
+            assert status == 200, answer
+        assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)
+
+
+async def test_a_text_that_is_slow_to_tokenize_stops_nothing(
+    served: Callable[..., Any], tiny: Path, yardstick: list[int]
+) -> None:
+    async with served(tiny, 1, "None") as (group, client):
+        pauses = Pauses()
+        async with pauses.watched():
+            for text in ("a" * (1 << 20), " " * (4 << 20), "\n" * (1 << 17), "<|im_end|>" * (1 << 20)):
+                status, answer = await ask(client, {"model": MODEL, "prompt": text, "max_tokens": 1}, "/v1/completions")
+                assert status == 400, answer
+                status, answer = await ask(client, FIXED | {"messages": [{"role": "user", "content": text}]})
+                # The tiny model has no token for a line break: that prompt is short.
+                assert status == (200 if text[0] == "\n" else 400), answer
+        await check_tokens(client, yardstick)
+        assert pauses.longest <= GAP_SECONDS
+        assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)
