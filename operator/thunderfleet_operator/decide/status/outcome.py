@@ -9,7 +9,7 @@ from thunderfleet_operator.placement import Unplaceable
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A refusal of the API server that keeps a group from being created."""
+    """What keeps a group or the Service from being created, such as a refusal of the API server."""
 
     reason: str
     message: str
@@ -27,6 +27,8 @@ class Outcome:
     outdated: bool = False
     """Whether its placement was made for another spec."""
     unplaceable: Unplaceable | None = None
+    planning: bool = False
+    """Whether the planner has not answered yet where it goes."""
     blocked: Blocked | None = None
     better: str | None = None
     """A better placement, if there is one. Serving groups are not moved to it."""
