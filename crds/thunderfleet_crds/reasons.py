@@ -282,6 +282,12 @@ class Reason(StrEnum):
         "join a Mac.",
         (On.PLACED, On.READY),
     )
+    PLANNING_FAILED = (
+        "PlanningFailed",
+        "The planner did not answer within its limits of time and memory, or it failed.",
+        "Limit the Macs with spec.nodes.selector and spec.nodes.max; the operator retries. The operator's log says more.",
+        (On.PLACED, On.READY),
+    )
     NO_PORTS_LEFT = (
         "NoPortsLeft",
         "A Mac has no free port in the port range of the operator, or spec.server.port is in use there.",

@@ -41,7 +41,11 @@ def parser() -> argparse.ArgumentParser:
 
     join = add("join", "join a cluster as a node, then run")
     join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
-    join.add_argument("--token", required=True, help="bootstrap token, as printed by thunderfleet token")
+    token = join.add_mutually_exclusive_group(required=True)
+    token.add_argument(
+        "--token", help="bootstrap token, as printed by thunderfleet token; every user of the machine can read it"
+    )
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
@@ -85,7 +89,7 @@ async def _join(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet.bootstrap.join import join
 
     server = discovery.parse_server(arguments.server)
-    token = discovery.check_token(arguments.token)
+    token = discovery.check_token(arguments.token or discovery.read_token(arguments.token_file))
     wanted = discovery.check_hash(arguments.ca_hash)
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
@@ -126,7 +130,10 @@ async def _run(arguments: argparse.Namespace) -> None:
         config = config.model_copy(update={"node_name": known.node_name})
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
-        raise JoinError(f"the certificate in {known.folder} has expired; join again with a new token")
+        raise JoinError(
+            f"the certificate in {known.folder} has expired; join again with the command that `thunderfleet token --node "
+            f"{known.node_name}` prints"
+        )
     with app.only_one(root):
         await app.run(root, identity, config)
 

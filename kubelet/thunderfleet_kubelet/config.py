@@ -56,8 +56,9 @@ class Config(_Settings):
         default_factory=lambda: default_node_name()
     )
     """The Node's name. Default: the host name in lower case."""
-    addresses: list[str] = Field(default_factory=lambda: default_addresses())
-    """The Node's InternalIPs; the kubelet's server listens on the first. Default: the address of the default route."""
+    addresses: list[str] = []
+    """The Node's InternalIPs; the kubelet's server listens on the first. Without any, the Node has the address of the interface
+    that reaches the API server (else of the one with the default route), and follows it when it changes."""
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
     path: list[Path] = []
@@ -94,8 +95,6 @@ class Config(_Settings):
     @field_validator("addresses")
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
-        if not value:
-            raise ValueError("at least one address is required")
         for text in value:
             try:
                 address = ipaddress.ip_address(text)
@@ -145,16 +144,6 @@ def default_node_name() -> str:
     for suffix in (".local", ".lan"):
         name = name.removesuffix(suffix)
     return re.sub(r"[^-.a-z0-9]+", "-", name).strip("-.") or "localhost"
-
-
-def default_addresses() -> list[str]:
-    """The address of the interface with the default route. Sends no packet: connecting a UDP socket only looks up the route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return ["127.0.0.1"]
-        return [str(probe.getsockname()[0])]
 
 
 def _sentence(problem: Mapping[str, Any]) -> str:

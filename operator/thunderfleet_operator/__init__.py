@@ -4,6 +4,7 @@ Packages, in the order in which a key passes through them:
 
 watch      events from the API server in, keys out
 observe    the cached objects as immutable values
+planning   asks the planner in a process of its own
 decide     from what was observed to one decision; pure
 placement  the planner; pure
 act        carries the decision out

@@ -24,6 +24,8 @@ from thunderfleet_operator.health import Health
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.concerns import concerned, work_key
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.planning.planner import Planner
+from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, Cache, Collection
@@ -73,7 +75,8 @@ class Operator:
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._key)
-        self.reconciler = Reconciler(self._index, self.groups, drains, executor, self.metrics, settings, _now)
+        self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
+        self.reconciler = Reconciler(self._index, self.groups, drains, executor, self.metrics, settings, self.planner, _now)
         rounds = {
             DEPLOYMENTS.name: self.reconciler.deployment,
             LINKS.name: links.round,
@@ -124,7 +127,13 @@ class Operator:
         await self.lists.fill()
         await self._load_key()
         self._synced.set()
-        for name, part in (("leader", self.leader.run), ("worker", self._worker.run), ("lists", self.lists.run)):
+        parts = {
+            "leader": self.leader.run,
+            "planner": self.planner.run,
+            "worker": self._worker.run,
+            "lists": self.lists.run,
+        }
+        for name, part in parts.items():
             tasks.append(asyncio.create_task(part(), name=name))
 
     async def run(self) -> None:

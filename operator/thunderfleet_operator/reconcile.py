@@ -1,25 +1,38 @@
-"""One round for one ModelDeployment: observe once, decide once, carry out once."""
+"""One round for one ModelDeployment: observe, decide, carry out once.
+
+A round does not wait for the planner: what the decision lacks is asked, and the answer puts the key on the queue again.
+"""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.group_client import GroupClient
-from thunderfleet_operator.decide.deployment import Settings, decide
+from thunderfleet_operator.decide.deployment import Decision, Settings, decide
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.reader import groups_of, observe_deployment
+from thunderfleet_operator.placement import Fleet, WhatIsBetter
+from thunderfleet_operator.planning.planner import Planner
 
 log = logging.getLogger(__name__)
 
 FIRST_ANSWER_SECONDS = 5.0
 """How long the first answers of a deployment's groups are waited for, such as after a restart of the operator."""
+PATIENCE_SECONDS = 1.0
+"""How long a round waits for the planner to say where a group goes, before the other groups go on without it."""
+
+
+def _epoch(observed: Observed, group: int) -> int:
+    epoch = observed.groups[group].epoch
+    return epoch.number if epoch is not None else 0
 
 
 class Reconciler:
@@ -33,6 +46,7 @@ class Reconciler:
         executor: Executor,
         metrics: Metrics,
         settings: Settings,
+        planner: Planner,
         clock: Callable[[], datetime],
     ) -> None:
         self._index = index
@@ -42,18 +56,27 @@ class Reconciler:
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
-        self._advice: dict[str, Mapping[int, Advice]] = {}
+        self._planner = planner
+        self._advice: dict[str, dict[int, Advice]] = {}
+        self._asked: dict[tuple[str, int], tuple[Fleet, int]] = {}
+        """By ModelDeployment and group, the fleet and the epoch that the planner has been asked for advice about."""
+        self._waiting: dict[str, datetime] = {}
+        """Since when a round waits for the planner."""
         self.unplaced: set[str] = set()
         """ModelDeployments that wait for a place: whatever ends or joins may make one."""
 
     async def deployment(self, key: str) -> float | None:
         """One round. Seconds until the next although nothing may have changed."""
-        observed = await self._observe(key)
-        if observed is None:
+        decision = await self._decide(key)
+        if decision is None:
             return None
-        decision = decide(observed, self._settings)
+        if any(group.planning and group.unplaceable is None for group in decision.groups):
+            left = self._patience(key)
+            if left > 0:
+                return left
+        self._waiting.pop(key, None)
         done = await self._executor.carry_out(key, decision)
-        self._advice[key] = decision.advice
+        self._planner.keep(key, {group.view.index for group in decision.groups if group.placement is None})
         if done.unplaced:
             self.unplaced.add(key)
         else:
@@ -61,24 +84,54 @@ class Reconciler:
         self._count_groups()
         return done.recheck_seconds
 
-    async def _observe(self, key: str) -> Observed | None:
-        """Everything that the round reads, once every group has been asked for its state; None if there is nothing to do."""
+    def _patience(self, key: str) -> float:
+        """Seconds to wait for the planner before the rest of the deployment goes on without it.
+
+        Most answers are there by then, and no status says in between that there is none.
+        """
+        since = self._waiting.setdefault(key, self._clock())
+        return max(0.0, PATIENCE_SECONDS - age_seconds(since, self._clock()))
+
+    async def _decide(self, key: str) -> Decision | None:
+        """Decides, and again as long as the planner answers at once; None if there is nothing to do."""
         deployment = self._deployment(key)
         if deployment is None:
             return None
         self._executor.listen(key, groups_of(self._index, deployment))
         await self._groups.first_answers(key, FIRST_ANSWER_SECONDS)
+        decision: Decision | None = None
+        # One group is placed at a time, and each place decides what is left for the next group.
+        for _ in range(deployment.spec.replicas + 1):
+            observed = self._observe(key)
+            if observed is None:
+                return None
+            decision = decide(observed, self._settings, self._planner.answers(key))
+            for index, question in decision.questions.items():
+                if isinstance(question, WhatIsBetter):
+                    self._asked.setdefault((key, index), (observed.fleet, _epoch(observed, index)))
+            if not await self._planner.ask(key, decision.questions):
+                break
+        return decision
+
+    def _observe(self, key: str) -> Observed | None:
+        """Everything that the round reads."""
         # Objects may have changed during the wait; from here on nothing is awaited until the round has decided.
         deployment = self._deployment(key)
         if deployment is None:
             return None
+        now = self._clock()
+        advice = self._advice.setdefault(key, {})
+        for index, text in self._planner.take_better(key).items():
+            fleet, epoch = self._asked.pop((key, index), (None, 0))
+            if fleet is not None:
+                advice[index] = Advice(fleet, epoch, now, text)
         return observe_deployment(
             self._index,
             deployment,
-            self._clock(),
+            now,
             report=lambda view: self._groups.report(key, view.index, view.epoch.number if view.epoch else 0),
             draining_seconds=lambda view: self._drains.seconds(key, view),
-            advice=self._advice.get(key, {}),
+            advice=dict(advice),
         )
 
     def _deployment(self, key: str) -> ModelDeployment | None:
@@ -92,6 +145,9 @@ class Reconciler:
             # The garbage collector deletes the children, by their owner references.
             self._executor.forget(key)
             self._advice.pop(key, None)
+            self._waiting.pop(key, None)
+            self._asked = {asked: about for asked, about in self._asked.items() if asked[0] != key}
+            self._planner.forget(key)
             self.unplaced.discard(key)
             self._count_groups()
             return None

@@ -474,12 +474,15 @@ def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None
 
 
 def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
-    refused = joining(fleet, tmp_path / "node", LINUX)
+    unbound = joining(fleet, tmp_path / "node", LINUX, "--replace")
+    assert unbound.returncode == 1
+    assert f"thunderfleet token --node {LINUX}" in unbound.stderr
+    refused = joining(fleet, tmp_path / "node", LINUX, token=fleet.cluster.token(LINUX))
     assert refused.returncode == 1
     assert f"a Node named {LINUX} already exists (Lease last renewed at " in refused.stderr
     assert "--replace" in refused.stderr
     assert not (tmp_path / "node/identity/cluster.json").exists()
-    taken = joining(fleet, tmp_path / "node", LINUX, "--replace")
+    taken = joining(fleet, tmp_path / "node", LINUX, "--replace", token=fleet.cluster.token(LINUX))
     assert taken.returncode == 0, taken.stderr
     assert (tmp_path / "node/identity/client.pem").exists()
 

@@ -58,7 +58,8 @@ class Api:
         if path.endswith("/token"):
             self.tokens += 1
             end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.token_seconds))
-            return {"status": {"token": f"token-{self.tokens}", "expirationTimestamp": end}}
+            status = {"token": f"token-{self.tokens}", "expirationTimestamp": end}
+            return {"spec": {**body["spec"], "expirationSeconds": self.token_seconds}, "status": status}
         assert path.endswith("/events")
         self.events.append(body)
         return body
@@ -80,6 +81,10 @@ class Api:
                 both = {**merged.get(item["type"], {}), **item}
                 merged[item["type"]] = {key: value for key, value in both.items() if value is not None}
             body = {**body, "status": {**body["status"], "conditions": list(merged.values())}}
+        for key in ("hostIPs", "podIPs"):
+            if key in body["status"]:
+                assert body["status"][key][-1] == {"$patch": "replace"}
+                body["status"][key] = body["status"][key][:-1]
         fresh = {**pod, "metadata": dict(pod["metadata"]), "status": {**pod.get("status", {}), **body["status"]}}
         return self.put(path.removesuffix("/status"), fresh)
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, Host
+from thunderfleet_lib.hostcmd import Failure, Host, Output
 
 from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers, wired_limit_bytes
 
@@ -34,11 +34,15 @@ class Commands:
         """Whether the machine has the command."""
         return self._host.find(command) is not None
 
+    async def run(self, command: str, *arguments: str) -> Output | Failure:
+        """Its output, or why there is none."""
+        return await self._host.run([command, *arguments], self._seconds)
+
     async def output(self, command: str, *arguments: str) -> str | None:
         """Standard output without trailing white space; None if the command does not exist, fails or takes too long."""
         if not self.exists(command):
             return None
-        result = await self._host.run([command, *arguments], self._seconds)
+        result = await self.run(command, *arguments)
         if isinstance(result, Failure):
             log.warning("%s", result)
             return None

@@ -1,7 +1,7 @@
 """The Node object: labels, taints, capacity, conditions and Lease, from the configuration and the machine. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,9 @@ Json = dict[str, Any]
 
 DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
 """The API server sends ``kubectl exec`` as a WebSocket only to nodes that declare this feature."""
+
+NO_ADDRESS, HAS_ADDRESS = "NoAddress", "HasAddress"
+"""Reasons of NetworkUnavailable."""
 
 DISK_FLOOR_BYTES = 10 * GIB
 """DiskPressure: less than this, or less than a tenth of the disk, is free, whichever is smaller."""
@@ -103,6 +106,16 @@ def _ready(problems: Mapping[str, str]) -> Json:
     return {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
 
 
+def _network(no_address: str | None, before: Sequence[Json]) -> list[Json]:
+    """NetworkUnavailable, which belongs to the network's own controller: set for a missing address, and taken back after it."""
+    if no_address is not None:
+        return [{"type": "NetworkUnavailable", "status": "True", "reason": NO_ADDRESS, "message": no_address}]
+    if any(one.get("type") == "NetworkUnavailable" and one.get("reason") in (NO_ADDRESS, HAS_ADDRESS) for one in before):
+        text = "the machine has an address"
+        return [{"type": "NetworkUnavailable", "status": "False", "reason": HAS_ADDRESS, "message": text}]
+    return []
+
+
 def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[Json]:
     """``found`` with times; the transition time changes only with the status. Conditions of other writers stay as they are."""
     before = {str(one.get("type")): one for one in previous}
@@ -160,18 +173,24 @@ def status(
     problems: Mapping[str, str],
     now: datetime,
     version: str,
+    addresses: Sequence[str],
     shared_user: int | None = None,
+    no_address: str | None = None,
 ) -> Json:
-    """The Node's ``status``. ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's.
+    """The Node's ``status``.
 
-    ``shared_user``: the user of all pods, if they have no users of their own.
+    ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
+    they have no users of their own. ``no_address``: why ``addresses`` are those that the machine had before; None if it has
+    them.
     """
     total, free = capacity(config, machine)
+    before = previous.get("conditions") or []
+    found = [*findings(readings, problems, shared_user), *_network(no_address, before)]
     return {
         "capacity": total,
         "allocatable": free,
-        "addresses": [{"type": "InternalIP", "address": address} for address in config.addresses],
-        "conditions": conditions(findings(readings, problems, shared_user), previous.get("conditions") or [], now),
+        "addresses": [{"type": "InternalIP", "address": address} for address in addresses],
+        "conditions": conditions(found, before, now),
         "daemonEndpoints": {"kubeletEndpoint": {"Port": config.port}},
         "declaredFeatures": list(DECLARED_FEATURES),
         "nodeInfo": {
@@ -224,6 +243,14 @@ def node(config: Config, machine: Machine, state: Json) -> Json:
 def stale_labels(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """The labels to set on an existing Node; labels of other writers stay."""
     return {key: value for key, value in wanted.items() if current.get(key) != value}
+
+
+def renew_time(found: Json) -> datetime:
+    """When a Lease was last renewed, as it says; the distant past if it does not say."""
+    try:
+        return datetime.fromisoformat(str((found.get("spec") or {})["renewTime"])).astimezone(UTC)
+    except (KeyError, ValueError):
+        return datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lease(config: Config, uid: str, now: datetime) -> Json:

@@ -52,12 +52,14 @@ class MachinePool:
         home = self.folder.machine(machine.name)
         config: dict[str, Any] = {
             "nodeName": machine.name,
-            "addresses": [str(machine.lan.ip)],
             "port": KUBELET_PORT,
             # All machines of all clusters share this machine's users, and in loopback mode its processes too.
             "podUsers": {"first": first_user(str(self.folder.root), index), "count": USERS},
             "images": {self.spec.image.name: self.spec.image.folder},
         }
+        if machine.machine.kind != "mac":
+            # It has no default route. A Mac's commands say which address it has, and it may change.
+            config["addresses"] = [str(machine.lan.ip)]
         if machine.machine.kind == "mac":
             config["path"] = [str(home / "bin")]
             if machine.machine.jaccl == "recorded":

@@ -99,7 +99,7 @@ class Executor:
             # A pod that was gone at once makes room, and no event about it follows.
             rechecks.append(0.0)
         recheck = min((seconds for seconds in rechecks if seconds is not None), default=None)
-        return Done(recheck, blocked or any(group.unplaceable for group in decision.groups))
+        return Done(recheck, blocked or any(group.unplaceable or group.planning for group in decision.groups))
 
     def listen(self, key: str, views: Mapping[int, GroupView]) -> None:
         """Polls every group that has a rank 0, also while its pods terminate: it reports when it has drained."""

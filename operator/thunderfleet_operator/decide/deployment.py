@@ -25,10 +25,10 @@ from thunderfleet_operator.decide.status import deployment as status
 from thunderfleet_operator.decide.status.group import transport
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.observe.objects import GroupKey
-from thunderfleet_operator.observe.observed import Advice, Observed
+from thunderfleet_operator.observe.observed import Observed
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.placement import Unplaceable, better
+from thunderfleet_operator.placement import Answers, Question, Unplaceable, WhatIsBetter, WherePlaced
 
 UNPLACED_SECONDS = 30.0
 """A group without a placement is retried after this many seconds even if nothing has changed."""
@@ -71,6 +71,8 @@ class GroupDecision:
     """Ranks without a pod."""
     drain: bool = False
     better: str | None = None
+    planning: bool = False
+    """Whether the planner has not answered yet where it goes. ``unplaceable`` is its last answer then."""
 
     @property
     def plan(self) -> Plan | None:
@@ -96,7 +98,8 @@ class Decision:
     service: Manifest | None
     """The Service to apply; None if it is up to date."""
     resolution: Resolution
-    advice: Mapping[int, Advice]
+    questions: Mapping[int, Question]
+    """By group, what the planner has to answer. At most one is about a place: the answer decides what the next is about."""
     recheck_seconds: float | None
 
     @property
@@ -126,8 +129,16 @@ class Result:
 # --- the decision ----------------------------------------------------------------------------------------------------
 
 
-def decide(observed: Observed, settings: Settings) -> Decision:
-    """Everything that one round does."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the planner has not answered yet, and its last answer to the same on another fleet."""
+
+    question: WherePlaced
+    before: Unplaceable | None
+
+
+def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision:
+    """Everything that one round does, with the planner's answers that are there."""
     deployment = observed.deployment
     name = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
     wanted_hash = spec_hash(deployment.spec)
@@ -135,7 +146,8 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     account = Account(observed.fleet, observed.usage, observed.taken)
     quarantines: list[tuple[Failure, str]] = []
     groups: list[GroupDecision] = []
-    advice: dict[int, Advice] = {}
+    questions: dict[int, Question] = {}
+    waiting = False
     rechecks: list[float | None] = []
     stuck: set[int] = set()
     # Groups that serve come last: whether one of them may be replaced depends on the others.
@@ -144,6 +156,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
             view,
             observed.reports[index],
             observed.nodes,
+            observed.fleet,
             wanted_hash,
             deployment.spec.recovery,
             observed.now,
@@ -154,16 +167,19 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         if step.failure is not None and held is not None:
             quarantines.append((step.failure, f"{name}-{index}"))
             account = account.quarantined(step.failure.node or "", held.reason)
-        group = _group(observed, settings, account, view, step, wanted_hash)
-        group, known, again = _with_advice(observed, group)
-        if known is not None:
-            advice[index] = known
+        group, place = _group(observed, settings, account, view, step, wanted_hash, answers, waiting=waiting)
+        group, advice, again = _with_advice(observed, group)
+        waiting = waiting or group.planning
+        question = place or advice
+        if question is not None:
+            questions[index] = question
         if group.placement is not None:
             account = account.placed(_key(deployment, index), group.placement.plan)
         if group.unplaceable is not None:
             stuck.add(index)
         rechecks += [step.recheck_seconds, again]
-        rechecks.append(UNPLACED_SECONDS if group.unplaceable else PLACED_SECONDS if group.placement else None)
+        unplaced = group.unplaceable or group.planning
+        rechecks.append(UNPLACED_SECONDS if unplaced else PLACED_SECONDS if group.placement else None)
         groups.append(group)
     ending = tuple(_ending(observed, view) for index, view in observed.groups.items() if index not in wanted)
     rechecks += [ENDING_SECONDS if group.drain else UNPLACED_SECONDS for group in ending]
@@ -175,7 +191,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         collect=_collect(observed),
         service=_service(observed),
         resolution=resolve(observed.fleet, request(deployment.spec)),
-        advice=advice,
+        questions=questions,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
     )
 
@@ -185,26 +201,40 @@ def _key(deployment: ModelDeployment, index: int) -> GroupKey:
 
 
 def _group(
-    observed: Observed, settings: Settings, account: Account, view: GroupView, step: NextStep, wanted_hash: str
-) -> GroupDecision:
-    """What to do for one group that the spec asks for."""
+    observed: Observed,
+    settings: Settings,
+    account: Account,
+    view: GroupView,
+    step: NextStep,
+    wanted_hash: str,
+    answers: Answers,
+    *,
+    waiting: bool,
+) -> tuple[GroupDecision, WherePlaced | None]:
+    """What to do for one group that the spec asks for, and what to ask for it.
+
+    ``waiting``: an earlier group waits for an answer, which decides what is left for this one.
+    """
     outdated = bool(view.epoch and view.epoch.spec_hash != wanted_hash)
     group = GroupDecision(view, observed.reports[view.index], step, outdated)
-    if step.step is Step.PLACE:
-        found = _placement(observed, settings, account, view, step, wanted_hash)
-        if isinstance(found, Unplaceable):
-            return replace(group, unplaceable=found)
-        ranks = tuple(rank.rank for rank in found.plan.ranks)
-        return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks)
-    if step.step is Step.DRAIN:
-        # A group that serves is not given up for a spec that cannot be placed.
-        next_place = _placement(observed, settings, account, view, step, wanted_hash) if step.failure is None else None
-        return replace(group, unplaceable=next_place) if isinstance(next_place, Unplaceable) else replace(group, drain=True)
     if step.step is Step.KEEP and view.plan is not None:
         namespace = view.plan.namespace
         missing = tuple(rank.rank for rank in view.plan.ranks if f"{namespace}/{rank.pod}" not in observed.usage.pods)
-        return replace(group, delete=_alive(view.old_pods), create=missing)
-    return group
+        return replace(group, delete=_alive(view.old_pods), create=missing), None
+    # A group that serves is not given up for a spec that cannot be placed.
+    if step.step is not Step.PLACE and (step.step is not Step.DRAIN or step.failure is not None):
+        return replace(group, drain=step.step is Step.DRAIN), None
+    found = _placement(observed, settings, account, view, step, wanted_hash, answers)
+    if isinstance(found, _Asked):
+        return replace(group, planning=True, unplaceable=found.before), None if waiting else found.question
+    if waiting and isinstance(found, NewPlacement):
+        return replace(group, planning=True), None
+    if isinstance(found, Unplaceable):
+        return replace(group, unplaceable=found), None
+    if step.step is Step.DRAIN:
+        return replace(group, drain=True), None
+    ranks = tuple(rank.rank for rank in found.plan.ranks)
+    return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks), None
 
 
 def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:
@@ -212,8 +242,14 @@ def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:
 
 
 def _placement(
-    observed: Observed, settings: Settings, account: Account, view: GroupView, step: NextStep, wanted_hash: str
-) -> NewPlacement | Unplaceable:
+    observed: Observed,
+    settings: Settings,
+    account: Account,
+    view: GroupView,
+    step: NextStep,
+    wanted_hash: str,
+    answers: Answers,
+) -> NewPlacement | Unplaceable | _Asked:
     """The next placement of the group. Macs to avoid are used only if there is no other placement."""
     deployment = observed.deployment
     fleet, taken = account.without(_key(deployment, view.index))
@@ -221,14 +257,17 @@ def _placement(
     if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
         # A program that is no pod holds one of the group's ports there.
         taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
-    found = port_aware_placement.choose(
+    question = port_aware_placement.question(
         fleet, deployment, taken, settings.ports, current=view.current, avoid=step.avoid, kept=kept
     )
+    found = answers.where(view.index, question)
+    if found is None:
+        return _Asked(question, answers.where_before(view.index, question))
     if isinstance(found, Unplaceable):
         return found
-    placement, ports = found
-    plan = manifests.make_plan(deployment, view.index, view.last_epoch + 1, placement, ports)
-    return NewPlacement(plan, wanted_hash, placement.reason)
+    ports = port_aware_placement.ports(found, deployment, taken, settings.ports, kept)
+    plan = manifests.make_plan(deployment, view.index, view.last_epoch + 1, found, ports)
+    return NewPlacement(plan, wanted_hash, found.reason)
 
 
 def _ending(observed: Observed, view: GroupView) -> GroupDecision:
@@ -257,23 +296,24 @@ def _service(observed: Observed) -> Manifest | None:
     return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != observed.service_hash else None
 
 
-def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, Advice | None, float | None]:
+def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, WhatIsBetter | None, float | None]:
     """Adds whether a group that keeps serving would be placed better today: reported, never carried out.
 
-    Also the advice to remember, and the seconds until it needs to be renewed if the fleet has changed since.
+    Also the question about it if the answer is not there or too old, and the seconds until it will be too old.
     """
     view, plan = group.view, group.view.plan
     if plan is None or group.next.step is not Step.KEEP or not ready(group.report):
         return group, None, None
     known = observed.advice.get(view.index)
-    if known is not None:
-        current = known.fleet is observed.fleet and known.epoch == plan.epoch
+    if known is not None and known.epoch == plan.epoch:
+        group = replace(group, better=known.text)
         left = ADVICE_SECONDS - age_seconds(known.time, observed.now)
-        if current or left > 0:
-            return replace(group, better=known.text), known, None if current else left
+        if known.fleet is observed.fleet:
+            return group, None, None
+        if left > 0:
+            return group, None, left
     fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
-    text = better(fleet, request(observed.deployment.spec, view.current), transport(plan))
-    return replace(group, better=text), Advice(observed.fleet, plan.epoch, observed.now, text), None
+    return group, WhatIsBetter(fleet, request(observed.deployment.spec, view.current), transport(plan)), None
 
 
 # --- after the writes ------------------------------------------------------------------------------------------------
@@ -316,6 +356,7 @@ def status_after(decision: Decision, results: Mapping[int, Result]) -> ModelDepl
             placed_now=placed,
             outdated=group.outdated,
             unplaceable=group.unplaceable,
+            planning=group.planning,
             blocked=result.blocked,
             better=group.better,
         )

@@ -16,6 +16,7 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.trouble import trouble
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.placement import Fleet
 
 UNANSWERED_SECONDS = 10.0
 """A group whose rank 0 has been silent for this long serves no requests."""
@@ -85,6 +86,7 @@ def next_step(
     view: GroupView,
     report: Report,
     nodes: Mapping[str, Node],
+    fleet: Fleet,
     wanted_hash: str,
     recovery: Recovery,
     now: datetime,
@@ -102,7 +104,7 @@ def next_step(
     drains = must_drain(view, report, draining_seconds)
     if view.epoch.spec_hash != wanted_hash and (may_roll or not serves(view, report)):
         return NextStep(Step.DRAIN, recheck_seconds=DRAIN_RECHECK_SECONDS) if drains else NextStep(Step.PLACE)
-    found = trouble(view, report, nodes, now)
+    found = trouble(view, report, nodes, fleet, now)
     status = view.status if view.status is not None and view.status.epoch == view.plan.epoch else None
     failure = found.failure
     if failure is None and report.state is None and status is not None and _waits(status):
@@ -143,6 +145,8 @@ def _recover(
     if now < pending:
         return NextStep(Step.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
     avoid = {}
-    if failure.node and failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG):
+    # With its new address, a Mac that lost one is as good as before.
+    blamed = failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG)
+    if failure.node and blamed and failure.reason != Reason.ADDRESS_LOST:
         avoid = {failure.node: f"is avoided after the last failure there: {failure.reason}: {failure.message}"}
     return NextStep(Step.PLACE, failure, counts=True, avoid=avoid)

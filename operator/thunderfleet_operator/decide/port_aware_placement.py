@@ -3,7 +3,7 @@
 The planner learns beforehand which Macs have no port left, so its best answer can be carried out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
@@ -13,7 +13,7 @@ from thunderfleet_operator.decide.ports import NoPortsLeft, PortSettings, alloca
 from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.usage import Taken
-from thunderfleet_operator.placement import Fleet, Placement, Unplaceable, plan
+from thunderfleet_operator.placement import Fleet, Placement, Request, WherePlaced
 
 
 def _without_ports(
@@ -46,7 +46,7 @@ def _without_ports(
     return no_ports, no_ring_ports
 
 
-def choose(
+def question(
     fleet: Fleet,
     deployment: ModelDeployment,
     taken: Taken,
@@ -55,26 +55,30 @@ def choose(
     current: tuple[str, ...] = (),
     avoid: Mapping[str, str] | None = None,
     kept: Mapping[str, RankPorts] | None = None,
-    runners_up: int = 0,
-) -> tuple[Placement, Sequence[RankPorts]] | Unplaceable:
-    """The best place and its ports by rank, or why there is none.
+) -> WherePlaced:
+    """What the planner is asked for one group.
 
     ``current``: the group's Macs by rank. ``avoid``: Macs to use only if no others will do, with the reason. ``kept``: by Mac
-    the ports that the group has. ``runners_up``: how many of the places that lost to report.
+    the ports that the group has.
     """
-    kept = kept or {}
-    no_ports, no_ring_ports = _without_ports(fleet, deployment, taken, settings, kept)
+    no_ports, no_ring_ports = _without_ports(fleet, deployment, taken, settings, kept or {})
 
-    def planned(avoided: Mapping[str, str]) -> Placement | Unplaceable:
-        asked = request(deployment.spec, current, {**avoided, **no_ports})
-        return plan(fleet, replace(asked, no_ring_ports=no_ring_ports), runners_up=runners_up)
+    def asked(avoided: Mapping[str, str]) -> Request:
+        wanted = request(deployment.spec, current, {**avoided, **no_ports})
+        return replace(wanted, no_ring_ports=no_ring_ports)
 
-    found = planned(avoid or {})
-    if isinstance(found, Unplaceable) and avoid:
-        found = planned({})
-    if isinstance(found, Unplaceable):
-        return found
-    return found, allocate(
+    return WherePlaced(fleet, (asked(avoid), asked({})) if avoid else (asked({}),))
+
+
+def ports(
+    found: Placement,
+    deployment: ModelDeployment,
+    taken: Taken,
+    settings: PortSettings,
+    kept: Mapping[str, RankPorts] | None = None,
+) -> tuple[RankPorts, ...]:
+    """The ports of a placement by rank. Raises ``NoPortsLeft``, but not for the answer to ``question``."""
+    return allocate(
         settings,
         found.nodes,
         taken.ports,

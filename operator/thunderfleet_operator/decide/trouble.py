@@ -14,6 +14,7 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.placement import Fleet
 
 UNSCHEDULABLE_SECONDS = 10.0
 SILENT_SECONDS = 60.0
@@ -39,11 +40,17 @@ def _failure(
     return Failure(class_=fault, reason=reason, message=message, node=node, rank=rank, time=now)
 
 
-def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
-    """The first failure of a group's newest placement: what its runner reports, then its pods, then its Macs."""
+def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: Fleet, now: datetime) -> Trouble:
+    """The first failure of a group's newest placement: a lost address, what its runner reports, its pods, its Macs.
+
+    A lost address comes first, because it causes the others.
+    """
     plan = view.plan
     if plan is None:
         return Trouble()
+    moved = _moved(plan, nodes, fleet, now)
+    if moved is not None:
+        return Trouble(moved)
     failure = _gave_up(report, now)
     if failure is not None:
         return Trouble(failure)
@@ -57,6 +64,21 @@ def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], now: dat
     if macs.failure is not None:
         return macs
     return Trouble(recheck_seconds=_earliest((pods.recheck_seconds, macs.recheck_seconds)))
+
+
+def _moved(plan: Plan, nodes: Mapping[str, Node], fleet: Fleet, now: datetime) -> Failure | None:
+    """A Node that has another address than its rank was planned with, on a Mac that no longer has the planned one.
+
+    While the Mac still has it, as another interface became the Node's, the group serves on.
+    """
+    for entry in plan.ranks:
+        node, mac = nodes.get(entry.node), fleet.macs.get(entry.node)
+        if node is None or node.address in (None, entry.address):
+            continue
+        if mac is None or entry.address not in mac.kinds.addresses:
+            text = f"the address of Node {entry.node} changed from {entry.address} to {node.address}"
+            return _failure(now, Reason.ADDRESS_LOST, text, entry.node, entry.rank, FaultClass.RETRY)
+    return None
 
 
 def _earliest(times: Iterable[float | None]) -> float | None:

@@ -3,6 +3,7 @@
 A pure function of values: nothing here knows Kubernetes, a clock, a file or a socket, so every decision can be replayed from a
 snapshot and checked against brute force.
 
+questions    what may take long, as values that another process can answer
 planner      the entry: ``plan`` a group, or ask whether another placement would be ``better``
 assembly     a placement made from the chosen candidate: ranks, addresses, devices, reason
 explain      why there is no placement: near misses and a reason for every Mac
@@ -27,6 +28,7 @@ from thunderfleet_operator.placement.fleet import (
     AddressKinds,
     Cable,
     Dials,
+    Difference,
     End,
     Fleet,
     Kind,
@@ -34,7 +36,8 @@ from thunderfleet_operator.placement.fleet import (
     Taint,
 )
 from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
-from thunderfleet_operator.placement.planner import better, plan
+from thunderfleet_operator.placement.planner import better, confirm, plan
+from thunderfleet_operator.placement.questions import Answer, Answers, Question, WhatIsBetter, WherePlaced
 from thunderfleet_operator.placement.request import MemoryRequest, Request, Toleration
 from thunderfleet_operator.placement.result import (
     MacReason,
@@ -51,8 +54,11 @@ __all__ = [
     "QUEUE_PAIRS",
     "AddressKind",
     "AddressKinds",
+    "Answer",
+    "Answers",
     "Cable",
     "Dials",
+    "Difference",
     "End",
     "Fleet",
     "KVLayer",
@@ -63,6 +69,7 @@ __all__ = [
     "ModelFacts",
     "NearMiss",
     "Placement",
+    "Question",
     "RankPlacement",
     "Relay",
     "Request",
@@ -72,6 +79,9 @@ __all__ = [
     "TensorFacts",
     "Toleration",
     "Unplaceable",
+    "WhatIsBetter",
+    "WherePlaced",
     "better",
+    "confirm",
     "plan",
 ]

@@ -163,6 +163,10 @@ class Cable:
         return self.b.node if self.a.node == node else self.a.node
 
 
+def _equal(one: object, other: object) -> bool:
+    return one is other or one == other
+
+
 def _by_mac(cables: Iterable[Cable]) -> Mapping[str, tuple[Cable, ...]]:
     """The cables that end at each Mac."""
     links: dict[str, list[Cable]] = {}
@@ -170,6 +174,18 @@ def _by_mac(cables: Iterable[Cable]) -> Mapping[str, tuple[Cable, ...]]:
         for node in dict.fromkeys((cable.a.node, cable.b.node)):
             links.setdefault(node, []).append(cable)
     return {node: tuple(ends) for node, ends in links.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What turns one fleet into another: arguments of ``Fleet.changed``."""
+
+    macs: tuple[Mac, ...] = ()
+    cables: tuple[Cable, ...] = ()
+    gone: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.macs or self.cables or self.gone)
 
 
 class Fleet:
@@ -271,6 +287,14 @@ class Fleet:
         if not new and not gone:
             made._top_mbps = self._top_mbps
         return made
+
+    def difference(self, before: "Fleet") -> Difference:
+        """What has changed since ``before``. Costs little where both share their values."""
+        return Difference(
+            tuple([mac for name, mac in self.macs.items() if not _equal(before.macs.get(name), mac)]),
+            tuple([cable for name, cable in self.cables.items() if not _equal(before.cables.get(name), cable)]),
+            (*(before.macs.keys() - self.macs.keys()), *(before.cables.keys() - self.cables.keys())),
+        )
 
     def _is_joined_alike(self, cable: Cable) -> bool:
         old = self.cables.get(cable.name)

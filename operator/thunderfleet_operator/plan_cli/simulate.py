@@ -1,4 +1,4 @@
-"""Plans every group of a deployment, by the decision that the operator makes (``port_aware_placement.choose``)."""
+"""Plans every group of a deployment, by the decision that the operator makes (``port_aware_placement.question``)."""
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from thunderfleet_operator.observe.reader import groups_of
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
+from thunderfleet_operator.placement.questions import where
 from thunderfleet_operator.watch.cache import Cache
 
 
@@ -72,14 +73,13 @@ def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSetting
         before = next((group for group in deployment.status.groups if group.index == number), None)
         current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
         kept = views[number].kept_ports
-        found = port_aware_placement.choose(
-            fleet, deployment, used, settings, current=current, kept=kept, runners_up=runners_up
-        )
-        if isinstance(found, Unplaceable):
-            planned.append(Planned(number, found, free))
+        question = port_aware_placement.question(fleet, deployment, used, settings, current=current, kept=kept)
+        placement = where(replace(question, runners_up=runners_up))
+        if isinstance(placement, Unplaceable):
+            planned.append(Planned(number, placement, free))
             continue
-        placement, ports = found
-        planned.append(Planned(number, placement, free, tuple(ports)))
+        ports = port_aware_placement.ports(placement, deployment, used, settings, kept)
+        planned.append(Planned(number, placement, free, ports))
         settled.add(number)
         plan = manifests.make_plan(deployment, number, views[number].last_epoch + 1, placement, ports)
         usage = usage.without((uid, number)).placed((uid, number), plan)

@@ -307,6 +307,10 @@ class FakeKube(Kube):
         self.objects: dict[str, dict[str, Any]] = {"/api/v1/nodes/studio-1": {"metadata": {"name": "studio-1", "uid": "n1"}}}
         self._applied: dict[str, dict[str, dict[str, Any]]] = {}
         self._versions = itertools.count(1)
+        self.reconnects = 0
+
+    async def reconnect(self) -> None:
+        self.reconnects += 1
 
     async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: object) -> dict[str, Any]:
         if self.away:

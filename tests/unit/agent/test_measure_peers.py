@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,7 +39,7 @@ from thunderfleet_agent.measure.worker import parent
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
-from thunderfleet_agent.server import Server
+from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
@@ -149,6 +150,42 @@ async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path
         assert f'thunderfleet_agent_measured_age_seconds{{address="{b.address}",link="{LINK}",node="{b.name}"' in text
         assert "thunderfleet_agent_link_received_bytes_per_second{" in text
         assert a.prober.lock.peer is None and b.prober.lock.peer is None
+
+
+FLOOD = 400
+"""Idle TLS connections of a stranger, more than three times the limit."""
+
+
+async def test_a_flood_of_idle_connections_neither_stops_a_measurement_nor_piles_up(tmp_path: Path) -> None:
+    """The stranger finishes the handshake, which anybody can, and sends nothing. A known peer still gets in and measures."""
+    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        b.server._knows = lambda address: address == a.address
+        (tmp_path / "stranger").mkdir()
+        identity.write(tmp_path / "stranger")
+        stranger, ends, over = identity.load(tmp_path / "stranger").client, list[socket.socket](), threading.Event()
+
+        def flood() -> None:
+            while len(ends) < FLOOD and not over.is_set():
+                with contextlib.suppress(OSError):
+                    bare = socket.create_connection((b.address, b.port), 10, source_address=("127.0.0.9", 0))
+                    ends.append(bare)
+                    ends[-1] = stranger.wrap_socket(bare)
+
+        flooding = asyncio.create_task(asyncio.to_thread(flood))
+        try:
+            for _ in range(2):
+                assert (await a.prober.run_once(a.probe(b))).rtt_microseconds
+            await flooding
+            assert b.server._agents is not None
+            assert 0 < b.server._agents.connections <= AGENT_CONNECTIONS // 2 + 1, "half of the places are for known peers"
+            assert (await a.prober.run_once(a.probe(b))).rtt_microseconds
+        finally:
+            over.set()
+            await flooding
+            for end in ends:
+                end.close()
 
 
 async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
@@ -722,7 +759,7 @@ from thunderfleet_agent.measure.schedule.probes import CableEnd
 from thunderfleet_agent.measure.schedule.settings import parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.server import Server
+from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent
 
 async def main(said):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -226,6 +227,33 @@ async def test_agents_that_know_each_other_get_an_answer(listening: Listening, m
     known["studio-1"] = mine.sha256
     answer = await dial(target, "studio-1", mine.client, "127.0.0.3")
     assert answer.rtt_microseconds > 0 and answer.local == "127.0.0.3"
+
+
+async def test_a_server_moves_to_a_new_address_with_its_metrics(make_identity: Any) -> None:
+    made = await make_identity("studio-2")
+
+    async def knows(node: str, sha256: str) -> bool:
+        return True
+
+    server = Server("127.0.0.1", "studio-2", Metrics(), lambda: None, knows)
+    port, metrics_port = await server.start(0, 0, made.server)
+    await server.listen_on({"127.0.0.1", "127.0.0.3"})
+    await server.move("127.0.0.2")
+    # What it still has besides is what was published; the next round says what it has now.
+    await server.listen_on({"127.0.0.2", "127.0.0.3"})
+    try:
+        for address in ("127.0.0.2", "127.0.0.3"):
+            target = PeerAddress("studio-2", address, port, made.sha256)
+            assert (await dial(target, "studio-1", made.client, "127.0.0.4")).local == "127.0.0.4"
+        with pytest.raises(DialError):
+            await dial(PeerAddress("studio-2", "127.0.0.1", port, made.sha256), "studio-1", made.client)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.2:{metrics_port}/healthz") as answer:
+                assert answer.status == 200
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await session.get(f"http://127.0.0.1:{metrics_port}/healthz")
+    finally:
+        await server.close()
 
 
 async def test_a_stranger_is_refused_and_so_is_whoever_says_another_name(listening: Listening, make_identity: Any) -> None:

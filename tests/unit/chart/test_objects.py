@@ -158,7 +158,7 @@ def test_monitors_select_pods_that_are_made_and_ports_that_they_have(render: Ren
         assert ports[endpoint["port"]] == template["metadata"]["annotations"]["prometheus.io/port"]
     runner = find(objects, "PodMonitor", "thunderfleet-runner")["spec"]
     assert runner["selector"]["matchLabels"] == {LABEL_NAME: RUNNER_NAME}
-    assert runner["podMetricsEndpoints"] == [{"port": GATEWAY_PORT}]
+    assert [endpoint["port"] for endpoint in runner["podMetricsEndpoints"]] == [GATEWAY_PORT]
     assert runner["podTargetLabels"] == [LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_RANK]
     assert runner["namespaceSelector"] == {"any": True}
 

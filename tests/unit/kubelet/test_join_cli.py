@@ -70,3 +70,21 @@ def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture
     assert made["KeepAlive"] is True
     assert made["ExitTimeOut"] >= 60
     assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
+
+
+def test_the_token_may_be_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where other users do not read it, unlike a command line."""
+    file, rest = tmp_path / "token", [*JOIN[3:], "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]
+    file.write_text("abcdef.0123456789abcdef\n")
+    assert main(["join", "--token-file", str(file), *rest]) == 1
+    assert "cannot connect" in capsys.readouterr().err
+    file.write_text("abcdef")
+    assert main(["join", "--token-file", str(file), *rest]) == 2
+    assert "6 lower-case letters or digits" in capsys.readouterr().err
+    file.unlink()
+    assert main(["join", "--token-file", str(file), *rest]) == 2
+    assert f"--token-file {file}: cannot be read" in capsys.readouterr().err
+    for both in (["join", *rest], [*JOIN, "--token-file", str(file), "--server", "https://127.0.0.1:1"]):
+        with pytest.raises(SystemExit) as caught:
+            main(both)
+        assert caught.value.code == 2

@@ -30,7 +30,7 @@ def test_a_whole_file() -> None:
 def test_the_defaults_are_usable_by_themselves() -> None:
     config = load(None)
     assert config.port == 10250
-    assert config.addresses
+    assert config.addresses == [], "those of the machine, as they are then"
     assert config.pod_users == PodUsers(first=1_900_000_000, count=1000)
     assert config == Config.model_validate(config.model_dump(by_alias=True)), "the defaults pass the checks too"
 
@@ -41,7 +41,6 @@ def test_the_defaults_are_usable_by_themselves() -> None:
         ("addreses: [1.2.3.4]", ["addreses", "unknown setting", "addresses"]),
         ("port: 70000", ["port", "65535", "70000"]),
         ("nodeName: Studio_1", ["nodeName", "Studio_1", "lower-case"]),
-        ("addresses: []", ["addresses", "at least one"]),
         ("addresses: [studio.local]", ["addresses", "studio.local", "IP address"]),
         ("addresses: [0.0.0.0]", ["addresses", "0.0.0.0", "own address"]),
         ("path: [bin]", ["path", "bin", "absolute"]),

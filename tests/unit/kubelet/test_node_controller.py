@@ -106,7 +106,10 @@ class World:
         self.looks = 0
         self.looked = asyncio.Event()
         self.ended = asyncio.Event()
-        self.node = NodeController(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
+        kube = cast(Kube, self.kube)
+        self.node = NodeController(
+            CONFIG, MAC, self.read, lambda: kube, self.vanished, lambda: self.now, addresses=CONFIG.addresses
+        )
 
     async def read(self) -> Readings:
         self.looks += 1
@@ -163,6 +166,37 @@ async def test_after_a_day_a_heartbeat(running: World) -> None:
     running.now += timedelta(days=1)
     running.node.nudge()
     await until_async(lambda: running.kube.written(f"{PATH}/status"))
+
+
+async def test_a_new_address_is_published(running: World) -> None:
+    running.node.addresses = ("127.0.0.2",)
+    running.node.nudge()
+    await until_async(lambda: running.kube.written(f"{PATH}/status"))
+    assert running.kube.objects[PATH]["status"]["addresses"] == [{"type": "InternalIP", "address": "127.0.0.2"}]
+
+
+async def test_a_clock_that_was_set_back_does_not_end_heartbeats(running: World) -> None:
+    """Neither those of the status, nor the time in the Lease, which the controller manager ignores when it goes back."""
+    running.now -= timedelta(days=365)
+    running.node.nudge()
+    await until_async(lambda: running.kube.written(f"{PATH}/status"))
+    renewed = []
+    for _ in range(3):
+        await running.node.renew()
+        renewed.append(running.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"])
+    assert renewed == sorted(set(renewed))
+    assert renewed[0] > "2026-01-31"
+
+
+async def test_the_lease_goes_on_from_where_an_earlier_kubelet_was(world: World) -> None:
+    world.kube.put(
+        f"{LEASES}/studio-1", {"metadata": {"name": "studio-1"}, "spec": {"renewTime": "2027-01-31T00:00:00.000000Z"}}
+    )
+    await world.node.renew()
+    assert world.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"] == "2027-01-31T00:00:00.001000Z"
+    world.now = datetime(2027, 2, 1, tzinfo=UTC)
+    await world.node.renew()
+    assert world.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"] == "2027-02-01T00:00:00.000000Z"
 
 
 async def test_a_vanished_node_ends_its_pods_and_comes_back(running: World) -> None:

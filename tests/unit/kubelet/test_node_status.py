@@ -20,7 +20,8 @@ FINE = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
 
 
 def state(machine: Machine = MAC, readings: Readings = FINE, **known: Any) -> dict[str, Any]:
-    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, "version": "v1.36.3-thunderfleet.9", **known}
+    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, "version": "v1.36.3-thunderfleet.9"}
+    given_values |= {"addresses": CONFIG.addresses, **known}
     return node_status.status(CONFIG, machine, readings, **given_values)
 
 
@@ -177,3 +178,22 @@ def test_the_lease_goes_with_the_node() -> None:
         "leaseDurationSeconds": 40,
         "renewTime": "2026-01-31T12:00:00.000000Z",
     }
+
+
+def test_a_missing_address_is_a_condition_and_the_last_one_stays_published() -> None:
+    assert not [one for one in state()["conditions"] if one["type"] == "NetworkUnavailable"], "it belongs to the network"
+    lost = state(no_address="no lease")
+    found = condition(lost, "NetworkUnavailable")
+    assert (found["status"], found["reason"], found["message"]) == ("True", "NoAddress", "no lease")
+    assert lost["addresses"] == state()["addresses"]
+    back = condition(state(previous=lost), "NetworkUnavailable")
+    assert (back["status"], back["reason"]) == ("False", "HasAddress")
+    theirs = {"type": "NetworkUnavailable", "status": "True", "reason": "NoRouteCreated", "lastHeartbeatTime": None}
+    assert theirs in state(previous={"conditions": [theirs]})["conditions"]
+
+
+def test_the_renewal_of_a_lease_is_read() -> None:
+    made = node_status.lease(CONFIG, "uid", NOW)
+    assert node_status.renew_time(made) == NOW
+    for odd in ({}, {"spec": None}, {"spec": {"renewTime": None}}, {"spec": {"renewTime": "soon"}}):
+        assert node_status.renew_time(odd) < NOW

@@ -3,14 +3,17 @@
 import copy
 from typing import Any
 
+from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide import port_aware_placement
 from thunderfleet_operator.decide.account import Account
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
+from thunderfleet_operator.placement.questions import where
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS
 
 from tests.unit.operator.world import World
@@ -230,25 +233,35 @@ def taken_ports(world: World, **ports: range) -> Taken:
     return used
 
 
+def choose(
+    fleet: Fleet, deployment: ModelDeployment, taken: Taken, settings: PortSettings, **more: Any
+) -> tuple[Placement, tuple[RankPorts, ...]] | Unplaceable:
+    """What the planner answers for a group, with its ports."""
+    found = where(port_aware_placement.question(fleet, deployment, taken, settings, **more))
+    if isinstance(found, Unplaceable):
+        return found
+    return found, port_aware_placement.ports(found, deployment, taken, settings)
+
+
 async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: World) -> None:
     world.deploy()
     settings = PortSettings(PortRange(20000, 20003), PortRange(21000, 21015))
     used = taken_ports(world, studio_1=range(21000, 21001))
-    found = port_aware_placement.choose(fleet_of(world), world.md, used, settings)
+    found = choose(fleet_of(world), world.md, used, settings)
     assert isinstance(found, Unplaceable) and "has no block of 16 ring ports left in 21000-21015" in found.message
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
-    found = port_aware_placement.choose(fleet_of(world), world.md, used, settings)
+    found = choose(fleet_of(world), world.md, used, settings)
     assert not isinstance(found, Unplaceable) and found[0].nodes == ("studio-2", "studio-3") and found[0].proven
     rdma(world, "studio-1", "studio-2", cable="studio-1.tb1--studio-2.tb1")
-    found = port_aware_placement.choose(fleet_of(world), world.md, used, settings)
+    found = choose(fleet_of(world), world.md, used, settings)
     assert not isinstance(found, Unplaceable) and isinstance(found[0], Placement)
     assert found[0].nodes == ("studio-2", "studio-1"), "over JACCL rank 0 alone needs them"
     assert found[0].transport.value == "JACCL"
     full = taken_ports(world, studio_1=range(20000, 20003))
-    found = port_aware_placement.choose(fleet_of(world), world.md, full, settings)
+    found = choose(fleet_of(world), world.md, full, settings)
     assert not isinstance(found, Unplaceable) and found[0].nodes == ("studio-2", "studio-3")
-    avoided = port_aware_placement.choose(fleet_of(world), world.md, full, settings, avoid={"studio-3": "has failed"})
+    avoided = choose(fleet_of(world), world.md, full, settings, avoid={"studio-3": "has failed"})
     assert not isinstance(avoided, Unplaceable) and avoided[0].nodes == ("studio-2", "studio-3"), "when no others will do"
 
 
@@ -256,5 +269,5 @@ def test_plans_are_equal_whatever_was_asked_before(world: World) -> None:
     world.deploy()
     used = Index(world.cache).taken
     fleet = fleet_of(world)
-    first = port_aware_placement.choose(fleet, world.md, used, PortSettings())
-    assert first == port_aware_placement.choose(copy.copy(fleet), world.md, used, PortSettings())
+    first = choose(fleet, world.md, used, PortSettings())
+    assert first == choose(copy.copy(fleet), world.md, used, PortSettings())

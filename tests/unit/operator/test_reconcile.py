@@ -263,14 +263,14 @@ async def test_a_faulty_mac_is_avoided_while_others_will_do(world: World) -> Non
     world.deploy()
     await world.round()
     world.run_pods()
-    failure = {"fault": "Replan", "reason": "AddressLost", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
+    failure = {"fault": "Replan", "reason": "DeviceMissing", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
     world.say("GaveUp", 1, failure=failure)
     await world.round()
     world.later(10)
     await world.round()
     assert plan_of(world, 2).ranks[0].node == "big-2"
     failed = world.md.status.groups[0].last_failure
-    assert failed is not None and failed.reason == "AddressLost"
+    assert failed is not None and failed.reason == "DeviceMissing"
 
 
 async def test_an_unready_node_alone_replans_nothing(world: World) -> None:

@@ -1,7 +1,7 @@
 """An API server in memory, as faithful as the operator needs, with a fleet, pods and groups that tests change."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,11 +20,42 @@ from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.placement import Question
+from thunderfleet_operator.placement.questions import answer
+from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
 
 Json = dict[str, Any]
 GIB = 2**30
+
+
+class InlinePlanner:
+    """Stands in for ``Planner``: answers every question at once, except while ``silent``."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownAnswers] = {}
+        self.silent = False
+        self.asked: list[Question] = []
+        """The questions so far."""
+
+    def answers(self, key: str) -> KnownAnswers:
+        return self._known.setdefault(key, KnownAnswers(lambda: 0.0))
+
+    def take_better(self, key: str) -> Mapping[int, str | None]:
+        return self.answers(key).take_better()
+
+    async def ask(self, key: str, questions: Mapping[int, Question]) -> bool:
+        self.asked += questions.values()
+        for group, question in questions.items() if not self.silent else ():
+            self.answers(key).put(group, question, answer(question))
+        return bool(questions) and not self.silent
+
+    def keep(self, key: str, groups: Set[int]) -> None:
+        self.answers(key).keep(groups)
+
+    def forget(self, key: str) -> None:
+        self._known.pop(key, None)
 
 
 class World:
@@ -60,7 +91,9 @@ class World:
         self.macs = MacController(self.index, writer, lambda: self.now)
         drains = Drains(groups, lambda: self.now.timestamp())
         executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: b"k" * 32)
-        self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, lambda: self.now)
+        self.planner = InlinePlanner()
+        planner: Any = self.planner
+        self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, planner, lambda: self.now)
         return self.reconciler
 
     # --- Kube ---

@@ -21,9 +21,6 @@ Json = dict[str, Any]
 BACKOFF_FIRST_SECONDS = 10.0
 BACKOFF_LIMIT_SECONDS = 300.0
 
-CLOCK_SECONDS = 1.0
-"""A recorded time further in the future than this means that the clock was set back."""
-
 PROBLEM_LIMIT_SECONDS = 60.0
 """The longest wait before another try to start what failed to start."""
 
@@ -78,7 +75,7 @@ def decide(pod: Json, observed: Observed) -> Decision:
         _stop_unhealthy(pod, observed, actions)
         for container in _due(pod, observed, state):
             _start_or_wait(container, observed, actions)
-    deadline = podspec.deadline_of(pod)
+    deadline = podspec.deadline_of(pod, observed.now)
     if state.ending is None and deadline is not None:
         actions.times.append(deadline)
     deleted = bool(observed.removed or pod["metadata"].get("deletionTimestamp"))
@@ -124,7 +121,7 @@ def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> No
             actions.times.append(observed.blocked.retry_at)
         return
     # An attempt that ended in the future was recorded before the clock was set back; its back-off would last for days.
-    if last is not None and (last.finished_at or 0.0) <= observed.now + CLOCK_SECONDS and observed.now < last.retry_at:
+    if last is not None and (last.finished_at or 0.0) <= observed.now + podspec.CLOCK_SECONDS and observed.now < last.retry_at:
         actions.times.append(last.retry_at)
         actions.backing_off.append(name)
         return

@@ -10,6 +10,9 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 
 DEFAULT_GRACE_SECONDS = 30.0
 
+CLOCK_SECONDS = 1.0
+"""A recorded time further in the future than this means that the clock was set back."""
+
 
 def init_containers(pod: Json) -> list[Json]:
     """The init containers, sidecars included, in order."""
@@ -73,10 +76,16 @@ def has_ended(pod: Json) -> bool:
     return phase_of(pod) in TERMINAL_PHASES
 
 
-def deadline_of(pod: Json) -> float | None:
-    """When ``activeDeadlineSeconds`` runs out (seconds since the epoch); None without a deadline or before the pod starts."""
+def deadline_of(pod: Json, now: float) -> float | None:
+    """When ``activeDeadlineSeconds`` runs out (seconds since the epoch); None without a deadline or before the pod starts.
+
+    A start in the future was recorded before the clock was set back; then the time counts from the pod's creation.
+    """
     seconds, start = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
-    return parse_time(start) + float(seconds) if seconds is not None and start else None
+    if seconds is None or not start:
+        return None
+    began, created = parse_time(start), pod["metadata"].get("creationTimestamp")
+    return (parse_time(created) if began > now + CLOCK_SECONDS and created else began) + float(seconds)
 
 
 def qos_class(pod: Json) -> str:

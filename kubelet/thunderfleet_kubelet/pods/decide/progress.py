@@ -64,7 +64,7 @@ def _ending(pod: Json, observed: Observed) -> Ending | None:
         return Ending.DELETED
     if podspec.has_ended(pod):
         return Ending.TERMINAL
-    deadline = podspec.deadline_of(pod)
+    deadline = podspec.deadline_of(pod, observed.now)
     return Ending.DEADLINE if deadline is not None and observed.now >= deadline else None
 
 

@@ -26,6 +26,7 @@ from thunderfleet_operator.observe.pods import Pod
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 MESSAGE_LENGTH = 1500
+LOOKING = "the planner is looking for a place"
 
 TRANSPORTS: dict[Backend, PlacedTransport] = {
     Backend.NONE: Transport.NONE,
@@ -164,12 +165,13 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
     if step.step is Step.BACK_OFF and step.until is not None:
         count = f"restart {restarts + 1} of {deployment.spec.recovery.max_restarts}"
         return _Stage(GroupPhase.BACKING_OFF, f"{count} at {step.until:%H:%M:%S} UTC" + _because(failure))
-    if step.step is Step.DRAIN and not outcome.unplaceable:
+    if step.step is Step.DRAIN and not outcome.unplaceable and not outcome.planning:
         why = step.failure.message if step.failure else "the spec has changed"
         progress = state.message if state and state.phase is GroupPhase.DRAINING else "admitting no new requests"
         return _Stage(GroupPhase.DRAINING, f"{why}: {progress}; the group is replaced when it has drained")
     if step.step is Step.PLACE and not outcome.placed_now and not outcome.outdated:
-        return _Stage(GroupPhase.BACKING_OFF, f"cannot be placed: see condition {ConditionType.PLACED}" + _because(failure))
+        lack = f"cannot be placed: see condition {ConditionType.PLACED}" if outcome.unplaceable else LOOKING
+        return _Stage(GroupPhase.BACKING_OFF, lack + _because(failure))
     return None
 
 
@@ -192,7 +194,7 @@ def _last_failure(outcome: Outcome) -> Failure | None:
 
 def _next_restart(outcome: Outcome) -> datetime | None:
     step, before = outcome.next, outcome.view.status
-    if outcome.unplaceable and before is not None:
+    if (outcome.unplaceable or outcome.planning) and before is not None:
         # The back-off is over; a missing place does not start it again.
         return before.next_restart_time or step.until
     return step.until if step.step in (Step.BACK_OFF, Step.DRAIN) else None
@@ -220,7 +222,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
     view, plan = outcome.view, outcome.view.plan
     restarts, failure = _restarts(outcome), _last_failure(outcome)
     if plan is None:
-        message = outcome.wait.message if outcome.wait else "not placed yet"
+        message = outcome.wait.message if outcome.wait else LOOKING if outcome.planning else "not placed yet"
         return Group(
             index=view.index,
             epoch=view.last_epoch,

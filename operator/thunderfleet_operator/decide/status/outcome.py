@@ -27,6 +27,8 @@ class Outcome:
     outdated: bool = False
     """Whether its placement was made for another spec."""
     unplaceable: Unplaceable | None = None
+    planning: bool = False
+    """Whether the planner has not answered yet where it goes."""
     blocked: Blocked | None = None
     better: str | None = None
     """A better placement, if there is one. Serving groups are not moved to it."""

@@ -1,0 +1,77 @@
+"""Questions to the planner as values, so that another process can answer them.
+
+What may take long is asked as a question: a decision names the questions whose answers it lacks, and is made again when they
+are there.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from thunderfleet_crds.vocabulary import PlacedTransport
+
+from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.planner import better, plan
+from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.result import Placement, Unplaceable
+
+
+@dataclass(frozen=True, slots=True)
+class WherePlaced:
+    """Where one group goes."""
+
+    fleet: Fleet
+    requests: tuple[Request, ...]
+    """In the order of preference: the first that has a placement counts, and if none has, why the last has none."""
+    runners_up: int = 0
+    """How many placements with worse scores to report."""
+
+    def same_request(self, other: "WherePlaced") -> bool:
+        """Whether the same is wanted, regardless of what the fleet lacks at the moment."""
+        return _wanted(self.requests[-1]) == _wanted(other.requests[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIsBetter:
+    """Whether a group that stays where it is (``request.current``) would be placed better elsewhere."""
+
+    fleet: Fleet
+    request: Request
+    running: PlacedTransport | None
+
+
+Question = WherePlaced | WhatIsBetter
+Answer = Placement | Unplaceable | str | None
+"""Text, or None for "nothing", answers ``WhatIsBetter``."""
+
+
+class Answers(Protocol):
+    """The answers about one ModelDeployment that are there."""
+
+    def where(self, group: int, question: WherePlaced) -> Placement | Unplaceable | None:
+        """The answer for a group; None if it is not there yet."""
+        ...
+
+    def where_before(self, group: int, question: WherePlaced) -> Unplaceable | None:
+        """Why the group had no placement when the same was last answered, on another fleet."""
+        ...
+
+
+def _wanted(request: Request) -> Request:
+    return replace(request, avoid={}, no_ring_ports={})
+
+
+def answer(question: Question) -> Answer:
+    """Answers at once. Takes up to seconds for a large fleet."""
+    if isinstance(question, WhatIsBetter):
+        return better(question.fleet, question.request, question.running)
+    return where(question)
+
+
+def where(question: WherePlaced) -> Placement | Unplaceable:
+    """Where the group goes, or why it goes nowhere."""
+    found: Placement | Unplaceable
+    for request in question.requests:
+        found = plan(question.fleet, request, runners_up=question.runners_up)
+        if isinstance(found, Placement):
+            break
+    return found

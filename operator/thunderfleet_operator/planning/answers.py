@@ -1,0 +1,77 @@
+"""The planner's answers that are there, and whether they still hold.
+
+A fleet changes while a question about it is being answered. A placement is checked on the fleet as it is; why there is none is
+told until a newer answer says otherwise.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from thunderfleet_operator.placement import Answer, Placement, Question, Unplaceable, WhatIsBetter, WherePlaced, confirm
+
+LASTING_SECONDS = 60.0
+"""A placement that was planned on another fleet longer ago is planned again: a better one may exist by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    question: WherePlaced
+    answer: Placement | Unplaceable
+    at: float
+    final: bool
+
+    def answers(self, question: WherePlaced) -> bool:
+        """Whether this is exactly what was asked."""
+        return self.question.requests == question.requests and not question.fleet.difference(self.question.fleet)
+
+
+class KnownAnswers:
+    """Of one ModelDeployment, by group. ``clock``: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._where: dict[int, _Where] = {}
+        self._better: dict[int, str | None] = {}
+
+    def put(self, group: int, question: Question, answer: Answer, *, final: bool = True) -> None:
+        """Takes an answer. ``final`` False: the question is to be asked again."""
+        if isinstance(question, WhatIsBetter):
+            self._better[group] = answer if isinstance(answer, str) else None
+        elif isinstance(answer, Placement | Unplaceable):
+            self._where[group] = _Where(question, answer, self._clock(), final)
+
+    def where(self, group: int, question: WherePlaced) -> Placement | Unplaceable | None:
+        """The answer for a group; None if it is not there, or no longer holds."""
+        own = self._where.get(group)
+        if own is not None and isinstance(own.answer, Placement) and own.question.same_request(question):
+            recent = self._clock() - own.at < LASTING_SECONDS
+            return _confirmed(question, own.answer) if recent or not question.fleet.difference(own.question.fleet) else None
+        # Groups of one deployment ask the same as long as none of them is placed.
+        for known in self._where.values():
+            if isinstance(known.answer, Unplaceable) and known.final and known.answers(question):
+                return known.answer
+        return None
+
+    def where_before(self, group: int, question: WherePlaced) -> Unplaceable | None:
+        """Why the group had no placement when the same was last answered."""
+        known = self._where.get(group)
+        if known is None or not isinstance(known.answer, Unplaceable) or not known.question.same_request(question):
+            return None
+        return known.answer
+
+    def take_better(self) -> dict[int, str | None]:
+        """By group, what ``WhatIsBetter`` was answered since the last call."""
+        found, self._better = self._better, {}
+        return found
+
+    def keep(self, groups: Set[int]) -> None:
+        """Forgets where all groups but these go."""
+        self._where = {group: known for group, known in self._where.items() if group in groups}
+
+
+def _confirmed(question: WherePlaced, planned: Placement) -> Placement | None:
+    for request in question.requests:
+        found = confirm(question.fleet, request, planned)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,210 @@
+"""Which question is answered next. One process answers them one at a time, so this decides who waits for whom.
+
+Each ModelDeployment has at most one question for each group. What took long last time is asked later and less often: a
+deployment that nothing can place takes a tenth of the process's time at most.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from thunderfleet_crds.reasons import Reason
+
+from thunderfleet_operator.placement import Answer, Answers, Question, Unplaceable, WherePlaced
+from thunderfleet_operator.planning.answers import KnownAnswers
+from thunderfleet_operator.planning.process import PlanningFailed
+
+log = logging.getLogger(__name__)
+
+MOMENT_SECONDS = 0.1
+"""How long a round waits for its answers. Most are there by then; the rounds of other keys wait as long."""
+DUTY = 10.0
+"""A question is asked again after this many times what its last answer took."""
+IDLE_SECONDS = 60.0
+"""The process ends after this long without a question: its memory is not worth keeping."""
+RETRY_SECONDS = 15.0
+RETRY_LIMIT_SECONDS = 600.0
+
+
+class Process(Protocol):
+    """What answers: ``PlanningProcess``."""
+
+    async def ask(self, question: Question) -> tuple[Answer, float]:
+        """The answer and its seconds of processor time. Raises PlanningFailed."""
+        ...
+
+    async def end(self) -> None:
+        """Frees what it holds; it may be asked again."""
+        ...
+
+
+@dataclass(slots=True)
+class _Client:
+    """One ModelDeployment."""
+
+    known: KnownAnswers
+    waiting: dict[int, Question] = field(default_factory=dict)
+    """By group, not yet being answered."""
+    since: float = 0.0
+    """When it began to wait."""
+    answered: int = 0
+    """How many answers there have been."""
+    cost: float = 0.0
+    """What its last answer took, in seconds."""
+    unplaced: WherePlaced | None = None
+    """Its last question about a place if it had none."""
+    failures: int = 0
+    """How often in a row that question had no answer."""
+    again: float = float("-inf")
+    """That question is not asked again before."""
+
+    @property
+    def first(self) -> tuple[int, Question]:
+        """Its next question. A group without a place comes before one that might have a better."""
+        group = min(self.waiting, key=lambda group: (not isinstance(self.waiting[group], WherePlaced), group))
+        return group, self.waiting[group]
+
+    @property
+    def due(self) -> float:
+        """When its next question may be answered."""
+        _, question = self.first
+        same = self.unplaced is not None and isinstance(question, WherePlaced) and self.unplaced.same_request(question)
+        return self.again if same else self.since
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sort key among clients, the next first: in the order of coming, but the hard ones later, and advice last."""
+        return not isinstance(self.first[1], WherePlaced), self.since + DUTY * self.cost
+
+
+class Planner:
+    """``changed(key)`` is called when there is an answer about a ModelDeployment. ``clock``: monotonic seconds."""
+
+    def __init__(self, process: Process, changed: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._process = process
+        self._changed = changed
+        self._clock = clock
+        self._clients: dict[str, _Client] = {}
+        self._running: tuple[str, int, Question] | None = None
+        self._wake = asyncio.Event()
+        self._answered = asyncio.Event()
+
+    def answers(self, key: str) -> Answers:
+        """The answers about a ModelDeployment that are there."""
+        return self._client(key).known
+
+    def take_better(self, key: str) -> Mapping[int, str | None]:
+        """By group, what would be better about another placement, as answered since the last call; None: nothing."""
+        return self._client(key).known.take_better()
+
+    async def ask(self, key: str, questions: Mapping[int, Question]) -> bool:
+        """Replaces the questions about a ModelDeployment. Whether one has been answered within a moment."""
+        client = self._client(key)
+        if not client.waiting:
+            client.since = self._clock()
+        # A question that is being answered is not asked again because the fleet has changed since.
+        client.waiting = {group: new for group, new in questions.items() if not self._is_running(key, group, new)}
+        self._wake.set()
+        if not questions or not self._may_be_next(key, client):
+            return False
+        count, until = client.answered, self._clock() + MOMENT_SECONDS
+        while client.answered == count and (left := until - self._clock()) > 0:
+            self._answered.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), left)
+        return client.answered != count
+
+    def _may_be_next(self, key: str, client: _Client) -> bool:
+        """Whether an answer to this client may come within a moment."""
+        if self._running is not None:
+            return self._running[0] == key
+        return bool(client.waiting) and client.due <= self._clock()
+
+    def keep(self, key: str, groups: Set[int]) -> None:
+        """Forgets where all groups but these go."""
+        self._client(key).known.keep(groups)
+
+    def forget(self, key: str) -> None:
+        """Forgets a ModelDeployment."""
+        self._clients.pop(key, None)
+
+    async def run(self) -> None:
+        """Answers questions until cancelled, and then ends the process."""
+        try:
+            while True:
+                key, wait = self._next()
+                if key is None:
+                    await self._sleep(wait)
+                else:
+                    await self._answer(key)
+        finally:
+            await self._process.end()
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Until there is a question, or one is due. Ends the process after a long time."""
+        self._wake.clear()
+        idle = seconds is None or seconds > IDLE_SECONDS
+        try:
+            await asyncio.wait_for(self._wake.wait(), IDLE_SECONDS if idle else seconds)
+        except TimeoutError:
+            if idle:
+                await self._process.end()
+
+    def _next(self) -> tuple[str | None, float | None]:
+        """Whose question is next; else the seconds until one is due, None if none waits."""
+        now = self._clock()
+        waiting = {key: client for key, client in self._clients.items() if client.waiting}
+        ready = {key: client for key, client in waiting.items() if client.due <= now}
+        if ready:
+            return min(ready, key=lambda key: ready[key].order), None
+        return None, min((client.due - now for client in waiting.values()), default=None)
+
+    async def _answer(self, key: str) -> None:
+        client = self._clients[key]
+        group, question = client.first
+        del client.waiting[group]
+        if isinstance(question, WherePlaced) and client.unplaced is not None and not client.unplaced.same_request(question):
+            client.failures = 0
+        self._running = (key, group, question)
+        failed = False
+        answer: Answer
+        try:
+            answer, client.cost = await self._process.ask(question)
+            client.failures, pause = 0, DUTY * client.cost
+        except PlanningFailed as failure:
+            failed, client.failures = True, client.failures + 1
+            pause = min(RETRY_SECONDS * 2 ** min(client.failures - 1, 10), RETRY_LIMIT_SECONDS)
+            log.error("ModelDeployment %s: the planner %s; the next try is in %.0f s", key, failure, pause)
+            answer = Unplaceable(Reason.PLANNING_FAILED, f"the planner {failure}", proven=False)
+        finally:
+            self._running = None
+        client.since = self._clock()
+        client.answered += 1
+        if isinstance(question, WherePlaced):
+            client.unplaced = question if isinstance(answer, Unplaceable) else None
+            client.again = client.since + pause
+        client.known.put(group, question, answer, final=not failed)
+        self._answered.set()
+        if self._clients.get(key) is client:
+            self._changed(key)
+
+    def _client(self, key: str) -> _Client:
+        client = self._clients.get(key)
+        if client is None:
+            client = self._clients[key] = _Client(KnownAnswers(self._clock))
+        return client
+
+    def _is_running(self, key: str, group: int, question: Question) -> bool:
+        running = self._running
+        return running is not None and running[:2] == (key, group) and _similar(running[2], question)
+
+
+def _similar(one: Question, other: Question) -> bool:
+    """Whether both ask the same, regardless of the fleet."""
+    if isinstance(one, WherePlaced) and isinstance(other, WherePlaced):
+        return one.same_request(other)
+    return type(one) is type(other)

@@ -1,0 +1,73 @@
+"""The messages between the operator and its planning process: pickles of values, each with its length in front.
+
+Both ends are the same program of the same version. A fleet is sent once, and then what has changed.
+"""
+
+import pickle
+import struct
+from dataclasses import dataclass
+
+from thunderfleet_crds.vocabulary import PlacedTransport
+
+from thunderfleet_operator.placement.fleet import Cable, Mac
+from thunderfleet_operator.placement.questions import Answer
+from thunderfleet_operator.placement.request import Request
+
+LENGTH = struct.Struct(">I")
+MAX_BYTES = 64 * 2**20
+"""Of one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Changes the fleet: arguments of ``Fleet.changed``."""
+
+    macs: tuple[Mac, ...] = ()
+    cables: tuple[Cable, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWhere:
+    """``WherePlaced`` on the fleet that was sent."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedBetter:
+    """``WhatIsBetter`` on the fleet that was sent."""
+
+    request: Request
+    running: PlacedTransport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer, and the seconds of processor time that it took."""
+
+    answer: Answer
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There is no answer. ``why`` is the end of a sentence that begins with "the planner"."""
+
+    why: str
+
+
+def encode(message: object) -> bytes:
+    """One message with its length. Raises ``ValueError`` if it is too large."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes is larger than {MAX_BYTES}")
+    return LENGTH.pack(len(data)) + data
+
+
+def size_of(header: bytes) -> int:
+    """The size of the message that follows. Raises ``ValueError`` if it is too large."""
+    (size,) = LENGTH.unpack(header)
+    if size > MAX_BYTES:
+        raise ValueError(f"a message of {size} bytes is larger than {MAX_BYTES}")
+    return int(size)
