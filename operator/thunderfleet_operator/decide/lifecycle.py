@@ -111,6 +111,9 @@ def next_step(
         # A restarted operator may not have heard from rank 0 yet. The status holds until rank 0 says otherwise.
         failure = status.last_failure
     if failure is None:
+        if not view.proven and len(view.pods) < view.plan.world_size:
+            # No pod is made from a plan whose signature cannot be checked.
+            return NextStep(Step.PLACE)
         return NextStep(Step.KEEP, recheck_seconds=found.recheck_seconds)
     return _recover(view, failure, status, recovery, now, drains=drains)
 

@@ -67,6 +67,11 @@ def rank_number(item: Json) -> int:
     return _number(item, LABEL_RANK)
 
 
+def annotation(item: Json, name: str) -> str:
+    """An annotation; empty if there is none."""
+    return str((item["metadata"].get("annotations") or {}).get(name) or "")
+
+
 def deleting(item: Json) -> bool:
     """Whether the object has been deleted and is still there."""
     return bool(item["metadata"].get("deletionTimestamp"))

@@ -20,6 +20,8 @@ from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 
+from tests.unit.operator.values import plan
+
 MASTER = b"m" * 32
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -71,9 +73,9 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
         await runner.cleanup()
 
 
-async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Loading"}
     port = await serve(pair, state)
     changed: asyncio.Queue[str] = asyncio.Queue()
@@ -98,12 +100,12 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
         await groups.close()
 
 
-async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes(
+async def test_the_poll_names_the_known_state_so_that_rank_0_answers_on_change(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "QUIET_SECONDS", 0.02)
     asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
     groups = GroupClient(lambda key: None, lambda: True)
     try:
@@ -118,7 +120,7 @@ async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes
 async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
     monkeypatch.setattr(listening, "QUIET_SECONDS", 0.01)
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "busy": True}
     changed: asyncio.Queue[str] = asyncio.Queue()
     groups = GroupClient(changed.put_nowait, lambda: True)
@@ -140,7 +142,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
 
 async def test_only_a_leader_asks_a_group_to_drain(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"}
     leads = [False]
     groups = GroupClient(lambda key: None, lambda: leads[0])
@@ -161,7 +163,7 @@ async def test_only_a_leader_asks_a_group_to_drain(serve: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"uid": "other"}, {"phase": "Nonsense"}])
 async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[str, Any]) -> None:
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", **change})
     groups = GroupClient(lambda key: None, lambda: True)
     try:
@@ -172,11 +174,11 @@ async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[
         await groups.close()
 
 
-async def test_a_stranger_on_the_control_port_is_not_heard(serve: Any) -> None:
-    port = await serve(group_keys(MASTER, "uid", 0, 9), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
+async def test_a_stranger_on_the_control_port_is_ignored(serve: Any) -> None:
+    port = await serve(group_keys(MASTER, plan(9)), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
     groups = GroupClient(lambda key: None, lambda: True)
     try:
-        groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, "uid", 0, 1))})
+        groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, plan(1)))})
         await groups.first_answers("ns/md", 20)
         assert groups.report("ns/md", 0, 1).state is None
     finally:

@@ -5,16 +5,19 @@ import ssl
 from typing import Any
 
 import pytest
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.plan import GROUP_TLS_NAME
-from thunderfleet_operator.act.keys import client_context, group_keys
+from thunderfleet_operator.act.keys import client_context, group_keys, secret_name
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.lifecycle import backoff_seconds
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.watch.cache import PODS, Store
 from thunderfleet_operator.watch.workqueue import WorkQueue
+
+from tests.unit.operator.values import plan
 
 MASTER = b"m" * 32
 
@@ -23,17 +26,34 @@ MASTER = b"m" * 32
 
 
 def test_keys_are_derived_and_differ_by_placement() -> None:
-    assert group_keys(MASTER, "uid", 0, 1) == group_keys(MASTER, "uid", 0, 1)
-    all_keys = {
-        group_keys(master, uid, group, epoch).certificate
+    assert group_keys(MASTER, plan()) == group_keys(MASTER, plan())
+    made = {
+        part
         for master in (MASTER, b"n" * 32)
         for uid in "ab"
         for group in (0, 1)
         for epoch in (1, 2)
+        for namespace in ("ns", "other")
+        for name in ("md", "md2")
+        for placed in [plan(epoch, uid=uid, index=group, namespace=namespace, deployment=name)]
+        for part in (group_keys(master, placed).key, secret_name(master, placed))
     }
-    assert len(all_keys) == 16
+    assert len(made) == 2 * 64
     with pytest.raises(ValueError, match="at least 32"):
-        group_keys(b"short", "uid", 0, 1)
+        group_keys(b"short", plan())
+
+
+def test_a_certificate_tells_strangers_nothing_of_what_keys_are_derived_from() -> None:
+    placed = plan(uid="3b1f6c1e-secret", namespace="prod", deployment="chat")
+    found = x509.load_pem_x509_certificate(group_keys(MASTER, placed).certificate.encode())
+    assert found.subject == found.issuer
+    assert not [part for part in (placed.uid, "prod", "chat") if part in found.subject.rfc4514_string()]
+
+
+def test_parts_of_a_name_cannot_be_moved_into_another_part() -> None:
+    one, other = plan(namespace="a/b", deployment="c"), plan(namespace="a", deployment="b/c")
+    assert group_keys(MASTER, one) != group_keys(MASTER, other)
+    assert group_keys(MASTER, plan(uid='a", 1', index=1)) != group_keys(MASTER, plan(uid="a", index=1))
 
 
 async def _shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = GROUP_TLS_NAME) -> bytes:
@@ -65,8 +85,8 @@ def _server(tmp_path: Any, pair: Any) -> ssl.SSLContext:
     return context
 
 
-async def test_a_group_trusts_itself_and_nobody_else(tmp_path: Any) -> None:
-    mine, past = group_keys(MASTER, "uid", 0, 2), group_keys(MASTER, "uid", 0, 1)
+async def test_a_group_trusts_only_its_own_certificate(tmp_path: Any) -> None:
+    mine, past = group_keys(MASTER, plan(2)), group_keys(MASTER, plan(1))
     strict = client_context(mine)
     strict.verify_flags |= ssl.VERIFY_X509_STRICT
     assert await _shake(_server(tmp_path, mine), strict) == b"hello"

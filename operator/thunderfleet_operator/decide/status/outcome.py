@@ -9,7 +9,7 @@ from thunderfleet_operator.placement import Unplaceable
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A refusal of the API server that keeps a group from being created."""
+    """What keeps a group or the Service from being created, such as a refusal of the API server."""
 
     reason: str
     message: str
