@@ -334,7 +334,7 @@ class Member:
         planned = self.plan.world_size
         right = planned * (planned + 1) // 2
         if (rank, size) != (self.rank, planned):
-            text = f"MLX says rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
+            text = f"MLX reports rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
             self._fail(Fault(FaultClass.BUG, Reason.WRONG_GROUP, text))
         elif all_sum != right:
             self._fail(Fault(FaultClass.BUG, Reason.WRONG_SUM, f"the group's all-sum is {all_sum}, expected {right}"))

@@ -44,7 +44,7 @@ def test_models_are_named_after_their_place(tmp_path: Path, make_model: MakeMode
     assert problems == []
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
     unreadable = tmp_path / ("x" * 300)
     assert find([unreadable])[1] == [f"{unreadable}: File name too long"]
 
@@ -170,7 +170,7 @@ def test_the_hubs_cache_is_found_where_its_variables_say(tmp_path: Path) -> None
     assert models.hub_caches(both, home) == [tmp_path / "cache"]
 
 
-def test_a_download_that_was_only_begun_is_known_as_incomplete(tmp_path: Path, make_model: Any) -> None:
+def test_a_started_download_is_incomplete(tmp_path: Path, make_model: Any) -> None:
     """The hub's cache: snapshots are links to blobs; a running download is a blob named .incomplete."""
     repository = tmp_path / "models--org--name"
     begun = repository / "snapshots" / "abc"

@@ -75,7 +75,7 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
         await runner.cleanup()
 
 
-async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
     pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Loading"}
@@ -102,7 +102,7 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
         await groups.close()
 
 
-async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes(
+async def test_the_poll_names_the_known_state_so_that_rank_0_answers_on_change(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "QUIET_SECONDS", 0.02)
@@ -176,7 +176,7 @@ async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[
         await groups.close()
 
 
-async def test_an_answer_without_end_and_one_that_points_elsewhere_are_not_heard(serve: Any) -> None:
+async def test_an_answer_without_end_and_one_that_points_elsewhere_are_ignored(serve: Any) -> None:
     """A tenant reads the keys of the groups of its namespace, so it can answer in place of rank 0."""
     pair, asked = group_keys(MASTER, plan(1)), asyncio.Queue[dict[str, str]]()
     ready = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"}
@@ -192,7 +192,7 @@ async def test_an_answer_without_end_and_one_that_points_elsewhere_are_not_heard
     assert asked.empty()
 
 
-async def test_a_stranger_on_the_control_port_is_not_heard(serve: Any) -> None:
+async def test_a_stranger_on_the_control_port_is_ignored(serve: Any) -> None:
     port = await serve(group_keys(MASTER, plan(9)), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
     groups = GroupClient(lambda key: None, lambda: True)
     try:

@@ -92,7 +92,7 @@ def test_what_the_ends_say_together(found: ThunderboltLink, ready: str, connecte
     assert all(message for _, _, message in said.values())
 
 
-def test_a_cable_that_nobody_has_lingers_and_goes() -> None:
+def test_a_cable_without_reports_lingers_and_is_removed() -> None:
     assert lingers(link(end("a")), NOW) is None
     assert lingers(link(), NOW) == LINGER_SECONDS, "one that is just being made is not gone"
     pulled = link(conditions=summary(link(), {}, NOW, BOTH)["conditions"])

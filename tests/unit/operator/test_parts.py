@@ -150,7 +150,7 @@ def _server(tmp_path: Any, pair: Any) -> ssl.SSLContext:
     return context
 
 
-async def test_a_group_trusts_itself_and_nobody_else(tmp_path: Any) -> None:
+async def test_a_group_trusts_only_its_own_certificate(tmp_path: Any) -> None:
     mine, past = group_keys(MASTER, plan(2)), group_keys(MASTER, plan(1))
     strict = client_context(mine)
     strict.verify_flags |= ssl.VERIFY_X509_STRICT

@@ -264,7 +264,7 @@ def test_a_mac_that_no_other_can_dial_is_not_rank_0() -> None:
     assert none.reason == "NotYetObserved" and "no Mac is reachable from all others yet" in none.message
 
 
-def test_rank_0_is_whom_most_others_have_dialled() -> None:
+def test_rank_0_is_the_mac_that_most_others_have_dialled() -> None:
     facts = model((3, 3, 3))
     macs = [mac("a", 4, facts, **dialled("a", "c")), mac("b", 4, facts, **dialled("b", "c")), mac("c", 4, facts, dials=Dials())]
     jaccl = [replace(entry, backends=BOTH) for entry in macs]

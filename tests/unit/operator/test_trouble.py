@@ -159,7 +159,7 @@ def test_a_mac_that_is_not_ready_counts_when_the_group_has_lost_it_too(said: Rep
 @pytest.mark.parametrize(
     "said", [READY, report(None, silent=59.9), report(GroupPhase.WAITING, RankPhase.ABSENT, RankPhase.JOINED)]
 )
-def test_a_mac_that_is_not_ready_alone_is_looked_at_again(said: Report) -> None:
+def test_a_mac_that_is_only_not_ready_is_checked_again(said: Report) -> None:
     assert found(view(), said, not_ready("b")) == Trouble(recheck_seconds=5.0)
 
 

@@ -134,7 +134,7 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     assert await running == right
 
 
-async def test_who_holds_connections_in_silence_keeps_nobody_out(
+async def test_silent_connections_block_no_other_client(
     make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "SPARE_CONNECTIONS", 8)
