@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_runner import jsonbounds
+from thunderfleet_lib import jsonbounds
+
 from thunderfleet_runner.api.errors import ApiError, refused
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepare, Prepared, Rejected
 from thunderfleet_runner.protocol import Prompt

@@ -41,6 +41,11 @@ def _port_taken(error: NoFreePort) -> Fault:
     return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: other programs use them")
 
 
+def _bounded(message: str) -> str:
+    """A message may quote a file or another program: as text that can be encoded, and within the control port's limit."""
+    return message[: peers.TEXT_CHARACTERS].encode("utf-8", "replace").decode()
+
+
 class Member:
     """``report`` sends to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's).
 
@@ -361,7 +366,7 @@ class Member:
                 stage=self._stage,
                 fault=fault.fault,
                 reason=fault.reason,
-                message=fault.message,
+                message=_bounded(fault.message),
                 echo=fault.echo,
             )
         )

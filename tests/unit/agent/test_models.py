@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,20 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
     (dangling / "model-00001-of-00002.safetensors").unlink()
     (dangling / "model-00001-of-00002.safetensors").symlink_to("../../blobs/gone")
     assert "No such file" in str(look(dangling).problem)
+
+
+def test_what_is_no_regular_file_or_has_too_many_values_is_a_problem(tmp_path: Path, make_model: MakeModel) -> None:
+    for number, name in enumerate(("config.json", "model.safetensors")):
+        pipe = make_model(tmp_path / str(number))
+        (pipe / name).unlink()
+        os.mkfifo(pipe / name)
+        assert look(pipe).problem == f"{name} is not a regular file"
+    for number, text in enumerate((b"[" * 100_000, b"[" + b"[]," * 3_000_000 + b"0]")):
+        large = make_model(tmp_path / f"large-{number}")
+        (large / "config.json").write_bytes(text)
+        before = time.process_time()
+        assert look(large).problem == "config.json is not valid JSON"
+        assert time.process_time() - before < 1.0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
