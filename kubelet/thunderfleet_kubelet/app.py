@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
@@ -32,6 +33,7 @@ from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
 from thunderfleet_kubelet.node.controller import NodeController
@@ -82,6 +84,8 @@ def pod_settings(config: Config, machine: Machine, server: str, addresses: Seque
         allocatable=node_status.capacity(config, machine)[1],
         labels=node_status.labels(config, machine),
         mac=machine.is_mac,
+        log_bytes=to_bytes(config.container_log_max_size),
+        log_files=config.container_log_max_files,
     )
 
 
@@ -108,6 +112,16 @@ class Kubelet:
         self._closing: set[asyncio.Task[None]] = set()
         user = KubeletUser.here()
         users = pod_users(config, user)
+        self.pods = PodManager(
+            root=root,
+            node_name=identity.node_name,
+            kube=self.kube,
+            settings=pod_settings(config, machine, identity.server, self.addresses.current),
+            users=users,
+            disk=DiskWatch(root, config.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
+            disk_changed=lambda: self.node.nudge(),
+            node_event=self._node_event,
+        )
         self.node = NodeController(
             config,
             machine,
@@ -116,13 +130,7 @@ class Kubelet:
             self._node_vanished,
             addresses=self.addresses.current,
             shared_user=user.uid if users is None else None,
-        )
-        self.pods = PodManager(
-            root=root,
-            node_name=identity.node_name,
-            kube=self.kube,
-            settings=pod_settings(config, machine, identity.server, self.addresses.current),
-            users=users,
+            disk=self.pods.evictor.look,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self._api_counts)
         self.server = Server(
@@ -325,8 +333,11 @@ class Kubelet:
 
     def _report_certificate(self, error: str | None) -> None:
         if error is not None and error != self._last_certificate_error and self.node.registered.is_set():
-            self._background(self._event("CertificateNotRenewed", error))
+            self._node_event("CertificateNotRenewed", error)
         self._last_certificate_error = error
+
+    def _node_event(self, reason: str, message: str) -> None:
+        self._background(self._event(reason, message))
 
     async def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Warning") -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
@@ -374,7 +385,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     read = AddressReader(commands, parse_server(identity.server).host, mac=machine.is_mac).read
     addresses = NodeAddresses(config.addresses, read)
     if await _before(stop, addresses.wait()):
-        await Kubelet(root, identity, config, machine, Reader(commands, root, machine.is_mac), addresses).run(stop)
+        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses).run(stop)
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

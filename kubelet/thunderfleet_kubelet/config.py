@@ -14,6 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from thunderfleet_kubelet import pressure
+
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_NODE_NAME = 253
 # NodeRestriction lets a node set only labels with these prefixes in kubernetes.io; others are free.
@@ -78,6 +80,14 @@ class Config(_Settings):
     """The duration of the Lease; it is renewed four times as often."""
     certificate_seconds: Annotated[int, Field(ge=600, le=315_360_000)] = 31_536_000
     """The requested lifetime of certificates; the cluster may shorten it. They are renewed after 80 % of it."""
+    eviction_hard: dict[str, str] = {}
+    """Thresholds that cause DiskPressure and evictions, over the defaults of Kubernetes; ``0%`` turns one off."""
+    eviction_pressure_transition_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
+    """How long DiskPressure lasts after the last threshold was met."""
+    container_log_max_size: str = "10Mi"
+    """The size at which a container's log is rotated."""
+    container_log_max_files: Annotated[int, Field(ge=2, le=100)] = 5
+    """The most files of a container's log."""
     reserved_memory_bytes: Annotated[int, Field(ge=0)] = 0
     """Memory that is not allocatable to pods."""
     reserved_cpu_millis: Annotated[int, Field(ge=0)] = 0
@@ -125,6 +135,26 @@ class Config(_Settings):
         if self.pod_users.count < self.max_pods:
             raise ValueError(f"podUsers.count is {self.pod_users.count}; it must be at least maxPods, {self.max_pods}")
         return self
+
+    @field_validator("eviction_hard")
+    @classmethod
+    def _eviction_hard(cls, value: dict[str, str]) -> dict[str, str]:
+        pressure.thresholds(value)
+        return value
+
+    @field_validator("container_log_max_size")
+    @classmethod
+    def _log_size(cls, value: str) -> str:
+        from thunderfleet_lib.quantity import to_bytes
+
+        if not 64 * 1024 <= to_bytes(value) <= 2**40:
+            raise ValueError(f"{value} is not from 64Ki to 1Ti")
+        return value
+
+    @property
+    def thresholds(self) -> tuple[pressure.Threshold, ...]:
+        """The eviction thresholds."""
+        return pressure.thresholds(self.eviction_hard)
 
     @field_validator("labels")
     @classmethod

@@ -588,7 +588,7 @@ def test_token_of_the_service_account_authenticates(fleet: Fleet, folder: str) -
     assert user["extra"]["authentication.kubernetes.io/node-name"] == [MAC]
 
 
-def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None:
+def test_containers_run_as_the_requested_user_or_an_unprivileged_one(fleet: Fleet) -> None:
     fleet.running("who")
     uid, gid = until(lambda: found if len(found := fleet.log("who").split()) == 2 else None, "it has printed its user")
     if not ROOT:
@@ -874,7 +874,7 @@ def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet
     until(lambda: not (machine.folder / "kubelet/pods" / uid).exists(), "its folder goes")
 
 
-def test_pods_of_a_deleted_node_end_and_it_registers_anew(fleet: Fleet) -> None:
+def test_pods_of_a_deleted_node_end_and_it_registers_again(fleet: Fleet) -> None:
     old = fleet.get("node", LINUX)["metadata"]["uid"]
     uid = fleet.running("plain")["metadata"]["uid"]
     assert alive_with(uid)

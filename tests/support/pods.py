@@ -10,6 +10,7 @@ from typing import Any
 from thunderfleet_kubelet.containers import user
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.shim import processes
@@ -133,9 +134,19 @@ class World:
         self.root, self.api = root, Api()
         self.settings = PodSettings(images={IMAGE: image}, allocatable={"cpu": "4", "memory": "8Gi", "pods": "20"})
         self.managers: list[PodManager] = []
+        self.disk: DiskWatch | None = None
+        self.node_events: list[tuple[str, str]] = []
 
     async def boot(self) -> PodManager:
-        manager = PodManager(root=self.root, node_name="node-1", kube=lambda: self.api, settings=self.settings, users=USERS)  # type: ignore[arg-type,return-value]
+        manager = PodManager(
+            root=self.root,
+            node_name="node-1",
+            kube=lambda: self.api,  # type: ignore[arg-type,return-value]
+            settings=self.settings,
+            users=USERS,
+            disk=self.disk,
+            node_event=lambda reason, message: self.node_events.append((reason, message)),
+        )
         await manager.start()
         self.managers.append(manager)
         self.api.on_change = lambda: manager.sync(self.api.pods())

@@ -13,6 +13,7 @@ from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node.facts import Machine, Readings
 from thunderfleet_kubelet.node.status import differs, labels, lease, node, renew_time, stale_labels, status
+from thunderfleet_kubelet.pressure import DiskState
 from thunderfleet_kubelet.version import kubelet_version
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class NodeController:
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
-    this kubelet cannot give each pod its own.
+    this kubelet cannot give each pod its own. ``disk``: looks at the disk.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class NodeController:
         on_vanished: Callable[[], Awaitable[None]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         shared_user: int | None = None,
+        disk: Callable[[], DiskState] = DiskState,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -51,6 +53,7 @@ class NodeController:
         self.on_vanished = on_vanished
         self.clock = clock
         self.shared_user = shared_user
+        self.disk = disk
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -144,6 +147,7 @@ class NodeController:
             problems=self.problems,
             now=self.clock(),
             version=kubelet_version(),
+            disk=self.disk(),
             addresses=self.addresses,
             no_address=self.no_address,
             shared_user=self.shared_user,

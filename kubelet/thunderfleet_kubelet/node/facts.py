@@ -40,8 +40,6 @@ class Readings:
 
     memory_short: bool | None
     memory_text: str
-    disk_free_bytes: int | None
-    disk_total_bytes: int | None
     processes: int | None
     processes_limit: int | None
 

@@ -165,18 +165,16 @@ MEMORY_FLOOR_BYTES = 100 * 1024**2
 class Reader:
     """Reads the load of the machine."""
 
-    def __init__(self, commands: Commands, root: Path, mac: bool) -> None:
+    def __init__(self, commands: Commands, mac: bool) -> None:
         self.commands = commands
-        self.root = root
         self._has_pressure = mac
         self._limit: int | None = None
 
     async def read(self) -> Readings:
         """The current load."""
         short, text = await self._memory()
-        free, total = self._disk()
         processes, limit = await self._processes()
-        return Readings(short, text, free, total, processes, limit)
+        return Readings(short, text, processes, limit)
 
     async def _memory(self) -> tuple[bool | None, str]:
         if self._has_pressure:
@@ -192,14 +190,6 @@ class Reader:
         # No exact number: the status would be written whenever it changes.
         short = available < MEMORY_FLOOR_BYTES
         return short, f"{'less than' if short else 'at least'} {MEMORY_FLOOR_BYTES // 1024**2} MiB are available"
-
-    def _disk(self) -> tuple[int | None, int | None]:
-        try:
-            disk = os.statvfs(self.root)
-        except OSError as error:
-            log.warning("%s: cannot read free space: %s", self.root, error.strerror)
-            return None, None
-        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
     async def _processes(self) -> tuple[int | None, int | None]:
         if sys.platform == "darwin":

@@ -103,7 +103,7 @@ async def no_reading(current: tuple[str, ...]) -> tuple[str, ...]:
 
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    reader, addresses = Reader(Commands([]), tmp_path, mac=False), NodeAddresses(CONFIG.addresses, no_reading)
+    reader, addresses = Reader(Commands([]), mac=False), NodeAddresses(CONFIG.addresses, no_reading)
     made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses)
     real, made._kube = made.kube(), cast(Kube, FakeKube())
     yield made
@@ -155,7 +155,7 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
     }
 
 
-async def test_a_node_that_slept_past_its_certificate_is_told_how_to_come_back(
+async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None
     known = identity(tmp_path)
     known.client.unlink()
     with pytest.raises(JoinError, match="join again"):
-        reader = Reader(Commands([]), tmp_path, mac=False)
+        reader = Reader(Commands([]), mac=False)
         Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading))
 
 

@@ -102,7 +102,7 @@ class World:
     def __init__(self) -> None:
         self.kube = FakeKube()
         self.now = datetime(2026, 1, 31, tzinfo=UTC)
-        self.readings = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
+        self.readings = Readings(False, "enough", 100, 4000)
         self.looks = 0
         self.looked = asyncio.Event()
         self.ended = asyncio.Event()
@@ -155,7 +155,7 @@ async def test_nothing_changed_writes_nothing(running: World) -> None:
 
 
 async def test_a_change_is_written(running: World) -> None:
-    running.readings = Readings(True, "short", 500 * GIB, 1000 * GIB, 100, 4000)
+    running.readings = Readings(True, "short", 100, 4000)
     running.node.nudge()
     await until_async(lambda: running.kube.written(f"{PATH}/status"))
     (write,) = running.kube.written(f"{PATH}/status")
@@ -219,7 +219,7 @@ async def test_it_takes_over_its_own_node(world: World) -> None:
     assert not [asked for asked in world.kube.asked if asked[0] == "POST"]
 
 
-async def test_a_node_without_its_taint_is_told_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_node_without_its_taint_is_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.kube.put(PATH, {"metadata": {"name": "studio-1"}, "spec": {}, "status": {}})
     await world.node.register()
     assert "node studio-1 has no taint thunderfleet.io/macos" in caplog.text

@@ -10,6 +10,7 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.lifecycle import NextStep, Step, backoff_seconds, must_drain, next_step, ready, serves
 from thunderfleet_operator.decide.rollout import next_to_roll
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.proofs import Finding, Proof
 from thunderfleet_operator.placement import Fleet
 
 from tests.unit.operator.values import NODES, NOW, group_status, pod, report, view
@@ -66,7 +67,9 @@ def test_a_group_is_placed_when_it_has_no_plan_and_kept_when_it_runs() -> None:
     assert step(replace(view(), epoch=None)) == NextStep(Step.PLACE)
     epoch = view().epoch
     assert epoch is not None
-    assert step(replace(view(), epoch=replace(epoch, plan=None))) == NextStep(Step.PLACE)
+    lost = replace(epoch, finding=Finding(Proof.UNKNOWN_KEY))
+    assert step(replace(view(), epoch=lost)) == NextStep(Step.KEEP)
+    assert step(replace(view(pod(0)), epoch=lost)) == NextStep(Step.PLACE), "no pod is made from a plan that is not proven"
     assert step(view()) == step(view(), LOADING) == NextStep(Step.KEEP)
 
 

@@ -9,6 +9,7 @@ Json = dict[str, Any]
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
 DEFAULT_GRACE_SECONDS = 30.0
+EVICTION_GRACE_SECONDS = 15.0
 
 CLOCK_SECONDS = 1.0
 """A recorded time further in the future than this means that the clock was set back."""
@@ -55,6 +56,14 @@ def grace_of(pod: Json) -> float:
         if value is not None:
             return float(value)
     return DEFAULT_GRACE_SECONDS
+
+
+def eviction_grace_of(pod: Json) -> float:
+    """Seconds between SIGTERM and SIGKILL for an evicted pod.
+
+    Kubernetes gives none. On a Mac, a killed process can leave GPU memory wired until the next reboot.
+    """
+    return min(grace_of(pod), EVICTION_GRACE_SECONDS)
 
 
 def probe_grace_of(pod: Json, container: Json) -> float:

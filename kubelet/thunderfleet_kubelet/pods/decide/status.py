@@ -43,6 +43,8 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
         status["observedGeneration"] = pod["metadata"]["generation"]
     if progress.ending is Ending.DEADLINE:
         status |= {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"}
+    if progress.ending is Ending.EVICTED:
+        status |= {"reason": "Evicted", "message": observed.evicted or before.get("message", "")}
     for key in ("reason", "message"):
         if over and before.get(key):
             status.setdefault(key, before[key])
@@ -61,7 +63,7 @@ def _phase(pod: Json, observed: Observed, progress: Progress) -> str:
     lasts = [observed.last(container["name"]) for container in podspec.main_containers(pod)]
     succeeded = all(last is not None and last.exit_code == 0 for last in lasts)
     if progress.ending is not None and progress.nothing_live:
-        return "Succeeded" if succeeded and progress.ending is not Ending.DEADLINE else "Failed"
+        return "Succeeded" if succeeded and progress.ending not in (Ending.DEADLINE, Ending.EVICTED) else "Failed"
     if progress.finished:
         # Sidecars still run.
         return "Running" if not progress.nothing_live else "Succeeded" if succeeded else "Failed"
@@ -83,6 +85,9 @@ def _conditions(pod: Json, observed: Observed, progress: Progress, phase: str, m
         "ContainersReady": ready,
         "PodScheduled": {"status": "True"},
     }
+    if progress.ending is Ending.EVICTED:
+        message = observed.evicted or (pod.get("status") or {}).get("message", "")
+        fresh["DisruptionTarget"] = {"status": "True", "reason": "TerminationByKubelet", "message": message}
     return [_with_times(kind, condition, before.get(kind), observed.now) for kind, condition in fresh.items()]
 
 
