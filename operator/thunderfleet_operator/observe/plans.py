@@ -16,7 +16,7 @@ from thunderfleet_operator.observe.proofs import Finding, Keyring, Proof, Purpos
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One placement of one group, read from its ConfigMap. What it says counts only as far as ``accepted`` accepts it."""
+    """One placement of one group, read from its ConfigMap. Its content counts only as far as ``accepted`` accepts it."""
 
     plan: Plan
     spec_hash: str
@@ -141,7 +141,7 @@ class GroupView:
 
 
 def read_plan(item: Json) -> Plan | None:
-    """The plan in a ConfigMap. None if there is none, or if it says that it belongs into another one."""
+    """The plan in a ConfigMap. None if there is none, or if it names another ConfigMap."""
     text = (item.get("data") or {}).get(PLAN_KEY)
     if not text or len(text) > PLAN_BYTES:
         return None
@@ -228,7 +228,7 @@ def newest_epochs(epochs: Iterable[Epoch]) -> Mapping[GroupKey, Epoch]:
 
 
 def counts(epoch: Epoch, deployment: ModelDeployment | None) -> bool:
-    """Whether a placement takes room for pods that do not exist yet. Otherwise only its running pods hold what they have."""
+    """Whether a placement reserves memory and ports for pods that do not exist yet. Otherwise only its running pods count."""
     if deployment is None or deployment.metadata.uid != epoch.owner or deployment.metadata.deletion_timestamp is not None:
         return False
     return epoch.proven and epoch.current and epoch.group < deployment.spec.replicas

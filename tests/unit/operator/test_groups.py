@@ -270,8 +270,15 @@ def test_where_a_model_was_looked_for() -> None:
     )
     found = resolve(Fleet(macs), Request(path="/nope"))
     assert not found.found and found.reason == "ModelNotFound"
-    for text in ("/nope", "a (/models/x: 1 models)", "b (no NodeProfile yet)", "c (no models)"):
+    for text in ("/nope", "a has 1 model in /models/x", "b has no NodeProfile yet", "c has no models"):
         assert text in found.message
+    found = resolve(Fleet(macs), Request(repository="org/name"))
+    assert "copy it to org/name below a folder" in found.message
+
+
+def test_without_macs_the_missing_mac_is_the_reason_everywhere() -> None:
+    found = resolve(Fleet(), Request(repository="org/name"))
+    assert (found.found, found.reason) == (False, "NoMacs") and "thunderfleet-kubelet join" in found.message
 
 
 def test_an_incomplete_model_is_not_found_and_a_whole_one_elsewhere_is() -> None:
