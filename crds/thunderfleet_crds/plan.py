@@ -174,7 +174,7 @@ class Plan(_Value):
         if [entry.rank for entry in self.ranks] != list(range(len(self.ranks))):
             raise ValueError("ranks must be listed in order, starting at 0, without gaps")
         if (self.backend is Backend.NONE) != (len(self.ranks) == 1):
-            raise ValueError("backend none requires exactly one rank, other backends more")
+            raise ValueError("backend none requires exactly one rank, every other backend more than one")
         if self.backend is Backend.RING and any(not r.ring_address or not r.ring_ports for r in self.ranks):
             raise ValueError("every rank of a ring needs ringAddress and ringPorts")
         if self.backend is not Backend.RING and any(r.relay for r in self.ranks):

@@ -63,7 +63,7 @@ def test_the_api_lists_its_model_and_refuses_another(pair: Deployment, line: Lin
     assert other["items"], "the plan is a ConfigMap"
 
 
-def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Deployment, line: Line) -> None:
+def test_the_benchmark_is_in_status_and_in_the_columns(pair: Deployment, line: Line) -> None:
     measured = pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     assert float(measured["decodeTokensPerSecond"]) > 0
     assert float(measured["prefillTokensPerSecond"]) > 0
@@ -187,7 +187,7 @@ def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alon
     assert "2048" in long.json["error"]["message"]
 
 
-def test_a_second_group_that_finds_no_place_says_what_it_lacks(pair: Deployment, deploy: Deploy, alone: Alone) -> None:
+def test_a_second_group_without_a_placement_says_what_is_missing(pair: Deployment, deploy: Deploy, alone: Alone) -> None:
     both = deploy("both", replicas=2, nodes={"min": len(pair.line.macs) + 1})
     message = both.until_condition("Placed", "False")["message"]
     assert "studio-1" in message and "studio-2" in message and "mini-1" in message

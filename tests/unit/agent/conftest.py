@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import os
 import shlex
 import struct
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from thunderfleet_lib.kube import ApiError, Kube
 
 from tests.support.waiting import until_async
-
-# A busy machine is no failure of a property.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `make fuzz`
-settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unhurried"))
 
 
 def bus(

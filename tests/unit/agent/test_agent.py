@@ -75,7 +75,7 @@ async def test_one_broken_command_costs_its_part_and_is_named(command: str, dama
     assert len(answered) >= 3
 
 
-async def test_a_last_answer_stands_until_it_has_failed_for_long(machine: Any) -> None:
+async def test_the_last_answer_is_kept_until_it_has_failed_for_long(machine: Any) -> None:
     collector = Collector(Host())
     await asyncio.gather(collector.fast(), collector.slow())
     machine.script("ifconfig", "exit 1")
@@ -219,6 +219,7 @@ async def test_a_new_address_of_the_node_is_taken_over(
         monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 3600.0)
         machine.says("ifconfig", shapes.ifconfig.replace("192.168.64.11", "192.168.64.99"))
         await until(lambda: loop._lost_address() and loop._address_due < float("inf"))
+        await until(lambda: kube.reconnects == 2)
         node["status"]["addresses"][1]["address"] = "192.168.64.99"
         await until(lambda: kube.objects[PROFILE]["status"]["agent"]["address"] == "192.168.64.99")
         assert moved[1:] == ["192.168.64.99"]
@@ -510,7 +511,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
     assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent stopped\n")
 
 
-def test_failure_kinds_are_told_apart_in_metrics() -> None:
+def test_metrics_distinguish_failure_kinds() -> None:
     from thunderfleet_lib.hostcmd import Failure
 
     metrics = Metrics()

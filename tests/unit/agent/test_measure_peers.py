@@ -321,7 +321,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-async def test_who_measures_interactive_has_his_turn_before_what_agents_do(tmp_path: Path, until: Until, busy: int) -> None:
+async def test_an_interactive_measurement_preempts_background_probes(tmp_path: Path, until: Until, busy: int) -> None:
     """If one of the two Macs is in a probe with a third one, it is reserved until that ends, for a limited time."""
     slow = settings(sockets={**SOCKETS, "bytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as fleet:
@@ -580,7 +580,7 @@ async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
         assert not a.prober.running
 
 
-async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() -> None:
+async def test_streams_without_the_token_are_closed_and_take_no_slot() -> None:
     gate = StreamListener("127.0.7.2", "127.0.7.1")
     admitting = asyncio.create_task(gate.admit(1, 20))
     await asyncio.sleep(0)
@@ -621,7 +621,7 @@ async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: 
         assert b.prober.lock.peer is None
 
 
-async def test_whoever_is_no_agent_of_the_fleet_measures_nothing(tmp_path: Path) -> None:
+async def test_only_agents_of_the_fleet_may_measure(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         b.sees(a)
         stranger = tmp_path / "stranger"
@@ -1078,7 +1078,7 @@ async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Unti
         assert a.prober.benchmarks_fresh.reason == "InUse" and "default/qwen-0" in a.prober.benchmarks_fresh.message
 
 
-async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_second_stage(
+async def test_a_new_group_kills_a_frozen_measuring_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen process receives SIGTERM, and SIGKILL 0.4 s later by the test's clock."""

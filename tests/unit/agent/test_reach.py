@@ -88,7 +88,7 @@ def test_others_are_dialled_at_one_address_and_not_too_many() -> None:
     assert all(target.interface is None and target.node.startswith("mac-") for target in found)
 
 
-def test_whoever_shares_a_group_is_dialled_at_all_addresses_but_those_of_other_cables() -> None:
+def test_group_members_are_dialled_at_all_addresses_except_those_of_other_cables() -> None:
     groups = [
         GroupUse(name="default/a-0", epoch=1, nodes=("studio-3", "studio-1", "gone")),
         GroupUse(name="default/b-0", epoch=4, nodes=("studio-1", "studio-2", *(f"mac-{n:03}" for n in range(60)))),
@@ -150,7 +150,7 @@ def test_one_failure_marks_suspect_three_remove_and_time_is_of_the_change() -> N
     assert [fact.state.value for fact in table.facts] == ["Suspect"], "strikes are those in a row"
 
 
-def test_a_round_trip_is_written_anew_when_it_has_moved_by_half_for_good() -> None:
+def test_a_round_trip_time_is_written_again_after_a_lasting_change_by_half() -> None:
     table = ReachabilityTable()
     table.record(outcome(400), START)
     later = START + timedelta(seconds=reachability.RTT_SECONDS)
@@ -256,7 +256,7 @@ async def test_a_server_moves_to_a_new_address_with_its_metrics(make_identity: A
         await server.close()
 
 
-async def test_a_stranger_is_refused_and_so_is_whoever_says_another_name(listening: Listening, make_identity: Any) -> None:
+async def test_strangers_and_wrong_names_are_refused(listening: Listening, make_identity: Any) -> None:
     target, _, known = listening
     mine, thief = await make_identity("studio-1"), await make_identity("thief")
     known["studio-1"] = mine.sha256

@@ -116,7 +116,7 @@ def test_usable(node: str, after: timedelta, addresses: list[str], good: bool) -
     assert usable(held, node, START + after, addresses) is good
 
 
-def test_a_client_certificate_serves_nobody() -> None:
+def test_a_client_certificate_cannot_serve() -> None:
     assert not usable(pair(), "studio-1", START, ["192.168.64.11"])
 
 

@@ -52,7 +52,7 @@ def test_wrong_settings_are_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{file}: prot: unknown setting" in capsys.readouterr().err
 
 
-def test_nobody_there_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_running_cluster_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOIN, "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]) == 1
     assert "cannot connect" in capsys.readouterr().err
 

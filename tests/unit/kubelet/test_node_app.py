@@ -155,7 +155,7 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
     }
 
 
-async def test_a_node_that_slept_past_its_certificate_is_told_how_to_come_back(
+async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown(path: str, body: dict[str, Any]) -> dict[str, Any]:

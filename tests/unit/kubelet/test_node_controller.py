@@ -219,7 +219,7 @@ async def test_it_takes_over_its_own_node(world: World) -> None:
     assert not [asked for asked in world.kube.asked if asked[0] == "POST"]
 
 
-async def test_a_node_without_its_taint_is_told_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_node_without_its_taint_is_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.kube.put(PATH, {"metadata": {"name": "studio-1"}, "spec": {}, "status": {}})
     await world.node.register()
     assert "node studio-1 has no taint thunderfleet.io/macos" in caplog.text

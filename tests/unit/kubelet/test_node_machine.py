@@ -57,7 +57,7 @@ async def test_a_machines_own_id_stays(mac: Path, tmp_path: Path) -> None:
     assert first.machine_id == second.machine_id != ""
 
 
-async def test_the_wired_limit_that_somebody_set(mac: Path, tmp_path: Path) -> None:
+async def test_a_configured_wired_limit(mac: Path, tmp_path: Path) -> None:
     command(mac, "sysctl", SYSCTL.format(limit=491520, pressure=1))
     assert (await look(Commands([mac]), tmp_path)).memory_bytes == 480 * GIB
 

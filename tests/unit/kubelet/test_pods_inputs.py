@@ -92,7 +92,7 @@ def test_the_image_cannot_name_the_user_of_another_pod() -> None:
         user.decide(pod(), {"name": "c"}, "12:70003", OWN, ROOT)
 
 
-def test_mapped_root_is_nobody_in_particular() -> None:
+def test_mapped_root_is_an_unprivileged_user() -> None:
     assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(0, 0, ((0, 1),))) == ContainerUser(0, 0)
     assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(501, 20)) == ContainerUser(501, 20)
 

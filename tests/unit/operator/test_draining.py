@@ -235,7 +235,7 @@ async def test_a_restarted_operator_asks_before_it_takes_a_silent_group_for_an_i
 # --- names ---
 
 
-async def test_a_deployment_made_anew_takes_no_name_of_the_one_before_it(world: World) -> None:
+async def test_a_recreated_deployment_reuses_no_name_of_the_old_one(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy()
     await world.round()

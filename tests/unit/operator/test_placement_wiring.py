@@ -190,7 +190,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     assert "a better place exists" not in world.condition("Placed")[2]
 
 
-async def test_a_change_of_place_is_told_with_its_reason(world: World) -> None:
+async def test_a_move_is_reported_with_its_reason(world: World) -> None:
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
     world.deploy()
@@ -207,7 +207,7 @@ async def test_a_change_of_place_is_told_with_its_reason(world: World) -> None:
     assert [event["reason"] for event in world.events].count("Placed") == 1
 
 
-async def test_what_every_mac_lacks_is_in_status(world: World, make_model: Any) -> None:
+async def test_status_lists_what_is_missing_on_every_mac(world: World, make_model: Any) -> None:
     other = {**make_model(path="/models/org/other"), "repository": "org/other"}
     for number in range(9):
         world.mac(f"small-{number}", f"10.0.1.{number}", GIB, model=other)

@@ -66,6 +66,8 @@ def test_a_runner_that_gives_up_says_why() -> None:
     failure = failed(view(), report(GroupPhase.GAVE_UP, failure=said))
     assert facts(failure) == ("StackHung", FaultClass.REBOOT, "b", 1)
     assert (failure.message, failure.time) == ("no answer", NOW)
+    blamed = failed(view(), report(GroupPhase.GAVE_UP, failure={**said, "node": "a-mac-of-others", "fault": "Reboot"}))
+    assert blamed.node is None, "it is not put into quarantine"
     nameless = failed(view(), report(GroupPhase.GAVE_UP, failure={**said, "reason": ""}))
     assert nameless.reason == Reason.GAVE_UP
     mute = failed(view(), report(GroupPhase.GAVE_UP, message="no more attempts"))
@@ -157,7 +159,7 @@ def test_a_mac_that_is_not_ready_counts_when_the_group_has_lost_it_too(said: Rep
 @pytest.mark.parametrize(
     "said", [READY, report(None, silent=59.9), report(GroupPhase.WAITING, RankPhase.ABSENT, RankPhase.JOINED)]
 )
-def test_a_mac_that_is_not_ready_alone_is_looked_at_again(said: Report) -> None:
+def test_a_mac_that_is_only_not_ready_is_checked_again(said: Report) -> None:
     assert found(view(), said, not_ready("b")) == Trouble(recheck_seconds=5.0)
 
 
