@@ -536,7 +536,17 @@ def test_environment_comes_from_every_source_and_nowhere_else(fleet: Fleet) -> N
     assert seen["TMPDIR"] == seen["HOME"] + "/tmp"
     machine = fleet.cluster.machines[MAC]
     assert seen["PATH"].split(":")[:2] == [str(machine.folder / "bin"), str(fleet.cluster.image_folder / "bin")]
-    ours = {"GREETING", "CM_greeting", "HOME", "TMPDIR", "PATH", "CONTAINER_SANDBOX_MOUNT_POINT", "PYTHONPATH"}
+    ours = {
+        "GREETING",
+        "CM_greeting",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "PATH",
+        "CONTAINER_SANDBOX_MOUNT_POINT",
+        "PYTHONPATH",
+    }
     service = {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS"}
     shell = {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
     image = dict(
