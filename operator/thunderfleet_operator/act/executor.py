@@ -162,7 +162,11 @@ class Executor:
         except ApiError as error:
             if error.status not in (403, 409, 422):
                 raise
-            blocked = _refused(epoch.plan, error)
+            if decision.create:
+                blocked = _refused(epoch.plan, error)
+            else:
+                # Its pods run with the Secret that they have.
+                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error)
         return Result(written, tuple(created), deleted, blocked)
 
     async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch:
