@@ -296,7 +296,7 @@ class Group(ApiModel):
     epoch: Count = Field(default=0, description="Number of the group's placement, which increases with every new placement.")
     plan_digest: Word | None = Field(
         default=None,
-        description="SHA-256 of the group's plan. The operator recognises the plan by it if its key has been lost.",
+        description="SHA-256 of the group's plan. If its key is lost, the operator recognizes the plan by it.",
     )
     state: GroupPhase = Field(
         default=GroupPhase.PENDING, description="Lifecycle phase of the group. Only Ready serves requests."

@@ -258,10 +258,15 @@ class Reason(StrEnum):
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has the model.",
-        "Fix the condition ModelResolved first: its message names the folders that were searched.",
+        "Fix the condition ModelResolved first: its message names the folders in which models were found.",
         (On.PLACED,),
     )
-    NO_MACS = ("NoMacs", "The cluster has no Mac.", "Run `thunderfleet-kubelet join` on a Mac.", (On.PLACED, On.READY))
+    NO_MACS = (
+        "NoMacs",
+        "The cluster has no Mac.",
+        "Run `thunderfleet-kubelet join` on a Mac.",
+        (On.MODEL_RESOLVED, On.PLACED, On.READY),
+    )
     NO_MAC_FITS = (
         "NoMacFits",
         "No Mac can take a rank: each is cordoned, tainted, quarantined, not Ready, or does not have the model.",

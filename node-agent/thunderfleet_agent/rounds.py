@@ -110,6 +110,7 @@ class Rounds:
         self._peers: dict[str, PeerPort] = {}
         self._departed: frozenset[str] = frozenset()
         self._looked: float | None = None
+        self._lost = False
         self._address_due = math.inf
         """When to look for this Mac's new address (monotonic)."""
         self._look_after = FIRST_LOOK_SECONDS
@@ -156,6 +157,11 @@ class Rounds:
         before = _carriers(self._collector.facts)
         await self._observe(self._collector.fast)
         self._turned = time.monotonic()
+        lost = self._lost_address()
+        if lost and not self._lost:
+            # Requests over connections from the lost address would only time out.
+            await self._publisher.kube.reconnect()
+        self._lost = lost
         if before is not None and _carriers(self._collector.facts) != before:
             # A cable was plugged or unplugged: read the Thunderbolt report now instead of at its interval.
             self._look_around.set()

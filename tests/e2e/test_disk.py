@@ -39,7 +39,9 @@ def cluster() -> Iterator[Cluster]:
         done = machine.run(["sh", "-c", SMALL.format(kubelet=machine.folder / "kubelet")])
         assert done.returncode == 0, done.stderr
         file = machine.folder / "kubelet.yaml"
-        file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "evictionPressureTransitionSeconds": 3}))
+        # The thresholds of a real Mac.
+        settings = {**yaml.safe_load(file.read_text()), "evictionHard": {}, "evictionPressureTransitionSeconds": 3}
+        file.write_text(yaml.safe_dump(settings))
         machine.start_kubelet()
         yield cluster
     finally:

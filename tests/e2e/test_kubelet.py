@@ -423,6 +423,21 @@ def test_joined_node_has_certificates_and_renews_its_lease(fleet: Fleet) -> None
     until(lambda: renewed() > before, "the Lease is renewed", 40)
 
 
+def test_a_lease_that_a_wrong_clock_renewed_goes_on_from_there(fleet: Fleet) -> None:
+    """The controller manager ignores a time of renewal that is before the last one, and would call the Node dead for a year."""
+    machine, ahead = fleet.cluster.machines[LINUX], "2099-01-01T00:00:00.000000Z"
+
+    def renewed() -> str:
+        return str(fleet.get("lease", LINUX, "-n", "kube-node-lease")["spec"]["renewTime"])
+
+    machine.stop_kubelet()
+    patch = json.dumps({"spec": {"renewTime": ahead}})
+    fleet.kubectl("patch", "lease", LINUX, "-n", "kube-node-lease", "--type=merge", "-p", patch)
+    machine.start_kubelet()
+    first = until(lambda: renewed() if renewed() > ahead else None, "the Lease is renewed", 40)
+    until(lambda: renewed() > first, "and again", 40)
+
+
 def joining(fleet: Fleet, folder: Path, name: str, *more: str, **given: str) -> subprocess.CompletedProcess[str]:
     """``thunderfleet-kubelet join --no-run`` on the Linux machine, into ``folder``."""
     machine = fleet.cluster.machines[LINUX]
@@ -521,7 +536,17 @@ def test_environment_comes_from_every_source_and_nowhere_else(fleet: Fleet) -> N
     assert seen["TMPDIR"] == seen["HOME"] + "/tmp"
     machine = fleet.cluster.machines[MAC]
     assert seen["PATH"].split(":")[:2] == [str(machine.folder / "bin"), str(fleet.cluster.image_folder / "bin")]
-    ours = {"GREETING", "CM_greeting", "HOME", "TMPDIR", "PATH", "CONTAINER_SANDBOX_MOUNT_POINT", "PYTHONPATH"}
+    ours = {
+        "GREETING",
+        "CM_greeting",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "PATH",
+        "CONTAINER_SANDBOX_MOUNT_POINT",
+        "PYTHONPATH",
+    }
     service = {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS"}
     shell = {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
     image = dict(

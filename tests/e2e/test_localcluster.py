@@ -212,8 +212,10 @@ def test_another_user_gets_no_answer_from_any_port(clusters: Clusters) -> None:
     # This Python may be below a folder that others cannot enter; that of the image is for every user.
     python = next((cluster.image_folder / "bin").glob("python3.*[0-9]"))
     asked = [str(python), "-c", STRANGER, json.dumps(sorted(listening))]
+    config = json.loads((cluster.image_folder / "config.json").read_text())
+    own = dict(entry.split("=", 1) for entry in config.get("Env") or [])
     done = subprocess.run(
-        asked, user=12345, group=12345, extra_groups=[], env={}, capture_output=True, text=True, timeout=120, check=False
+        asked, user=12345, group=12345, extra_groups=[], env=own, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)

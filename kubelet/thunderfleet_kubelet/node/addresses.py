@@ -1,7 +1,7 @@
 """The machine's address for other machines, followed as it changes: a new DHCP lease, another interface, none at all.
 
-A loopback address is never one: a Node that publishes 127.0.0.1 looks Ready, and nobody reaches it. Without another address the
-kubelet waits.
+A loopback address does not count: a Node that publishes 127.0.0.1 looks Ready, but no other machine reaches it.
+Without another address the kubelet waits.
 """
 
 import asyncio

@@ -247,7 +247,7 @@ def stale_labels(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[
 
 
 def renew_time(found: Json) -> datetime:
-    """When a Lease was last renewed, as it says; the distant past if it does not say."""
+    """When a Lease was last renewed; the distant past if it has no time."""
     try:
         return datetime.fromisoformat(str((found.get("spec") or {})["renewTime"])).astimezone(UTC)
     except (KeyError, ValueError):

@@ -138,14 +138,13 @@ class PodWorker:
         return eviction_grace_of(self.pod)
 
     async def free_space(self) -> None:
-        """Kills what is left of an evicted pod, and deletes what it wrote, except termination messages. Raises OSError."""
+        """Kills what is left of an evicted pod, and deletes what it wrote. Raises OSError."""
         user = self._services.users.own(self.folder)
         if user is not None:
             await asyncio.to_thread(leftovers.end_processes, user)
-        written = [*self.folder.path.glob("empty/*/*"), *self.folder.path.glob("containers/*/sandbox/*/*")]
-        for path in written:
-            if path.name != "dev":
-                await asyncio.to_thread(leftovers.delete, path)
+        # Whole folders: the pod decides how many entries they have.
+        for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
+            await asyncio.to_thread(leftovers.delete, path)
 
     def remove(self) -> None:
         """Ends the pod, because the API server no longer has it."""

@@ -162,7 +162,11 @@ class Executor:
         except ApiError as error:
             if error.status not in (403, 409, 422):
                 raise
-            blocked = _refused(epoch.plan, error)
+            if decision.create:
+                blocked = _refused(epoch.plan, error)
+            else:
+                # Its pods run with the Secret that they have.
+                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error)
         return Result(written, tuple(created), deleted, blocked)
 
     async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch:
@@ -173,7 +177,7 @@ class Executor:
             try:
                 answer = await self._writer.create(CONFIGMAPS, manifest)
             except ApiError as error:
-                # The operator sees only ConfigMaps with its label: one of somebody else may have the name.
+                # The operator sees only ConfigMaps with its label: another one may have the name.
                 if error.status != 409 or plan.epoch > view.last_epoch + NAMES_TRIED:
                     raise
                 plan = manifests.renumbered(plan, plan.epoch + 1)
@@ -194,7 +198,7 @@ class Executor:
         try:
             await self._writer.create(SECRETS, manifests.secret(plan, epoch.uid, name, pair.certificate, pair.key))
         except ApiError as error:
-            # Nobody else can know the name beforehand: an earlier round has created it.
+            # No other client can predict the name: an earlier round has created it.
             if error.status != 409:
                 raise
         self._secrets.add(f"{plan.namespace}/{name}")

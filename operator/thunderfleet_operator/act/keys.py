@@ -63,7 +63,7 @@ def _pair(seed: bytes, serial: bytes, common_name: str) -> KeyPair:
 def group_keys(master: bytes, plan: Plan) -> KeyPair:
     """The pair of one placement: of this namespace, deployment (name and UID), group and epoch, and of no other.
 
-    The certificate's common name is derived too: whoever sees it in a handshake learns no UID. Raises ``ValueError`` for a
+    The certificate's common name is derived too: a handshake does not reveal the UID. Raises ``ValueError`` for a
     master key that is too short to be one.
     """
     seed, serial = _derive(master, _info("key", plan), 32), _derive(master, _info("serial", plan), 19)
@@ -71,7 +71,7 @@ def group_keys(master: bytes, plan: Plan) -> KeyPair:
 
 
 def secret_name(master: bytes, plan: Plan) -> str:
-    """The name of the placement's Secret. Nobody can foresee it, so nobody can have taken it before."""
+    """The name of the placement's Secret. It cannot be predicted, so no other object can have it already."""
     return f"{plan.name}-{_derive(master, _info('secret', plan), 5).hex()}"
 
 

@@ -78,7 +78,7 @@ class GroupDecision:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan whose pods are to exist; None if no pods are to be created."""
+        """The plan whose pods should exist; None if no pods should be created."""
         if self.placement is not None:
             return self.placement.plan
         return self.view.plan if self.next.step is Step.KEEP and self.view.proven else None
@@ -98,7 +98,7 @@ class Decision:
     collect: tuple[Epoch, ...]
     """Old placements without pods: their ConfigMaps and Secrets are deleted."""
     service: Manifest | None
-    """The Service to create, or, with its UID, to update; None if it is as it should be, or is somebody else's."""
+    """The Service to create, or, with its UID, to update; None if it is up to date, or if the operator did not create it."""
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
@@ -276,7 +276,7 @@ def _placement(
 
 
 def _free_epoch(observed: Observed, view: GroupView) -> int:
-    """The next epoch whose pods' names are free: somebody else's pod may have one."""
+    """The next epoch whose pods' names are free: a pod of another owner may have one."""
     meta = observed.deployment.metadata
     for number in range(view.last_epoch + 1, view.last_epoch + 1 + EPOCHS_TRIED):
         name = f"{meta.namespace}/{group_name(meta.name, view.index, number)}"

@@ -73,7 +73,7 @@ def serves(view: GroupView, report: Report) -> bool:
 
 
 def must_drain(view: GroupView, report: Report, draining_seconds: float) -> bool:
-    """Whether a group that is to be replaced has to drain first. It has been draining for ``draining_seconds``."""
+    """Whether a group that will be replaced must drain first. It has been draining for ``draining_seconds``."""
     return serves(view, report) and draining_seconds < DRAIN_SECONDS
 
 
@@ -108,7 +108,7 @@ def next_step(
     status = view.status if view.status is not None and view.status.epoch == view.plan.epoch else None
     failure = found.failure
     if failure is None and report.state is None and status is not None and _waits(status):
-        # A restarted operator may not have heard from rank 0 yet. The status holds until rank 0 says otherwise.
+        # A restarted operator may have no report of rank 0 yet. The status counts until rank 0 reports.
         failure = status.last_failure
     if failure is None:
         if not view.proven and len(view.pods) < view.plan.world_size:

@@ -51,7 +51,7 @@ def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: F
     moved = _moved(plan, nodes, fleet, now)
     if moved is not None:
         return Trouble(moved)
-    failure = _gave_up(report, now)
+    failure = _gave_up(plan, report, now)
     if failure is not None:
         return Trouble(failure)
     pods = _pods(plan, view, report, nodes, now)
@@ -85,7 +85,8 @@ def _earliest(times: Iterable[float | None]) -> float | None:
     return min((seconds for seconds in times if seconds is not None), default=None)
 
 
-def _gave_up(report: Report, now: datetime) -> Failure | None:
+def _gave_up(plan: Plan, report: Report, now: datetime) -> Failure | None:
+    """What rank 0 reports. It cannot blame a Mac of others, which would put that Mac into quarantine."""
     state = report.state
     if state is None or state.phase is not GroupPhase.GAVE_UP:
         return None
@@ -96,7 +97,7 @@ def _gave_up(report: Report, now: datetime) -> Failure | None:
         reason=state.failure.reason or Reason.GAVE_UP,
         message=state.failure.message,
         rank=state.failure.rank,
-        node=state.failure.node,
+        node=state.failure.node if state.failure.node in {rank.node for rank in plan.ranks} else None,
         time=state.failure.at,
     )
 

@@ -1,4 +1,4 @@
-"""What every child of a ModelDeployment says about itself in its metadata."""
+"""The metadata that every child of a ModelDeployment has."""
 
 from datetime import datetime
 from typing import Any

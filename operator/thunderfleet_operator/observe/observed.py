@@ -1,4 +1,4 @@
-"""What one round knows: read from the index once, immutable."""
+"""Everything that one round observes: read from the index once, immutable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from thunderfleet_operator.observe.proofs import Finding, Keyring, Proof, Purpos
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One placement of one group, read from its ConfigMap. What it says counts only as far as ``accepted`` accepts it."""
+    """One placement of one group, read from its ConfigMap. Its content counts only as far as ``accepted`` accepts it."""
 
     plan: Plan
     spec_hash: str
@@ -141,7 +141,7 @@ class GroupView:
 
 
 def read_plan(item: Json) -> Plan | None:
-    """The plan in a ConfigMap. None if there is none, or if it says that it belongs into another one."""
+    """The plan in a ConfigMap. None if there is none, or if it names another ConfigMap."""
     text = (item.get("data") or {}).get(PLAN_KEY)
     if not text or len(text) > PLAN_BYTES:
         return None
@@ -228,18 +228,22 @@ def newest_epochs(epochs: Iterable[Epoch]) -> Mapping[GroupKey, Epoch]:
 
 
 def counts(epoch: Epoch, deployment: ModelDeployment | None) -> bool:
-    """Whether a placement takes room for pods that do not exist yet. Otherwise only its running pods hold what they have."""
+    """Whether a placement reserves memory and ports for pods that do not exist yet. Otherwise only its running pods count."""
     if deployment is None or deployment.metadata.uid != epoch.owner or deployment.metadata.deletion_timestamp is not None:
         return False
     return epoch.proven and epoch.current and epoch.group < deployment.spec.replicas
 
 
-def _newest(epochs: Sequence[Epoch], pods: Iterable[Pod]) -> Epoch | None:
-    """The placement that a group has now: the newest, unless it is a copy of an earlier one that has no pods."""
-    if not epochs:
-        return None
+def _newest(epochs: Sequence[Epoch], pods: Iterable[Pod], status: Group | None) -> Epoch | None:
+    """The placement that a group has now: the newest, unless it is an earlier one.
+
+    A group that is needed again soon after it was not has no status any more, but still runs.
+    """
+    if not epochs or epochs[-1].current:
+        return epochs[-1] if epochs else None
     newest = epochs[-1]
-    return newest if newest.current or any(pod.epoch == newest.number for pod in pods) else None
+    runs = {pod.rank for pod in pods if pod.epoch == newest.number and pod.scheduled and not pod.ended}
+    return newest if status is None and len(runs) == newest.plan.world_size else None
 
 
 def group_views(deployment: ModelDeployment, epochs: Iterable[Epoch], pods: Iterable[Pod]) -> Mapping[int, GroupView]:
@@ -263,7 +267,8 @@ def group_views(deployment: ModelDeployment, epochs: Iterable[Epoch], pods: Iter
     for index in sorted(indexes - {-1}):
         mine = sorted((epoch for epoch in own if epoch.group == index), key=lambda epoch: epoch.number)
         my_pods = [pod for pod in own_pods if pod.group == index]
-        newest, known = _newest(mine, my_pods), statuses.get(index)
+        known = statuses.get(index)
+        newest = _newest(mine, my_pods, known)
         bare = GroupView(
             index=index,
             epoch=newest,

@@ -24,7 +24,7 @@ class Proof(StrEnum):
     VALID = "Valid"
     """The operator made the object."""
     NONE = "None"
-    """There is no signature: a version of the operator that did not sign made it, or somebody else."""
+    """There is no signature: an older version of the operator or another client created it."""
     UNKNOWN_KEY = "UnknownKey"
     """The key that it names is not known: it has been lost, or the signature is made up."""
     WRONG = "Wrong"
@@ -56,7 +56,7 @@ def digest(statement: Statement) -> str:
 
 
 def key_id(key: bytes) -> str:
-    """What a signature names its key by. It says nothing about the key."""
+    """The name of the key in a signature. It does not reveal the key."""
     return hmac.digest(key, b"thunderfleet/key-id/v1", "sha256")[:KEY_ID_BYTES].hex()
 
 

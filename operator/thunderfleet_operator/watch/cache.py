@@ -87,7 +87,7 @@ _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 
 
 def _plan_only(item: Json) -> Json:
-    """What the operator reads of a plan's ConfigMap. Anybody can label ConfigMaps of a megabyte each."""
+    """What the operator reads of a plan's ConfigMap. Any client can label ConfigMaps of a megabyte each."""
     metadata, text = item["metadata"], (item.get("data") or {}).get(PLAN_KEY)
     found = {key: metadata[key] for key in _METADATA if key in metadata}
     if not text or len(text) > PLAN_BYTES:

@@ -219,6 +219,7 @@ async def test_a_new_address_of_the_node_is_taken_over(
         monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 3600.0)
         machine.says("ifconfig", shapes.ifconfig.replace("192.168.64.11", "192.168.64.99"))
         await until(lambda: loop._lost_address() and loop._address_due < float("inf"))
+        await until(lambda: kube.reconnects == 2)
         node["status"]["addresses"][1]["address"] = "192.168.64.99"
         await until(lambda: kube.objects[PROFILE]["status"]["agent"]["address"] == "192.168.64.99")
         assert moved[1:] == ["192.168.64.99"]

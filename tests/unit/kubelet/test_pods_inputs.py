@@ -180,7 +180,7 @@ def test_nothing_of_the_kubelet_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBELET_SECRET", "x")
     assert set(build({})) == {
         "CONTAINER_SANDBOX_MOUNT_POINT", "HOME", "HOSTNAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
-        "KUBERNETES_SERVICE_PORT_HTTPS", "LANG", "PATH", "TMPDIR",
+        "KUBERNETES_SERVICE_PORT_HTTPS", "LANG", "LOGNAME", "PATH", "TMPDIR", "USER",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from thunderfleet_crds.plan import PLAN_BYTES, Plan
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
 
@@ -182,6 +183,44 @@ async def test_an_old_plan_does_not_come_back(world: World) -> None:
     assert world.md.status.groups[0].epoch == 3 and {"md-0-e3-0", "md-0-e3-1"} <= world.pods().keys()
     await world.round()
     assert "ns/md-0-e1" not in world.cache[CONFIGMAPS].items, "the copy is the operator's own, and old"
+
+
+async def test_an_old_plan_does_not_come_back_with_its_pods(world: World) -> None:
+    world.deploy()
+    await serve(world)
+    first, pods = plan_item(world), [copy.deepcopy(pod) for pod in world.pods().values()]
+    world.remove(PODS, "ns/md-0-e1-1")
+    await world.round()
+    world.later(10)
+    await world.round()
+    world.end_pods()
+    await serve(world, 2)
+    for name in list(world.pods()):
+        world.remove(PODS, f"ns/{name}")
+    world.remove(CONFIGMAPS, "ns/md-0-e2")
+    world.put(CONFIGMAPS, first)
+    for pod in pods:
+        world.put(PODS, {**pod, "spec": {key: value for key, value in pod["spec"].items() if key != "nodeName"}})
+    assert world.index.taken.memory == {}
+    await world.round()
+    assert world.md.status.groups[0].epoch == 3
+    assert world.pods()["md-0-e1-0"]["metadata"]["deletionTimestamp"], "the operator signed it, so it deletes it"
+
+
+async def test_a_group_that_is_needed_again_while_it_ends_is_kept(world: World) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.deploy(replicas=2, nodes={"max": 1})
+    await world.round()
+    world.run_pods()
+    for index in (0, 1):
+        world.say("Ready", 1, index)
+    await world.round()
+    world.edit(replicas=1)
+    await world.round()
+    assert [group.index for group in world.md.status.groups] == [0] and "md-1-e1-0" in world.pods()
+    world.edit(replicas=2)
+    await world.round()
+    assert {group.index: group.epoch for group in world.md.status.groups} == {0: 1, 1: 1}
 
 
 async def test_a_plan_of_an_earlier_life_of_the_group_does_not_come_back(world: World) -> None:
@@ -427,6 +466,14 @@ async def test_a_lost_key_stops_nothing_and_is_said(world: World) -> None:
     await serve(world, 2)
     assert world.condition("Degraded")[:2] == ("False", "AsExpected")
     assert list(world.cache[CONFIGMAPS].items) == ["ns/md-0-e2"]
+
+
+async def test_a_refused_secret_does_not_make_a_group_that_serves_wait(world: World) -> None:
+    world.deploy()
+    await serve(world)
+    world.refuse = lambda verb, path: ApiError(403, "Forbidden", "exceeded quota") if "/secrets/" in path else None
+    await world.restarted().deployment("ns/md")
+    assert world.condition("Ready")[0] == "True" and world.condition("Placed")[0] == "True"
 
 
 async def test_a_lost_key_with_pods_that_are_missing_places_the_group_again(world: World) -> None:

@@ -51,6 +51,8 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
         async def answer(request: web.Request) -> web.Response:
             if asked is not None:
                 asked.put_nowait(dict(request.query))
+            if "elsewhere" in state:
+                raise web.HTTPFound(state["elsewhere"])
             return web.json_response(state)
 
         async def drain(_: web.Request) -> web.Response:
@@ -174,6 +176,22 @@ async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[
         await groups.close()
 
 
+async def test_an_answer_without_end_and_one_that_points_elsewhere_are_ignored(serve: Any) -> None:
+    """A tenant reads the keys of the groups of its namespace, so it can answer in place of rank 0."""
+    pair, asked = group_keys(MASTER, plan(1)), asyncio.Queue[dict[str, str]]()
+    ready = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"}
+    other = await serve(pair, ready, asked)
+    for state in ({**ready, "message": "x" * 2**21}, {"elsewhere": f"https://127.0.0.1:{other}{STATE_PATH}"}):
+        groups = GroupClient(lambda key: None, lambda: True)
+        try:
+            groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
+            await groups.first_answers("ns/md", 20)
+            assert groups.report("ns/md", 0, 1).state is None
+        finally:
+            await groups.close()
+    assert asked.empty()
+
+
 async def test_a_stranger_on_the_control_port_is_ignored(serve: Any) -> None:
     port = await serve(group_keys(MASTER, plan(9)), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
     groups = GroupClient(lambda key: None, lambda: True)
@@ -252,8 +270,15 @@ def test_where_a_model_was_looked_for() -> None:
     )
     found = resolve(Fleet(macs), Request(path="/nope"))
     assert not found.found and found.reason == "ModelNotFound"
-    for text in ("/nope", "a (/models/x: 1 models)", "b (no NodeProfile yet)", "c (no models)"):
+    for text in ("/nope", "a has 1 model in /models/x", "b has no NodeProfile yet", "c has no models"):
         assert text in found.message
+    found = resolve(Fleet(macs), Request(repository="org/name"))
+    assert "copy it to org/name below a folder" in found.message
+
+
+def test_without_macs_the_missing_mac_is_the_reason_everywhere() -> None:
+    found = resolve(Fleet(), Request(repository="org/name"))
+    assert (found.found, found.reason) == (False, "NoMacs") and "thunderfleet-kubelet join" in found.message
 
 
 def test_an_incomplete_model_is_not_found_and_a_whole_one_elsewhere_is() -> None:

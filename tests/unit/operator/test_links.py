@@ -178,6 +178,8 @@ def test_the_other_mac_knows_sooner_than_the_node() -> None:
     made = summary(found, {"b": plugged("b", False, 2)}, NOW, BOTH)
     status, reason, message = verdicts(made)["Connected"]
     assert (status, reason) == ("False", "NothingPluggedIn") and "port 2 of b" in message and "a is off" in message
+    # b's agent runs: its end is missing because the cable or a is.
+    assert verdicts(made)["Symmetric"] == ("False", "OneEnd", message)
     # A display hides the other end, but something is plugged in.
     made = summary(link(end("a"), end("b", seesPeer=False)), {"b": plugged("b", True, 2)}, NOW, BOTH)
     assert verdicts(made)["Connected"][:2] == ("True", "Connected")

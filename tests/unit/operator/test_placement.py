@@ -206,7 +206,7 @@ def test_over_a_lan_the_supervisors_carry_a_ring_and_the_plan_names_the_cost() -
     assert [rank.relay for rank in found.ranks] == [Relay("10.0.0.97", False), Relay("10.0.0.98", False)]
     assert [rank.ring_address for rank in found.ranks] == [None, None] and found.cables == ("", "")
     assert "2 of 2 hops over the LAN relayed by the supervisors" in found.reason
-    assert "36 → 302 µs, 6.0 → 4.1 Gbit/s" in found.reason
+    assert "encrypted (at most 4.1 Gb/s and about 0.3 ms a hop)" in found.reason
     unreached = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
     assert "a ↔ b: no Thunderbolt cable, and no connection over the LAN" in unreached.message
     assert unreached.reason == "NotConnected"

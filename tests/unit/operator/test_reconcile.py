@@ -189,12 +189,24 @@ async def test_backoff_doubles_and_the_budget_ends(world: World) -> None:
     assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0
 
 
+async def test_a_cluster_without_macs_says_so_in_every_condition(world: World) -> None:
+    for name in ("studio-1", "studio-2", "mini"):
+        world.remove(NODES, name)
+    world.deploy()
+    await world.round()
+    for kind in ("ModelResolved", "Placed", "Ready"):
+        status, reason, message = world.condition(kind)
+        assert (status, reason) == ("False", "NoMacs"), kind
+        assert "thunderfleet-kubelet join" in message or kind == "Ready"
+
+
 async def test_missing_model_is_named_and_mends_itself(world: World, make_model: Any) -> None:
     world.deploy(model={"path": "/nope/x"})
     await world.round()
     status, reason, message = world.condition("ModelResolved")
     assert (status, reason) == ("False", "ModelNotFound")
-    assert "/nope/x" in message and "studio-1 (/models/org: 1 models)" in message
+    assert "/nope/x" in message and "studio-1 has 1 model in /models/org" in message
+    assert "the path must be below a folder of the chart's value agent.modelFolders" in message
     assert world.condition("Placed")[0] == "False" and not world.pods()
     world.put(
         NODEPROFILES,

@@ -66,6 +66,8 @@ def test_a_runner_that_gives_up_says_why() -> None:
     failure = failed(view(), report(GroupPhase.GAVE_UP, failure=said))
     assert facts(failure) == ("StackHung", FaultClass.REBOOT, "b", 1)
     assert (failure.message, failure.time) == ("no answer", NOW)
+    blamed = failed(view(), report(GroupPhase.GAVE_UP, failure={**said, "node": "a-mac-of-others", "fault": "Reboot"}))
+    assert blamed.node is None, "it is not put into quarantine"
     nameless = failed(view(), report(GroupPhase.GAVE_UP, failure={**said, "reason": ""}))
     assert nameless.reason == Reason.GAVE_UP
     mute = failed(view(), report(GroupPhase.GAVE_UP, message="no more attempts"))

@@ -13,7 +13,7 @@ from thunderfleet_operator.observe.plans import Epoch, accepted, group_views, ne
 from thunderfleet_operator.observe.plans import read_epoch as read_signed
 from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports
 from thunderfleet_operator.observe.pods import read_pod as read_signed_pod
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.proofs import TRUSTING, Proof
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Cable, End, Fleet, Mac
 
@@ -251,3 +251,33 @@ def test_annotated_ports_and_what_stops_no_round() -> None:
         with pytest.raises((ValueError, KeyError, TypeError)):
             annotated_ports(annotated(bad))
         assert read_pod(annotated(bad)).kept_ports is None
+
+
+def test_a_pod_without_labels_or_status() -> None:
+    found = read_pod({"metadata": {"name": "x", "uid": "u"}})
+    assert (found.rank, found.epoch, found.group, found.owner, found.node) == (-1, -1, -1, None, None)
+    assert (found.phase, found.message, found.waiting, found.restarts, found.last_words) == ("Pending", "", None, 0, "")
+    assert (found.memory_bytes, found.ports, found.kept_ports, found.terminating) == (0, frozenset(), None, None)
+    assert not (found.scheduled or found.ready or found.running or found.crash_looping or found.evicted)
+    assert (found.unschedulable_since, found.proof) == (None, Proof.NONE)
+
+
+def test_what_a_pod_says_of_itself() -> None:
+    looping = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    status = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "conditions": [{"type": "Ready", "status": "False"}, {"type": "DisruptionTarget", "status": "True"}],
+        "containerStatuses": [
+            {"restartCount": 2, "state": {"waiting": looping}},
+            {"restartCount": 3, "state": {"running": {}}},
+        ],
+    }
+    found = read_pod({"metadata": {"name": "x"}, "spec": {"nodeName": "a"}, "status": status})
+    assert (found.phase, found.message, found.restarts) == ("Failed", "Evicted", 3)
+    assert found.waiting == "CrashLoopBackOff: back-off 10s"
+    assert (found.scheduled, found.running, found.crash_looping, found.evicted, found.ready) == (True, True, True, True, False)
+    waits = read_pod(
+        {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "Pulling"}}}]}}
+    )
+    assert (waits.waiting, waits.crash_looping, waits.running) == ("Pulling", False, False)

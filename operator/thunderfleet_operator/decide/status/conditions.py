@@ -47,7 +47,7 @@ def placed(
     waits = [(outcome, wait) for outcome, wait in unplaced if wait is not None]
     if not wanted:
         return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
-    if waits and not resolution.found:
+    if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
         return Verdict(False, Reason.MODEL_NOT_RESOLVED, f"no Mac has the model: see condition {ConditionType.MODEL_RESOLVED}")
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]

@@ -1,4 +1,4 @@
-"""One group after a round: what was decided and what came of it."""
+"""One group after a round: what was decided, and the result."""
 
 from dataclasses import dataclass
 
@@ -35,5 +35,5 @@ class Outcome:
 
     @property
     def wait(self) -> Unplaceable | Blocked | None:
-        """What keeps it from being placed."""
+        """Why it has no placement."""
         return self.unplaceable or self.blocked
