@@ -90,6 +90,8 @@ class Kube:
         self._configuration = configuration
         self._rest = RESTClientObject(configuration)
         self.host: str = str(configuration.host).rstrip("/")
+        self._watched: set[aiohttp.StreamReader] = set()
+        """What watches read from now."""
         self.writes = 0
         """Number of requests other than GET, for metrics."""
         self.requests = 0
@@ -160,6 +162,9 @@ class Kube:
         minutes.
         """
         old, self._rest = self._rest, RESTClientObject(self._configuration)
+        for content in self._watched:
+            # A closed connection alone does not wake whoever reads from it.
+            content.set_exception(aiohttp.ClientConnectionError("the connection was given up"))
         await old.close()
 
     async def __aenter__(self) -> "Kube":
@@ -297,10 +302,12 @@ class Kube:
         # The server sends a bookmark every minute; a connection that is silent for much longer is dead.
         timeout = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10, sock_read=150)
         response = await self._send("GET", path, full, None, JSON, timeout)
+        content: aiohttp.StreamReader = response.response.content
+        self._watched.add(content)
         try:
             if response.status >= 400:
                 raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
-            async for line in response.response.content:
+            async for line in content:
                 if not line.strip():
                     continue
                 event = json.loads(line)
@@ -313,6 +320,7 @@ class Kube:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ApiError(0, "Unreachable", f"watch of {path}: {self.host} closed the connection: {error}") from error
         finally:
+            self._watched.discard(content)
             response.response.close()
 
 

@@ -1,0 +1,54 @@
+"""The client of the API server when its connections are of no use any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+from thunderfleet_lib.kube import ApiError, Kube
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[str]:
+    """Answers every watch with one event and then with silence, everything else at once."""
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"name": "x"}})
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(b'{"type": "ADDED", "object": {"metadata": {"name": "x"}}}\n')
+        await over.wait()
+        return stream
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    over.set()
+    await runner.cleanup()
+
+
+async def test_a_watch_notices_that_connections_were_given_up(server: str) -> None:
+    """Or it would wait for minutes for a server that cannot reach this machine at its old address."""
+    configuration = Configuration()
+    configuration.host = server
+    async with Kube(configuration) as kube:
+        heard: asyncio.Queue[str] = asyncio.Queue()
+
+        async def watch() -> None:
+            async for kind, _ in kube.watch("/api/v1/pods", "1"):
+                heard.put_nowait(kind)
+
+        watching = asyncio.create_task(watch())
+        assert await asyncio.wait_for(heard.get(), 10) == "ADDED"
+        await kube.reconnect()
+        with pytest.raises(ApiError, match="given up") as caught:
+            await asyncio.wait_for(watching, 10)
+        assert caught.value.unanswered, "the next watch resumes where this one was"
+        assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == "x"
