@@ -63,7 +63,7 @@ class Reason(StrEnum):
         "DeviceMissing",
         "The Mac does not list the RDMA device of the port.",
         "Replug the cable, then run `ibv_devices` on the Mac; if the device stays missing, reboot the Mac.",
-        (On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
     )
     PORT_DOWN = (
         "PortDown",

@@ -71,7 +71,7 @@ def profile(
     found_ports = ports(facts, {device.interface or device.name: device.name for device in devices})
     values = {
         ConditionType.INVENTORY_COMPLETE: inventory_complete(facts),
-        ConditionType.RDMA_READY: rdma_ready(facts, devices, bridged),
+        ConditionType.RDMA_READY: rdma_ready(facts, devices, bridged, found_ports),
         ConditionType.BRIDGE_FREE: bridge_free(facts, bridged),
         ConditionType.BENCHMARKS_FRESH: benchmarks_fresh,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_crds.nodeprofile import RDMADevice
+from thunderfleet_crds.nodeprofile import RDMADevice, ThunderboltPort
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_lib.hostcmd import FailureKind
@@ -19,8 +19,10 @@ from thunderfleet_agent.observe.facts import RDMA_SOURCES, Facts, Source
 THIS_MAC = "this Mac"
 
 
-def rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> ConditionValue:
-    """The stack first, then the ports. ``bridged`` maps an interface to its bridge."""
+def rdma_ready(
+    facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str], cabled: Sequence[ThunderboltPort] = ()
+) -> ConditionValue:
+    """The stack first, then the ports. ``bridged`` maps an interface to its bridge; ``cabled`` are the Thunderbolt ports."""
     if model := virtual_model(facts):
         text = f"this is a virtual machine ({model}), which has no Thunderbolt port: use a physical Mac"
         return ConditionValue(False, Reason.RDMA_UNSUPPORTED, text)
@@ -39,11 +41,22 @@ def rdma_ready(facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str
         return ConditionValue(None, Reason.COMMAND_FAILED, f"{failures[0]}; run the command on this Mac to see why")
     if not observed:
         return ConditionValue(None, Reason.NOT_OBSERVED, "the agent has not read the state of RDMA yet")
-    return _ports(facts, stack, devices, bridged)
+    return _ports(facts, stack, devices, bridged, _without_device(cabled))
 
 
-def _ports(facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], bridged: Mapping[str, str]) -> ConditionValue:
-    """One working port is enough. If none works, the first fault of the Active ports counts, if there are any."""
+def _without_device(ports: Sequence[ThunderboltPort]) -> list[rules.Port]:
+    """The ports that are cabled to a computer and have no RDMA device."""
+    return [
+        rules.Port(device=f"{rules.DEVICE_PREFIX}{port.interface}", interface=port.interface, state=None)
+        for port in ports
+        if port.peers and port.interface and port.rdma_device is None
+    ]
+
+
+def _ports(
+    facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], bridged: Mapping[str, str], missing: Sequence[rules.Port]
+) -> ConditionValue:
+    """One working port is enough. If none works, the first fault of the Active ports counts, else of the cabled ones."""
     described = {device.name: device for device in facts.rdma_info or ()}
     ports = [
         rules.Port(
@@ -58,7 +71,7 @@ def _ports(facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], brid
     ]
     if ready := [port.device for port in ports if port.device and rules.port_fault(port) is None]:
         return ConditionValue(True, Reason.READY, f"Active: {', '.join(ready)}")
-    candidates = [port for port in ports if port.state is RDMADeviceState.ACTIVE] or ports
+    candidates = [port for port in ports if port.state is RDMADeviceState.ACTIVE] or list(missing) or ports
     found = rules.first_fault((stack, port) for port in candidates)
     assert found is not None
     reason, index = found

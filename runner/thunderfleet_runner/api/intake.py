@@ -114,6 +114,7 @@ class Intake:
             process = await started
             if process.gone:
                 # The process was ended from outside since the last question.
+                await process.end()
                 started = self._started = asyncio.ensure_future(self._start())
                 process = await started
             return await process.ask(*frames)

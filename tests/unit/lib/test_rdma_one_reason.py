@@ -148,7 +148,7 @@ async def test_the_device_of_one_port_is_missing(tmp_path: Path) -> None:
     """The Mac has other ports, on which nothing is plugged in; the cable and the rank need this one."""
     pair = Pair(tmp_path)
     pair.edit(lambda text: "".join(line for line in text.splitlines(keepends=True) if DEVICE not in line), "ibv_devices")
-    assert await pair.reasons() == (Reason.PORT_DOWN, Reason.DEVICE_MISSING, Reason.DEVICE_MISSING)
+    assert await pair.reasons() == (Reason.DEVICE_MISSING,) * 3
 
 
 async def test_macos_without_rdma(tmp_path: Path) -> None:

@@ -1,18 +1,52 @@
-"""An intake without a model: the real one, with a tokenizer that gives each word the token 1."""
+"""An intake without a model: the real one, with a tokenizer that gives each word the token 1, or does what the word says."""
 
 import os
+import signal
+import time
 from typing import Any
 
 from thunderfleet_runner import framing
 from thunderfleet_runner.intake import answering
+from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
 from thunderfleet_runner.protocol import Prompt
+
+
+def _burn() -> None:
+    while True:
+        pass
+
+
+def _grow() -> None:
+    # Without pauses it would reach the limit of CPU time first.
+    held = []
+    while True:
+        held.append(b"x" * (1 << 26))
+        time.sleep(0.01)
+
+
+_DEEDS = {
+    "burn": _burn,
+    "grow": _grow,
+    "abort": os.abort,
+    "exit": lambda: os._exit(7),
+    "pause": signal.pause,
+}
 
 
 class Words:
     """Counts words."""
 
     def prompt(self, call: Any) -> Prompt:
-        return Prompt.of([1] * len(str(call.fields.get("prompt") or call.fields.get("messages")).split()))
+        text = str(call.fields.get("prompt") or call.fields.get("messages"))
+        if text in _DEEDS:
+            _DEEDS[text]()
+        return Prompt.of([1] * len(text.split()))
+
+    def parse_tools(self, question: ParseTools) -> ToolsParsed:
+        for text in question.texts:
+            if text in _DEEDS:
+                _DEEDS[text]()
+        return ToolsParsed(calls=tuple({"name": text, "arguments": "{}"} for text in question.texts))
 
 
 answering.serve(framing.inherited(os.environ), Words())

@@ -1,0 +1,138 @@
+"""The intake process and its replacement: each way in which a request can end it, and what the others notice of it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from thunderfleet_runner.api.errors import ApiError
+from thunderfleet_runner.api.intake import Intake
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.host import intakeprocess
+from thunderfleet_runner.host.intakeprocess import Cause, IntakeProcess, IntakeStarter
+from thunderfleet_runner.intakeprotocol import ModelLimits
+
+from tests.support.processes import exists
+from tests.support.waiting import until_async
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("stand_in_intake.py"))]
+LIMITS = ModelLimits(model="m", vocabulary=0, context_tokens=64)
+
+
+class Watched:
+    """Intakes of the real kind, with the processes that they have started."""
+
+    def __init__(self) -> None:
+        self.processes: list[IntakeProcess] = []
+        self.causes: list[Cause] = []
+        self.intake = Intake(self.start, self.causes.append)
+
+    async def start(self) -> IntakeProcess:
+        self.processes.append(await IntakeStarter(COMMAND).start())
+        return self.processes[-1]
+
+    async def ask(self, prompt: str) -> int:
+        """The number of tokens of a completion's prompt."""
+        body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1}).encode()
+        async with asyncio.timeout(60):
+            return (await self.intake.prepare("completion", body, LIMITS)).prompt.count
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    watched = Watched()
+    yield watched
+    await watched.intake.close()
+    assert not any(exists(process.pid) for process in watched.processes)
+
+
+@pytest.mark.parametrize(("deed", "cause", "word"), [("burn", Cause.CPU, "CPU"), ("abort", Cause.MEMORY, "memory")])
+async def test_who_asks_too_much_is_refused_and_the_next_one_served(
+    watched: Watched, deed: str, cause: Cause, word: str
+) -> None:
+    assert await watched.ask("a b c") == 3
+    bad, *others = await asyncio.gather(watched.ask(deed), watched.ask("a b"), watched.ask("a"), return_exceptions=True)
+    assert isinstance(bad, ApiError) and (bad.status, bad.code) == (400, "request_too_expensive") and word in str(bad)
+    assert others == [2, 1]
+    assert watched.causes == [cause]
+    assert len(watched.processes) == 2
+
+
+async def test_memory_is_watched_where_the_system_does_not_limit_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intakeprocess, "MEMORY_BYTES", 200 << 20)
+    with pytest.raises(ApiError, match="memory"):
+        await watched.ask("grow")
+    assert watched.causes == [Cause.MEMORY]
+    assert await watched.ask("a b") == 2
+
+
+async def test_a_process_that_does_not_answer_is_replaced(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await watched.ask("a") == 1
+    monkeypatch.setattr(intakeprocess, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(Unavailable, match="did not answer within"):
+        await watched.ask("pause")
+    monkeypatch.setattr(intakeprocess, "ANSWER_SECONDS", 30.0)
+    assert await watched.ask("a b") == 2
+    assert watched.causes == [Cause.TIME]
+
+
+async def test_who_leaves_gets_no_other_ones_answer(watched: Watched) -> None:
+    assert await watched.ask("a") == 1
+    leaving = asyncio.create_task(watched.ask("a b c d"))
+    waiting = asyncio.create_task(watched.ask("a b c"))
+    gone = asyncio.create_task(watched.ask("burn"))
+    last = asyncio.create_task(watched.ask("a b"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    gone.cancel()
+    assert await waiting == 3
+    assert await last == 2
+
+
+async def test_a_process_that_somebody_ended_is_not_asked(watched: Watched) -> None:
+    assert await watched.ask("a") == 1
+    os.kill(watched.processes[0].pid, signal.SIGKILL)
+    await until_async(lambda: watched.processes[0].gone, "it is reaped", 30)
+    assert await watched.ask("a b") == 2
+    assert watched.causes == []
+
+
+async def test_one_that_ends_by_itself_makes_the_request_one_to_repeat(watched: Watched) -> None:
+    with pytest.raises(Unavailable, match="ended with exit code 7"):
+        await watched.ask("exit")
+    assert await watched.ask("a") == 1
+
+
+async def test_tool_calls_that_cannot_be_parsed_in_time_are_text(watched: Watched) -> None:
+    async with asyncio.timeout(60):
+        assert (await watched.intake.parse_tools("", ("f",))).calls == ({"name": "f", "arguments": "{}"},)
+        assert (await watched.intake.parse_tools("", ("f", "burn"))).unparsed == ("f", "burn")
+    assert await watched.ask("a") == 1
+
+
+async def test_a_renewed_intake_has_another_process_and_answers_on(watched: Watched) -> None:
+    assert await watched.ask("a") == 1
+    watched.intake.renew()
+    assert await watched.ask("a b") == 2
+    await until_async(lambda: len(watched.processes) == 2 and watched.processes[0].gone, "the first one has ended", 30)
+    assert watched.causes == []
+
+
+async def test_a_command_that_cannot_start_is_unavailable() -> None:
+    for command in (["/nonexistent"], [sys.executable, "-c", "raise SystemExit(3)"]):
+        intake = Intake(IntakeStarter(command).start)
+        with pytest.raises(Unavailable, match="requests cannot be prepared now"):
+            await intake.prepare("completion", b"{}", LIMITS)
+        await intake.close()
+        with pytest.raises(Unavailable, match="stopping"):
+            await intake.prepare("completion", b"{}", LIMITS)
+
+
+async def test_bodies_of_many_sizes_arrive_whole(watched: Watched) -> None:
+    for size in (0, 1, 65_536, 1 << 20):
+        with pytest.raises(ApiError, match="the prompt has"):
+            await watched.ask("a " * (65 + size // 2))
