@@ -125,6 +125,7 @@ class Operator:
 
     async def _start(self, tasks: list["asyncio.Task[None]"]) -> None:
         await self.lists.fill()
+        await self._index.warm()
         await self._load_key()
         self._synced.set()
         parts = {
