@@ -20,6 +20,7 @@ GROUPS = {
         "runner/test_formation",
         "runner/test_generated_requests",
         "runner/test_generation_group",
+        "runner/test_hostile_bodies",
         "runner/test_jaccl_group",
         "runner/test_liveness",
         "runner/test_lockstep_group",

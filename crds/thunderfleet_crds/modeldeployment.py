@@ -294,6 +294,10 @@ class Group(ApiModel):
     index: Annotated[int, Field(ge=0, lt=MAX_GROUPS)] = Field(description="Number of the group, starting at 0.")
     uid: UUID | None = Field(default=None, description="UID of the group; it does not change with the epoch.")
     epoch: Count = Field(default=0, description="Number of the group's placement, which increases with every new placement.")
+    plan_digest: Word | None = Field(
+        default=None,
+        description="SHA-256 of the group's plan. If its key is lost, the operator recognizes the plan by it.",
+    )
     state: GroupPhase = Field(
         default=GroupPhase.PENDING, description="Lifecycle phase of the group. Only Ready serves requests."
     )
@@ -372,6 +376,10 @@ class ModelDeploymentStatus(ApiModel):
     )
     replicas: Count = Field(default=0, description="Number of groups that have a placement.")
     ready_replicas: Count = Field(default=0, description="Number of groups that are Ready.")
+    highest_epoch: Count | None = Field(
+        default=None,
+        description="Highest epoch that any group has had. It never decreases, so that no earlier plan becomes current again.",
+    )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the serving pods, for the scale subresource."
     )

@@ -10,9 +10,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from thunderfleet_crds.names import MAX_RANKS
 from thunderfleet_crds.vocabulary import Backend, PlacedSplit, Split
 
 PLAN_KEY = "plan.json"
+PLAN_BYTES = 256 * 1024
+"""Maximum size of a plan. The largest plan that the operator makes is smaller."""
 PLAN_FOLDER = "/etc/thunderfleet/plan"
 """Mount path of the plan's ConfigMap in a runner pod."""
 KEYS_FOLDER = "/etc/thunderfleet/keys"
@@ -38,6 +41,14 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 class _Value(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+def group_name(deployment: str, index: int, epoch: int) -> str:
+    """The name of a placement: that of its plan's ConfigMap. The names of its Secret and its pods begin with it.
+
+    It includes the epoch, because the pod on a Mac that does not answer stays and keeps its name.
+    """
+    return f"{deployment}-{index}-e{epoch}"
 
 
 def loopback_of(address: str) -> str:
@@ -124,10 +135,15 @@ class Plan(_Value):
     jaccl_ring: bool = False
     """JACCL: use a ring even if all pairs have a cable. Without a cable for every pair it is always a ring."""
     split: PlacedSplit
-    ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
+    ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1, max_length=MAX_RANKS)]
     memory: MemoryPlan
     bootstrap: BootstrapPlan = BootstrapPlan()
     benchmark: BenchmarkPlan = BenchmarkPlan()
+
+    @property
+    def name(self) -> str:
+        """The name of its ConfigMap."""
+        return group_name(self.deployment, self.index, self.epoch)
 
     @property
     def world_size(self) -> int:
@@ -158,7 +174,7 @@ class Plan(_Value):
         if [entry.rank for entry in self.ranks] != list(range(len(self.ranks))):
             raise ValueError("ranks must be listed in order, starting at 0, without gaps")
         if (self.backend is Backend.NONE) != (len(self.ranks) == 1):
-            raise ValueError("backend none requires exactly one rank, other backends more")
+            raise ValueError("backend none requires exactly one rank, every other backend more than one")
         if self.backend is Backend.RING and any(not r.ring_address or not r.ring_ports for r in self.ranks):
             raise ValueError("every rank of a ring needs ringAddress and ringPorts")
         if self.backend is not Backend.RING and any(r.relay for r in self.ranks):

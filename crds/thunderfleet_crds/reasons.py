@@ -258,10 +258,15 @@ class Reason(StrEnum):
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has the model.",
-        "Fix the condition ModelResolved first: its message names the folders that were searched.",
+        "Fix the condition ModelResolved first: its message names the folders in which models were found.",
         (On.PLACED,),
     )
-    NO_MACS = ("NoMacs", "The cluster has no Mac.", "Run `thunderfleet-kubelet join` on a Mac.", (On.PLACED, On.READY))
+    NO_MACS = (
+        "NoMacs",
+        "The cluster has no Mac.",
+        "Run `thunderfleet-kubelet join` on a Mac.",
+        (On.MODEL_RESOLVED, On.PLACED, On.READY),
+    )
     NO_MAC_FITS = (
         "NoMacFits",
         "No Mac can take a rank: each is cordoned, tainted, quarantined, not Ready, or does not have the model.",
@@ -316,16 +321,23 @@ class Reason(StrEnum):
     )
     FORBIDDEN = (
         "Forbidden",
-        "The API server does not allow the operator to write the Secret or the ConfigMap of a group.",
+        "The API server does not allow the operator to create the objects of a group.",
         "If the message names a quota or an admission policy of the namespace, change it; otherwise run `helm upgrade` "
         "to restore the chart's RBAC rules.",
-        (On.PLACED, On.READY),
+        (On.PLACED, On.READY, On.DEGRADED),
     )
     POD_SECURITY_FORBIDDEN = (
         "PodSecurityForbidden",
         "The Pod Security level of the namespace forbids runner pods, which use the host network and host paths.",
         "Run `kubectl label namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged --overwrite`.",
         (On.PLACED, On.READY),
+    )
+    NAME_TAKEN = (
+        "NameTaken",
+        "An object that the operator did not create has a name that the ModelDeployment needs. The operator never changes it.",
+        "Delete or rename the object that the message names, or give the ModelDeployment another name; the operator tries "
+        "again every 10 seconds.",
+        (On.PLACED, On.READY, On.DEGRADED),
     )
     POD_REFUSED = (
         "PodRefused",
@@ -355,6 +367,22 @@ class Reason(StrEnum):
         "Failed",
         "A group has failed, and the status has no record of the failure.",
         "Read the logs: `kubectl logs -l thunderfleet.io/deployment=NAME --prefix --tail=50`.",
+        (On.DEGRADED,),
+    )
+
+    OPERATOR_KEY_LOST = (
+        "OperatorKeyLost",
+        "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "
+        "for its state, so it reads the state from the pods. The next placement uses the new key.",
+        "Restore the Secret `thunderfleet-operator-key` from a backup and restart the operator, or run `kubectl delete pod` "
+        "for a pod of the group, which places it again.",
+        (On.DEGRADED,),
+    )
+    PLAN_CHANGED = (
+        "PlanChanged",
+        "The ConfigMap of a group's plan is not as the operator wrote it. The group keeps serving; no pod is made from it.",
+        "Find out who changed the ConfigMap in the message; then run `kubectl delete pod` for a pod of the group, which places "
+        "it again.",
         (On.DEGRADED,),
     )
 

@@ -4,6 +4,8 @@ cli         the command line: join, run, launchd-plist
 app         assembles one kubelet and runs it
 config      the configuration file
 bootstrap   from a bootstrap token to certificates that renew themselves
+disk        whether file systems are full, and what pods use of them
+pressure    thresholds of full file systems
 node        the Node, its Lease and its conditions
 pods        which containers run, and the pods' status
 containers  how they run: files, users, volumes and processes of a pod

@@ -8,13 +8,15 @@ import asyncio
 import fcntl
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
+from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
@@ -31,7 +33,9 @@ from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
+from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader, look
@@ -46,7 +50,7 @@ from thunderfleet_kubelet.version import kubelet_version
 log = logging.getLogger(__name__)
 
 CLIENT_WAIT_SECONDS = 300.0
-# Somebody approves these; after this time a new request is sent, because the addresses may have changed.
+# Somebody approves these; after this time a new request is sent.
 SERVING_WAIT_SECONDS = 900.0
 # The longest time that a watch with the old credentials keeps running.
 RETIRE_SECONDS = 330.0
@@ -68,18 +72,20 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def pod_settings(config: Config, machine: Machine, server: str) -> PodSettings:
-    """The settings of pods, from configuration and machine."""
+def pod_settings(config: Config, machine: Machine, server: str, addresses: Sequence[str]) -> PodSettings:
+    """The settings of pods, from configuration and machine. ``addresses``: the Node's."""
     api = parse_server(server)
     return PodSettings(
         path=tuple(config.path),
         python_path=tuple(config.python_path),
         images=dict(config.images),
         api_server=(api.host, api.port),
-        addresses=tuple(config.addresses),
+        addresses=tuple(addresses),
         allocatable=node_status.capacity(config, machine)[1],
         labels=node_status.labels(config, machine),
         mac=machine.is_mac,
+        log_bytes=to_bytes(config.container_log_max_size),
+        log_files=config.container_log_max_files,
     )
 
 
@@ -89,10 +95,13 @@ def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
 
 
 class Kubelet:
-    """The kubelet of one node. ``root``: the folder of its identity and pods."""
+    """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one."""
 
-    def __init__(self, root: Path, identity: NodeIdentity, config: Config, machine: Machine, reader: Reader) -> None:
+    def __init__(
+        self, root: Path, identity: NodeIdentity, config: Config, machine: Machine, reader: Reader, addresses: NodeAddresses
+    ) -> None:
         self.root = root
+        self.addresses = addresses
         self.identity = identity
         self.config = config
         client = read_pair(identity.client)
@@ -103,15 +112,25 @@ class Kubelet:
         self._closing: set[asyncio.Task[None]] = set()
         user = KubeletUser.here()
         users = pod_users(config, user)
-        self.node = NodeController(
-            config, machine, reader.read, self.kube, self._node_vanished, shared_user=user.uid if users is None else None
-        )
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
             kube=self.kube,
-            settings=pod_settings(config, machine, identity.server),
+            settings=pod_settings(config, machine, identity.server, self.addresses.current),
             users=users,
+            disk=DiskWatch(root, config.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
+            disk_changed=lambda: self.node.nudge(),
+            node_event=self._node_event,
+        )
+        self.node = NodeController(
+            config,
+            machine,
+            reader.read,
+            self.kube,
+            self._node_vanished,
+            addresses=self.addresses.current,
+            shared_user=user.uid if users is None else None,
+            disk=self.pods.evictor.look,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self._api_counts)
         self.server = Server(
@@ -119,9 +138,10 @@ class Kubelet:
             Guard(identity.node_name, self.kube),
             self.metrics,
             server_context(identity.ca),
-            config.addresses[0],
+            self.addresses.current[0],
             config.port,
         )
+        self._move_server = asyncio.Event()
         self._pods_changed = asyncio.Event()
         self._ended: set[str] = set()
         """The uids of pods that ended because their Node was deleted, as long as the API server lists them."""
@@ -136,7 +156,7 @@ class Kubelet:
             "client", identity.client, self._request_client, self._use_client_certificate, self._report_certificate, client
         )
         serving = read_pair(identity.serving)
-        if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), config.addresses):
+        if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), self.addresses.current):
             serving = None
         self._has_certificate = asyncio.Event()
         if serving is not None:
@@ -189,6 +209,21 @@ class Kubelet:
             tasks.create_task(self._serve())
             tasks.create_task(self._client.run())
             tasks.create_task(self._serving.run())
+            tasks.create_task(self.addresses.follow(self._addresses_changed))
+
+    def _addresses_changed(self) -> None:
+        """Takes the new addresses everywhere: Node, pods, server and its certificate."""
+        before, now = self.node.addresses, self.addresses.current
+        self.node.addresses, self.node.no_address = now, MISSING if self.addresses.missing else None
+        self.node.nudge()
+        if now == before:
+            return
+        self._background(self._kube.reconnect())
+        self.pods.settings = replace(self.pods.settings, addresses=now)
+        self._serving.renew_now()
+        self._move_server.set()
+        text = f"the address changed from {', '.join(before)} to {', '.join(now)}"
+        self._background(self._event("NodeAddressChanged", text, "Normal"))
 
     async def _sync(self) -> None:
         await self.reflector.synced.wait()
@@ -221,19 +256,28 @@ class Kubelet:
     async def _serve(self) -> None:
         await self._has_certificate.wait()
         while True:
+            self._move_server.clear()
+            await self._listen()
+            await self.node.registered.wait()
+            self.metrics.registered.set(1)
+            await self._move_server.wait()
+            # What is open goes over an address that this machine no longer has.
+            await self.server.stop()
+
+    async def _listen(self) -> None:
+        while True:
+            self.server.address = self.addresses.current[0]
             try:
                 await self.server.start()
                 break
             except OSError as error:
-                message = f"cannot listen on {self.config.addresses[0]}:{self.config.port}: {error.strerror or error}"
+                message = f"cannot listen on {self.server.address}:{self.config.port}: {error.strerror or error}"
                 log.warning("%s; retrying in %g s", message, BIND_RETRY_SECONDS)
                 self.node.problems["ServerNotListening"] = message
                 self.node.nudge()
                 await asyncio.sleep(BIND_RETRY_SECONDS)
         if self.node.problems.pop("ServerNotListening", None):
             self.node.nudge()
-        await self.node.registered.wait()
-        self.metrics.registered.set(1)
 
     async def _request_client(self) -> Pair:
         try:
@@ -248,8 +292,9 @@ class Kubelet:
             if error.status == 401:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
-                    "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop "
-                    "the kubelet and join again with the command that `thunderfleet token` prints; containers keep running"
+                    "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop the "
+                    "kubelet and join again with the command that `thunderfleet token --node "
+                    f"{self.identity.node_name}` prints; containers keep running"
                 ) from None
             raise
 
@@ -259,7 +304,10 @@ class Kubelet:
         self.reflector.kube = self._kube
         self.node.use(self._kube)
         self.metrics.expires("client", pair.leaf.not_valid_after_utc.timestamp())
-        task = asyncio.create_task(_close_later(old))
+        self._background(_close_later(old))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -271,7 +319,7 @@ class Kubelet:
             self.identity.node_name,
             SERVING_SIGNER,
             self.config.certificate_seconds,
-            addresses=self.config.addresses,
+            addresses=self.addresses.current,
             limit=SERVING_WAIT_SECONDS,
         )
 
@@ -285,12 +333,13 @@ class Kubelet:
 
     def _report_certificate(self, error: str | None) -> None:
         if error is not None and error != self._last_certificate_error and self.node.registered.is_set():
-            task = asyncio.create_task(self._event("CertificateNotRenewed", error))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._node_event("CertificateNotRenewed", error)
         self._last_certificate_error = error
 
-    async def _event(self, reason: str, message: str) -> None:
+    def _node_event(self, reason: str, message: str) -> None:
+        self._background(self._event(reason, message))
+
+    async def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Warning") -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
         event: Json = {
             "apiVersion": "v1",
@@ -300,7 +349,7 @@ class Kubelet:
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name},
             "reason": reason,
             "message": message[:1024],
-            "type": "Warning",
+            "type": kind,
             "source": {"component": "thunderfleet-kubelet", "host": name},
             "firstTimestamp": format_time(now.timestamp()),
             "lastTimestamp": format_time(now.timestamp()),
@@ -333,4 +382,20 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
         machine.cpus,
         machine.memory_bytes // 1024**2,
     )
-    await Kubelet(root, identity, config, machine, Reader(commands, root, machine.is_mac)).run(stop)
+    read = AddressReader(commands, parse_server(identity.server).host, mac=machine.is_mac).read
+    addresses = NodeAddresses(config.addresses, read)
+    if await _before(stop, addresses.wait()):
+        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses).run(stop)
+
+
+async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether ``work`` ended before ``stop`` was set."""
+    stopped, working = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(work)
+    await asyncio.wait((stopped, working), return_when=asyncio.FIRST_COMPLETED)
+    done = working.done()
+    for task in (stopped, working):
+        task.cancel()
+    await asyncio.gather(stopped, working, return_exceptions=True)
+    if done:
+        working.result()
+    return done

@@ -6,8 +6,11 @@ import logging
 import os
 import plistlib
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from thunderfleet_lib.helpformat import HelpFormatter
@@ -16,6 +19,11 @@ from thunderfleet_kubelet.config import ConfigError, load
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
+LOG_FILE = "/var/log/thunderfleet-kubelet.log"
+LOG_BYTES = 10 * 1024**2
+LOG_FILES = 5
+STDERR_BYTES = 1024**2
+"""The size at which standard error, if it is a file, is emptied at start. With --log-file, only Python itself prints there."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,12 +44,22 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--config", type=Path, metavar="FILE", help="YAML configuration file; run defaults to the file given to join"
         )
+        one.add_argument(
+            "--log-file",
+            type=Path,
+            metavar="FILE",
+            help=f"write the log to FILE, not standard error; rotated, {LOG_FILES} files of {LOG_BYTES // 1024**2} MiB",
+        )
         one.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="minimum log level")
         return one
 
     join = add("join", "join a cluster as a node, then run")
     join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
-    join.add_argument("--token", required=True, help="bootstrap token, as printed by thunderfleet token")
+    token = join.add_mutually_exclusive_group(required=True)
+    token.add_argument(
+        "--token", help="bootstrap token, as printed by thunderfleet token; every user of the machine can read it"
+    )
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
@@ -55,9 +73,37 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def plist(program: str, root: Path, config: Path | None) -> bytes:
+class PrivateLog(RotatingFileHandler):
+    """A rotated log that only its owner reads: pods on this machine are other users."""
+
+    def _open(self) -> TextIOWrapper:
+        stream = super()._open()
+        os.fchmod(stream.fileno(), 0o600)
+        return stream
+
+
+def set_up_logging(level: str, file: Path | None) -> None:
+    """Logs to ``file`` or standard error. Raises OSError."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if file is not None:
+        handler = PrivateLog(file, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
+        # A full disk would otherwise print a traceback for every record.
+        logging.raiseExceptions = False
+        bound(sys.stderr.fileno())
+    formatter = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=level.upper(), format=formatter, handlers=[handler], force=True)
+
+
+def bound(fd: int) -> None:
+    """Empties a file that launchd keeps open and never rotates."""
+    about = os.fstat(fd)
+    if stat.S_ISREG(about.st_mode) and about.st_size > STDERR_BYTES:
+        os.ftruncate(fd, 0)
+
+
+def plist(program: str, root: Path, config: Path | None, log_file: Path = Path(LOG_FILE)) -> bytes:
     """The property list (XML) of the LaunchDaemon."""
-    arguments = [program, "run", "--root", str(root)]
+    arguments = [program, "run", "--root", str(root), "--log-file", str(log_file)]
     if config is not None:
         arguments += ["--config", str(config)]
     return plistlib.dumps(
@@ -73,7 +119,8 @@ def plist(program: str, root: Path, config: Path | None) -> bytes:
             "ProcessType": "Interactive",
             "SoftResourceLimits": {"NumberOfFiles": 65536},
             "HardResourceLimits": {"NumberOfFiles": 65536},
-            "StandardErrorPath": "/var/log/thunderfleet-kubelet.log",
+            # launchd cannot rotate it, so the kubelet's log is another file.
+            "StandardErrorPath": str(log_file.with_suffix(".stderr.log")),
         }
     )
 
@@ -85,7 +132,7 @@ async def _join(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet.bootstrap.join import join
 
     server = discovery.parse_server(arguments.server)
-    token = discovery.check_token(arguments.token)
+    token = discovery.check_token(arguments.token or discovery.read_token(arguments.token_file))
     wanted = discovery.check_hash(arguments.ca_hash)
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
@@ -126,7 +173,10 @@ async def _run(arguments: argparse.Namespace) -> None:
         config = config.model_copy(update={"node_name": known.node_name})
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
-        raise JoinError(f"the certificate in {known.folder} has expired; join again with a new token")
+        raise JoinError(
+            f"the certificate in {known.folder} has expired; join again with the command that `thunderfleet token --node "
+            f"{known.node_name}` prints"
+        )
     with app.only_one(root):
         await app.run(root, identity, config)
 
@@ -134,13 +184,17 @@ async def _run(arguments: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 success, 1 failure, 2 invalid command line or configuration."""
     arguments = parser().parse_args(argv)
-    formatter = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=arguments.log_level.upper(), format=formatter, stream=sys.stderr, force=True)
     if arguments.command == "launchd-plist":
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None
-        sys.stdout.write(plist(program, arguments.root.resolve(), config).decode())
+        log_file = arguments.log_file or Path(LOG_FILE)
+        sys.stdout.write(plist(program, arguments.root.resolve(), config, log_file.absolute()).decode())
         return 0
+    try:
+        set_up_logging(arguments.log_level, arguments.log_file)
+    except OSError as error:
+        print(f"thunderfleet-kubelet: cannot write the log to {arguments.log_file}: {error.strerror}", file=sys.stderr)
+        return 1
     # Imported late, so that --help is fast.
     from thunderfleet_lib.kube import ApiError
 

@@ -14,6 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from thunderfleet_kubelet import pressure
+
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_NODE_NAME = 253
 # NodeRestriction lets a node set only labels with these prefixes in kubernetes.io; others are free.
@@ -56,8 +58,9 @@ class Config(_Settings):
         default_factory=lambda: default_node_name()
     )
     """The Node's name. Default: the host name in lower case."""
-    addresses: list[str] = Field(default_factory=lambda: default_addresses())
-    """The Node's InternalIPs; the kubelet's server listens on the first. Default: the address of the default route."""
+    addresses: list[str] = []
+    """The Node's InternalIPs; the kubelet's server listens on the first. Without any, the Node has the address of the interface
+    that reaches the API server (else of the one with the default route), and follows it when it changes."""
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
     path: list[Path] = []
@@ -77,6 +80,14 @@ class Config(_Settings):
     """The duration of the Lease; it is renewed four times as often."""
     certificate_seconds: Annotated[int, Field(ge=600, le=315_360_000)] = 31_536_000
     """The requested lifetime of certificates; the cluster may shorten it. They are renewed after 80 % of it."""
+    eviction_hard: dict[str, str] = {}
+    """Thresholds that cause DiskPressure and evictions, over the defaults of Kubernetes; ``0%`` turns one off."""
+    eviction_pressure_transition_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
+    """How long DiskPressure lasts after the last threshold was met."""
+    container_log_max_size: str = "10Mi"
+    """The size at which a container's log is rotated."""
+    container_log_max_files: Annotated[int, Field(ge=2, le=100)] = 5
+    """The most files of a container's log."""
     reserved_memory_bytes: Annotated[int, Field(ge=0)] = 0
     """Memory that is not allocatable to pods."""
     reserved_cpu_millis: Annotated[int, Field(ge=0)] = 0
@@ -94,8 +105,6 @@ class Config(_Settings):
     @field_validator("addresses")
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
-        if not value:
-            raise ValueError("at least one address is required")
         for text in value:
             try:
                 address = ipaddress.ip_address(text)
@@ -127,6 +136,26 @@ class Config(_Settings):
             raise ValueError(f"podUsers.count is {self.pod_users.count}; it must be at least maxPods, {self.max_pods}")
         return self
 
+    @field_validator("eviction_hard")
+    @classmethod
+    def _eviction_hard(cls, value: dict[str, str]) -> dict[str, str]:
+        pressure.thresholds(value)
+        return value
+
+    @field_validator("container_log_max_size")
+    @classmethod
+    def _log_size(cls, value: str) -> str:
+        from thunderfleet_lib.quantity import to_bytes
+
+        if not 64 * 1024 <= to_bytes(value) <= 2**40:
+            raise ValueError(f"{value} is not from 64Ki to 1Ti")
+        return value
+
+    @property
+    def thresholds(self) -> tuple[pressure.Threshold, ...]:
+        """The eviction thresholds."""
+        return pressure.thresholds(self.eviction_hard)
+
     @field_validator("labels")
     @classmethod
     def _labels(cls, value: dict[str, str]) -> dict[str, str]:
@@ -145,16 +174,6 @@ def default_node_name() -> str:
     for suffix in (".local", ".lan"):
         name = name.removesuffix(suffix)
     return re.sub(r"[^-.a-z0-9]+", "-", name).strip("-.") or "localhost"
-
-
-def default_addresses() -> list[str]:
-    """The address of the interface with the default route. Sends no packet: connecting a UDP socket only looks up the route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return ["127.0.0.1"]
-        return [str(probe.getsockname()[0])]
 
 
 def _sentence(problem: Mapping[str, Any]) -> str:

@@ -4,7 +4,8 @@ A connection costs a file descriptor from its first packet, before TLS or HTTP i
 connection for an hour. This listener counts connections when it accepts them. A connection without a request must send one
 within a limit. When all places are taken, the connection that has been without a request longest is closed: among those that
 never sent one, of the client address that has most of them. So a client with a request gets in, however many silent connections
-another client opens and however fast.
+another client opens and however fast. Places can be reserved for addresses that the program knows; connections from elsewhere
+never close one of those.
 """
 
 import asyncio
@@ -47,9 +48,11 @@ def allow_descriptors() -> None:
 class _Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and keeps the transport at hand."""
 
-    def __init__(self, listener: "Listener", inner: web.RequestHandler, peer: str) -> None:
+    def __init__(self, listener: "Listener", inner: web.RequestHandler, peer: str, known: bool) -> None:
         self.inner = inner
         self.peer = peer
+        self.known = known
+        """Whether the program knows the address ``peer``."""
         self.busy = False
         """Whether a request is being handled."""
         self.served = False
@@ -113,11 +116,14 @@ class _Connection(asyncio.Protocol):
 class Listener:
     """The connections of one application at any number of addresses, at most ``limit`` in all.
 
-    ``track`` must be the application's outermost middleware: it tells which connections handle a request.
+    ``reserved`` of them are for clients whose address is ``known``. ``track`` must be the application's outermost middleware:
+    it tells which connections handle a request.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, reserved: int = 0, known: Callable[[str], bool] = lambda address: False) -> None:
         self._limit = limit
+        self._strangers = limit - reserved
+        self._known = known
         # Ordered by the time since which they are without a request.
         self._connections: dict[_Connection, None] = {}
         self._by_handler: dict[object, _Connection] = {}
@@ -141,28 +147,35 @@ class Listener:
 
     async def listen(self, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Serves the application of ``runner`` there until its ``cleanup``. Returns the port. Raises OSError if it is taken."""
-        site = _Site(self, runner, address, port, tls)
+        return (await self.open_site(runner, address, port, tls)).port
+
+    async def open_site(self, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None = None) -> "Site":
+        """Like ``listen``, for an address that may be closed by itself."""
+        site = Site(self, runner, address, port, tls)
         await site.start()
-        return site.port
+        return site
 
     # For the site and the connections.
 
     def admit(self, server: web.Server, peer: str) -> _Connection | None:
-        """A slot for a new connection from an address, closing another if necessary; None when all of them are busy."""
-        if len(self._connections) >= self._limit and not self.close_idle():
+        """A slot for a new connection from an address, closing another if need be; None if all that may be closed are busy."""
+        known = self._known(peer)
+        full = len(self._connections) >= self._limit
+        if not known and not full:
+            full = sum(not connection.known for connection in self._connections) >= self._strangers
+        if full and not self.close_idle(strangers_only=not known):
             return None
-        connection = _Connection(self, server(), peer)
+        connection = _Connection(self, server(), peer, known)
         self._connections[connection] = None
         self._by_handler[connection.inner] = connection
         return connection
 
-    def close_idle(self) -> bool:
-        """Closes one connection without a request; it no longer counts. False when there is none."""
-        idle = [connection for connection in self._connections if not connection.busy]
-        silent = [connection for connection in idle if not connection.served]
-        by_peer = Counter(connection.peer for connection in silent)
-        # The first of several: max() keeps the order of age.
-        chosen = max(silent, key=lambda connection: by_peer[connection.peer], default=next(iter(idle), None))
+    def close_idle(self, *, strangers_only: bool = False) -> bool:
+        """Closes one connection without a request, of strangers first; it no longer counts. False when there is none."""
+        idle = [one for one in self._connections if not (one.busy or (strangers_only and one.known))]
+        by_peer = Counter(one.peer for one in idle if not one.served)
+        # The first of several, since min() keeps the order of age.
+        chosen = min(idle, key=lambda one: (one.known, one.served, 0 if one.served else -by_peer[one.peer]), default=None)
         if chosen is None:
             return False
         chosen.close()
@@ -177,7 +190,7 @@ class Listener:
         self._by_handler.pop(connection.inner, None)
 
 
-class _Site(web.BaseSite):
+class Site(web.BaseSite):
     """A site of aiohttp that accepts connections itself, so that each is counted when it is accepted."""
 
     def __init__(self, listener: Listener, runner: web.AppRunner, address: str, port: int, tls: ssl.SSLContext | None) -> None:
@@ -189,6 +202,7 @@ class _Site(web.BaseSite):
         self.port = port
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
+        self._bound: socket.socket | None = None
 
     @property
     def name(self) -> str:
@@ -198,7 +212,7 @@ class _Site(web.BaseSite):
     async def start(self) -> None:
         """Binds the port and starts to accept. Raises OSError."""
         family = socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET
-        bound = socket.create_server(self._at, family=family, backlog=_BACKLOG)
+        self._bound = bound = socket.create_server(self._at, family=family, backlog=_BACKLOG)
         bound.setblocking(False)
         self.port = int(bound.getsockname()[1])
         await super().start()
@@ -209,6 +223,9 @@ class _Site(web.BaseSite):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A task that was cancelled before it ran has not closed it.
+        if self._bound is not None:
+            self._bound.close()
         await super().stop()
 
     def _begin(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":

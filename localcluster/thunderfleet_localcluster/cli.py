@@ -98,6 +98,11 @@ def _cluster_commands(commands: _Parsers) -> None:
     kubeconfig = commands.add("kubeconfig", "print the administrator's kubeconfig")
     kubeconfig.add_argument("--path", action="store_true", help="print its path instead")
     token = commands.add("token", "create a bootstrap token, valid for an hour, and print the command that joins a machine")
+    token.add_argument(
+        "--node",
+        metavar="NODE",
+        help="bind the token to this Node name, also if the Node exists; default: any name that has no Node",
+    )
     token.add_argument("--inside", action="store_true", help="use the API server's address in the network of the cluster")
     node = commands.add("node", "manage Node objects")
     node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")
@@ -129,9 +134,12 @@ def _fault_commands(commands: _Parsers) -> None:
     cable.add_argument("to", metavar="TO", nargs="?", help="move: the new port, as machine:port")
     cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: rate limit in Mbit/s")
     cable.add_argument("--speed", choices=SPEEDS, help="slow: negotiated speed that both ends report, in Gb/s")
-    lan = commands.add("lan", "unplug a machine from the LAN, or plug it in; its Thunderbolt cables stay")
-    lan.add_argument("action", choices=LAN_ACTIONS, help="action")
+    lan = commands.add(
+        "lan", "unplug a machine from the LAN, plug it in, or give it another address; its Thunderbolt cables stay"
+    )
+    lan.add_argument("action", choices=LAN_ACTIONS, help="address: as a new DHCP lease does")
     lan.add_argument("machine", metavar="MACHINE", help="machine name")
+    lan.add_argument("address", metavar="ADDRESS", nargs="?", help="address: a free address in the LAN, or none")
     jaccl = commands.add("jaccl", "make a Mac's recorded JACCL fail or wait at chosen points")
     jaccl.add_argument("machine", metavar="MAC", help="machine name")
     jaccl.add_argument("points", metavar="JSON", help='list such as [{"at": "rtr", "errno": 96}]; []: no failures')

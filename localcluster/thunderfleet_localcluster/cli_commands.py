@@ -97,7 +97,8 @@ def _kubeconfig(arguments: argparse.Namespace) -> int:
 def _token(arguments: argparse.Namespace) -> int:
     cluster = _attach(arguments)
     server = cluster.state["innerServer"] if arguments.inside else cluster.server
-    print(f"thunderfleet-kubelet join --server {server} --token {cluster.token()} --ca-hash {cluster.state['caHash']}")
+    token = cluster.token(arguments.node)
+    print(f"thunderfleet-kubelet join --server {server} --token {token} --ca-hash {cluster.state['caHash']}")
     return 0
 
 
@@ -142,7 +143,13 @@ def _rdma(arguments: argparse.Namespace) -> int:
 
 
 def _lan(arguments: argparse.Namespace) -> int:
-    _attach(arguments).lan(arguments.action, arguments.machine)
+    if (arguments.action == "address") != (arguments.address is not None):
+        raise LocalClusterError("`lan address` needs MACHINE and ADDRESS; other actions take MACHINE only", usage=True)
+    cluster = _attach(arguments)
+    if arguments.action == "address":
+        cluster.lan_address(arguments.machine, arguments.address)
+    else:
+        cluster.lan(arguments.action, arguments.machine)
     return 0
 
 

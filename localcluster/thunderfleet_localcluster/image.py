@@ -137,7 +137,7 @@ def digest() -> str:
 
 
 def _place(source: Path, target: Path) -> None:
-    """A hard link if possible and if everybody may read the file, else a copy that everybody may read."""
+    """A hard link if possible and if all users may read the file, else a copy that all users may read."""
     mode = source.stat().st_mode
     wanted = 0o755 if mode & stat.S_IXUSR else 0o644
     if mode & 0o444 == 0o444 and not mode & 0o022:

@@ -7,6 +7,7 @@ import logging
 import signal
 
 from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_lib import listener
 from thunderfleet_lib.hostcmd import Host
 from thunderfleet_lib.kube import Kube
 
@@ -31,6 +32,7 @@ async def run(settings: AgentSettings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    listener.allow_descriptors()
     metrics = Metrics()
     host = Host()
     try:
@@ -54,14 +56,14 @@ async def _serve(
     prober = Prober(settings.node, settings.measure, certificate.client, ledger, lambda: rounds.publish_soon(), metrics)
     metrics.show_measurements(prober)
     rounds = Rounds(settings, collector, publisher, metrics, dial_rounds, prober)
-    server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts)
+    server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows)
     try:
         port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)
     except OSError as error:
         log.error("cannot listen on %s: %s (set --host-ip, --listen-port, --metrics-port)", settings.host_ip, error)
         await server.close()
         return 1
-    rounds.listen = server.listen_on
+    rounds.listen, rounds.move = server.listen_on, server.move
     server.measure = prober.answer
     rounds.agent = Agent(address=settings.host_ip, port=port, certificate_sha256=certificate.sha256)
     log.info("listening on %s, ports %d (agents) and %d (metrics)", settings.host_ip, port, metrics_port)

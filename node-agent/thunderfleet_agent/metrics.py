@@ -1,4 +1,4 @@
-"""The agent's metrics, in a registry of their own (``/metrics``)."""
+"""The agent's metrics, in a separate registry (``/metrics``)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -95,6 +96,9 @@ class Rounds:
         self._dial_now = asyncio.Event()
         self.listen: Callable[[frozenset[str]], Awaitable[None]] | None = None
         """Receives this Mac's addresses for other agents whenever something was published."""
+        self.move: Callable[[str], Awaitable[None]] | None = None
+        """Receives this Mac's new address."""
+        self._host_ip = settings.host_ip
         self._settings = settings
         self._collector = collector
         self._publisher = publisher
@@ -106,6 +110,9 @@ class Rounds:
         self._peers: dict[str, PeerPort] = {}
         self._departed: frozenset[str] = frozenset()
         self._looked: float | None = None
+        self._lost = False
+        self._address_due = math.inf
+        """When to look for this Mac's new address (monotonic)."""
         self._look_after = FIRST_LOOK_SECONDS
         self._wanted: frozenset[str] = frozenset()
         self.agent: Agent | None = None
@@ -150,6 +157,11 @@ class Rounds:
         before = _carriers(self._collector.facts)
         await self._observe(self._collector.fast)
         self._turned = time.monotonic()
+        lost = self._lost_address()
+        if lost and not self._lost:
+            # Requests over connections from the lost address would only time out.
+            await self._publisher.kube.reconnect()
+        self._lost = lost
         if before is not None and _carriers(self._collector.facts) != before:
             # A cable was plugged or unplugged: read the Thunderbolt report now instead of at its interval.
             self._look_around.set()
@@ -178,7 +190,7 @@ class Rounds:
         self._prober.set_view(
             view(
                 self._settings.node,
-                self._settings.host_ip,
+                self._host_ip,
                 self._found.status,
                 [end.spec for end in self._ends],
                 self._publisher.links,
@@ -242,18 +254,43 @@ class Rounds:
                 await asyncio.sleep(jittered(delay))
                 continue
             with contextlib.suppress(TimeoutError):
-                due = min(self._due(), self._damper.calm_at())
+                due = min(self._due(), self._damper.calm_at(), self._address_due)
                 await asyncio.wait_for(self._changed.wait(), max(0.0, due - time.monotonic()))
 
     def _due(self) -> float:
         return 0.0 if self._looked is None else self._looked + self._look_after
 
+    def _lost_address(self) -> bool:
+        """Whether no interface of this Mac has its address any more."""
+        interfaces = self._collector.facts.interfaces
+        return interfaces is not None and all(self._host_ip != entry.address for one in interfaces for entry in one.addresses)
+
+    async def _follow_address(self) -> None:
+        """Takes the address of this Mac's Node, which the kubelet keeps current, for listening, dialling and publishing."""
+        address = self._publisher.address
+        if address is None or address == self._host_ip:
+            return
+        log.warning("the address of this Mac changed from %s to %s", self._host_ip, address)
+        self._host_ip = address
+        if self._dial_rounds is not None:
+            self._dial_rounds.host_ip = address
+            self._dial_now.set()
+        if self.agent is not None:
+            self.agent = self.agent.model_copy(update={"address": address})
+        if self.move is not None:
+            await self.move(address)
+        await self._publisher.kube.reconnect()
+
     async def publish(self) -> None:
         """One publishing round: the profile, then the links. Raises ApiError."""
         self._damper.see(self._collector.facts, time.monotonic())
         looking = self._looked is None or time.monotonic() >= self._due()
-        if looking:
+        lost = self._lost_address()
+        if looking or lost:
             await self._publisher.look()
+            await self._follow_address()
+        # The kubelet may need some seconds to publish the new address.
+        self._address_due = time.monotonic() + FIRST_LOOK_SECONDS if lost and self._lost_address() else math.inf
         self._previous.load(self._publisher.earlier)
         facts = self._previous.fill(self._damper.held(self._collector.facts))
         reachability: tuple[Reachability, ...] = ()

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import web
+from thunderfleet_lib.listener import Listener, Site
 
 from thunderfleet_agent.measure.session import channel
 from thunderfleet_agent.measure.session.messages import MAX_MESSAGE_BYTES
@@ -23,9 +24,61 @@ log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 2.0
 # Sessions at once; one of them measures, the others are refused as busy.
 MAX_SESSIONS = 16
+# Connections at once, each up to 0.3 MiB. Half of them are for the addresses of other agents, or for the kubelet's probes.
+AGENT_CONNECTIONS = 128
+STATUS_CONNECTIONS = 32
 
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Measure = Callable[[channel.Channel, str, str, str], Awaitable[None]]
+
+
+class Endpoint:
+    """One application at one port of several addresses."""
+
+    def __init__(self, pages: Mapping[str, Page], listener: Listener, context: ssl.SSLContext | None = None) -> None:
+        application = web.Application(middlewares=[listener.track])
+        for path, page in pages.items():
+            application.router.add_get(path, page)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        self._listener = listener
+        self._context = context
+        self._sites: dict[str, Site] = {}
+        self._refused: set[str] = set()
+        self.port = 0
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return self._listener.open
+
+    async def start(self, address: str, port: int) -> None:
+        """Listens on the first address; port 0 picks a free one. Raises OSError."""
+        await self._runner.setup()
+        site = await self._listener.open_site(self._runner, address, port, self._context)
+        self.port, self._sites[address] = site.port, site
+
+    async def serve(self, addresses: Iterable[str]) -> None:
+        """Listens on these addresses, and no longer on others.
+
+        An address that fails (it has just disappeared, or its port is in use) is tried again with the next call.
+        """
+        wanted = set(addresses)
+        for address in set(self._sites) - wanted:
+            await self._sites.pop(address).stop()
+        for address in sorted(wanted - set(self._sites)):
+            try:
+                self._sites[address] = await self._listener.open_site(self._runner, address, self.port, self._context)
+            except OSError as error:
+                if address not in self._refused:
+                    log.warning("cannot listen on %s port %d: %s", address, self.port, error.strerror or error)
+                self._refused.add(address)
+                continue
+            self._refused.discard(address)
+        self._refused &= wanted
+
+    async def close(self) -> None:
+        """Stops listening. Safe after a ``start`` that failed."""
+        await self._runner.cleanup()
 
 
 class Server:
@@ -38,69 +91,55 @@ class Server:
         metrics: Metrics,
         trouble: Callable[[], str | None],
         accepts: Callable[[str, str], Awaitable[bool]],
+        knows: Callable[[str], bool] = lambda address: False,
     ) -> None:
         """``trouble`` says why this agent should be restarted; None if it works.
 
-        ``accepts`` says whether the NodeProfile of a node shows a certificate with that SHA-256.
+        ``accepts`` says whether the NodeProfile of a node shows a certificate with that SHA-256. ``knows``: whether an address
+        is one of another agent; places are reserved for those.
         """
         self._address = address
         self._node = node
         self._metrics = metrics
         self._trouble = trouble
         self._accepts = accepts
-        self._runners: list[web.AppRunner] = []
-        self._agents: tuple[web.AppRunner, int, ssl.SSLContext] | None = None
-        self._sites: dict[str, web.TCPSite] = {}
-        self._refused: set[str] = set()
+        self._knows = knows
+        self._others: frozenset[str] = frozenset()
+        self._agents: Endpoint | None = None
+        self._status: Endpoint | None = None
         self._sessions = 0
         self.measure: Measure | None = None
         """Handles a session: the channel, the peer's node, and the socket's address here and there."""
 
     async def start(self, port: int, metrics_port: int, context: ssl.SSLContext) -> tuple[int, int]:
         """Starts listening and returns both ports (0 picks a free one). Raises OSError."""
-        agents, chosen = await self._listen(port, context, {PATH: self._hello, channel.PATH: self._measure})
-        self._agents = (agents, chosen, context)
-        _, metrics = await self._listen(metrics_port, None, {"/healthz": self._healthz, "/metrics": self._text})
-        return chosen, metrics
+        listener = Listener(AGENT_CONNECTIONS, AGENT_CONNECTIONS // 2, lambda address: self._knows(address))
+        self._agents = Endpoint({PATH: self._hello, channel.PATH: self._measure}, listener, context)
+        await self._agents.start(self._address, port)
+        # The kubelet's probes come from this Mac's own address.
+        listener = Listener(STATUS_CONNECTIONS, STATUS_CONNECTIONS // 2, lambda address: address == self._address)
+        self._status = Endpoint({"/healthz": self._healthz, "/metrics": self._text}, listener)
+        await self._status.start(self._address, metrics_port)
+        return self._agents.port, self._status.port
 
     async def listen_on(self, addresses: Iterable[str]) -> None:
-        """Listens for agents on these addresses too, and no longer on others.
+        """Listens for agents on these addresses too, and no longer on others."""
+        self._others = frozenset(addresses)
+        if self._agents is not None:
+            await self._agents.serve(self._others | {self._address})
 
-        An address that fails (it has just disappeared, or its port is in use) is tried again with the next call.
-        """
-        if self._agents is None:
-            return
-        runner, port, context = self._agents
-        wanted = set(addresses) - {self._address}
-        for address in set(self._sites) - wanted:
-            await self._sites.pop(address).stop()
-        for address in sorted(wanted - set(self._sites)):
-            site = web.TCPSite(runner, address, port, ssl_context=context)
-            try:
-                await site.start()
-            except OSError as error:
-                if address not in self._refused:
-                    log.warning("cannot listen on %s port %d: %s", address, port, error.strerror or error)
-                self._refused.add(address)
-                continue
-            self._refused.discard(address)
-            self._sites[address] = site
-        self._refused &= wanted
-
-    async def _listen(self, port: int, context: ssl.SSLContext | None, pages: Mapping[str, Page]) -> tuple[web.AppRunner, int]:
-        application = web.Application()
-        for path, page in pages.items():
-            application.router.add_get(path, page)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-        self._runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, self._address, port, ssl_context=context).start()
-        return runner, int(runner.addresses[0][1])
+    async def move(self, address: str) -> None:
+        """Takes a new address for this Mac. Listens there, for agents and for metrics."""
+        self._address = address
+        await self.listen_on(self._others)
+        if self._status is not None:
+            await self._status.serve({address})
 
     async def close(self) -> None:
         """Stops listening. Safe after a ``start`` that failed."""
-        for runner in self._runners:
-            await runner.cleanup()
+        for endpoint in (self._agents, self._status):
+            if endpoint is not None:
+                await endpoint.close()
 
     async def _hello(self, request: web.Request) -> web.Response:
         """Tells a known agent the name of this node."""

@@ -17,13 +17,14 @@ from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
-from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_key
+from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_keys
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.health import Health
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.concerns import concerned, work_key
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
@@ -66,15 +67,16 @@ class Operator:
         self.metrics = Metrics()
         self.cache = Cache() if cache is None else cache
         self.queue = WorkQueue()
-        self.leader = Leader(kube, configuration.namespace, configuration.identity, self._add_all)
-        self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leader.leading)
+        self._keys = Keyring()
+        self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
+        self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
-        self._index = Index(self.cache)
-        writer = Writer(kube, self.cache, self.metrics, self.leader.leading, configuration.identity)
+        self._index = Index(self.cache, lambda: self._keys)
+        writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity)
         macs, links = MacController(self._index, writer, _now), LinkController(self._index, writer, _now)
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
-        executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._key)
+        executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
         self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
         self.reconciler = Reconciler(self._index, self.groups, drains, executor, self.metrics, settings, self.planner, _now)
         rounds = {
@@ -82,13 +84,14 @@ class Operator:
             LINKS.name: links.round,
             NODEPROFILES.name: macs.round,
         }
-        self._worker = Worker(self.queue, rounds, self.metrics, self.leader.leading, self.lists.refill)
-        self._key = b""
+        self._worker = Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill)
+        self._took_over = False
+        self._taking_over: asyncio.Task[None] | None = None
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue))
-        self.metrics.leading.set_function(lambda: 1.0 if self.leader.leading() else 0.0)
+        self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
 
     # --- events in, keys out -----------------------------------------------------------------------------------------
 
@@ -106,6 +109,25 @@ class Operator:
         for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced):
             self.queue.add(concern)
 
+    def leading(self) -> bool:
+        """Whether this replica may act: it is the leader and has read the keys since it became that."""
+        return self.leader.leading() and self._took_over
+
+    def _gained(self) -> None:
+        self._took_over = False
+        if self._taking_over is not None:
+            self._taking_over.cancel()
+        self._taking_over = asyncio.create_task(self._take_over(), name="take over")
+
+    async def _take_over(self) -> None:
+        """Reads the keys again: the leader before may have signed with one that is newer than those read at the start."""
+        try:
+            await self._load_keys()
+        except ValueError as error:
+            log.error("%s; acting with the keys that were read before", error)
+        self._took_over = True
+        self._add_all()
+
     def _add_all(self) -> None:
         for collection in (DEPLOYMENTS, LINKS, NODEPROFILES):
             for key in self.cache[collection].items:
@@ -113,11 +135,13 @@ class Operator:
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    async def _load_key(self) -> None:
+    async def _load_keys(self) -> None:
         namespace = self._configuration.namespace
         while True:
             try:
-                self._key = await operator_key(self._kube, namespace)
+                keys = await operator_keys(self._kube, namespace, self._keys)
+                if keys.keys != self._keys.keys:
+                    self._keys = keys
                 return
             except ApiError as error:
                 log.warning("cannot read the operator's key, Secret %s/%s: %s", namespace, KEY_SECRET, error)
@@ -126,7 +150,7 @@ class Operator:
     async def _start(self, tasks: list["asyncio.Task[None]"]) -> None:
         await self.lists.fill()
         await self._index.warm()
-        await self._load_key()
+        await self._load_keys()
         self._synced.set()
         parts = {
             "leader": self.leader.run,
@@ -145,7 +169,7 @@ class Operator:
             self.metrics,
             stuck=lambda: self._worker.stuck,
             synced=lambda: self._synced.is_set() and self._watching.is_set(),
-            leading=self.leader.leading,
+            leading=self.leading,
         )
         page = await health.serve(self._configuration.host, self._configuration.metrics_port)
         tasks: list[asyncio.Task[None]] = []
@@ -175,6 +199,8 @@ class Operator:
         log.info("stopping")
         watch = [task for task in tasks if task.get_name() == "kopf"]
         others = [task for task in tasks if task not in watch]
+        if self._taking_over is not None:
+            others.append(self._taking_over)
         for task in (*others, waiter):
             task.cancel()
         await asyncio.gather(*others, waiter, return_exceptions=True)

@@ -11,7 +11,7 @@ from thunderfleet_operator.worker import STUCK_SECONDS
 
 METRICS_TYPE = "text/plain; version=0.0.4"
 CONNECTIONS = 64
-"""The most connections at once. Nobody is authenticated here, so nobody has a place reserved."""
+"""The most connections at once. Clients are not authenticated here, so no places are reserved."""
 
 
 class Health:

@@ -1,6 +1,7 @@
 """One round for one ModelDeployment: observe, decide, carry out once.
 
-A round does not wait for the planner: what the decision lacks is asked, and the answer puts the key on the queue again.
+A round does not wait for the planner: it asks the open questions of the decision, and the answer puts the key on the queue
+again.
 """
 
 import logging
@@ -85,9 +86,9 @@ class Reconciler:
         return done.recheck_seconds
 
     def _patience(self, key: str) -> float:
-        """Seconds to wait for the planner before the rest of the deployment goes on without it.
+        """Seconds to wait for the planner before the round continues without it.
 
-        Most answers are there by then, and no status says in between that there is none.
+        Most answers arrive in this time, so the status does not show the wait.
         """
         since = self._waiting.setdefault(key, self._clock())
         return max(0.0, PATIENCE_SECONDS - age_seconds(since, self._clock()))

@@ -8,7 +8,6 @@ host        this Mac: checks before an attempt, memory, the rank's process
 net         connections between pods: control port, relays, JACCL's exchange
 protocol    messages between a supervisor and its rank process
 intakeprotocol  messages between a supervisor and its intake process
-jsonbounds  JSON from strangers, bounded before it becomes objects
 framing     how those messages are framed, and how the socket is handed over
 faults      every failure a group can have: class, reason, message
 rank        the rank's process: MLX, mlx-lm, the model

@@ -67,7 +67,7 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"error: 65\)|no route to host", FaultClass.CONFIGURE, Reason.LOCAL_NETWORK_DENIED,
           "macOS denies access to the peer's address: allow the runner under Privacy & Security > Local Network"),
     _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, Reason.PEER_REFUSED,
-          "the peer was not listening in time", echo=True),
+          "the peer did not listen in time", echo=True),
     _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
           Reason.PEER_UNREACHABLE, "the peer's address did not answer", echo=True),
     _rule(r"couldn't (create socket|enable reuse\w+|listen)|accept failed|too many open files", FaultClass.RETRY,
@@ -108,7 +108,7 @@ _RULES: tuple[_Rule, ...] = (
           r"|(sum_scatter|group split) not supported"
           r"|Rank cannot be larger|both a rank \(MLX_RANK\)|only valid values for backend",
           FaultClass.BUG, Reason.BACKEND_REFUSED, "MLX rejected the supervisor's configuration"),
-    _rule(r"planned rank|was planned, MLX says|NotFormed|all-sum", FaultClass.BUG, Reason.WRONG_GROUP,
+    _rule(r"planned rank|was planned, MLX reports|NotFormed|all-sum", FaultClass.BUG, Reason.WRONG_GROUP,
           "MLX formed a group that differs from the plan"),
     _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang|InnocentVictim)|impacting interactivity", FaultClass.RETRY,
           Reason.GPU_FAILED, "the GPU aborted a command; if this repeats, another program on this Mac uses the GPU heavily"),

@@ -252,6 +252,9 @@ class Supervisor:
             handle_signals=False,
             shutdown_timeout=2.0,
             handler_cancellation=True,
+            # A few kilobytes of gzip become a gigabyte; encoded bodies are refused.
+            auto_decompress=False,
+            logger=_unlogged(),
         )
         await runner.setup()
         try:
@@ -302,6 +305,13 @@ class Supervisor:
             await benchmark.keep(self.service, self.plan.benchmark)
         except Exception:
             log.exception("the benchmark failed")
+
+
+def _unlogged() -> logging.Logger:
+    """For requests that are no HTTP: aiohttp would log a traceback for each. The gateway logs its own errors."""
+    logger = logging.getLogger(f"{__name__}.http")
+    logger.setLevel(logging.CRITICAL + 1)
+    return logger
 
 
 async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:

@@ -65,7 +65,7 @@ class Group:
 
     def __init__(self, folder: Path, size: int, model: Path) -> None:
         self.plan, self._folder = _plan(size, model), folder
-        pair = keys.group_keys(b"k" * 32, self.plan.uid, 0, 1)
+        pair = keys.group_keys(b"k" * 32, self.plan)
         (folder / "keys").mkdir()
         (folder / "keys" / "tls.crt").write_text(pair.certificate)
         (folder / "keys" / "tls.key").write_text(pair.key)

@@ -15,6 +15,7 @@ from typing import Any
 
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.placement import (
     Cable,
     Dials,
@@ -321,7 +322,7 @@ def objects(count: int) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def _read(cache: Cache, *, pods: bool = True) -> Index:
     """An index that has read every object, but made no fleet yet. ``pods`` False: pods are still to be read."""
-    index = Index(cache)
+    index = Index(cache, lambda: TRUSTING)
     assert index.nodes and index.profiles and index.links and (not pods or index.taken)
     return index
 

@@ -417,12 +417,12 @@ async def test_the_operator_reads_no_secret_but_its_own_key(admin: Kube, install
     operator = "thunderfleet-operator"
 
     async def in_force() -> bool:
-        return await may(admin, operator, "patch", "secrets", namespace="default", name="some-group")
+        return await may(admin, operator, "create", "secrets", namespace="default")
 
     await until_async(in_force, "the operator's role is in force", WAIT_SECONDS)
     assert await may(admin, operator, "get", "secrets", namespace=NAMESPACE, name=KEY_SECRET)
     assert not await may(admin, operator, "get", "secrets", namespace=NAMESPACE, name="another")
-    for verb in ("get", "list", "watch"):
+    for verb in ("get", "list", "watch", "patch", "delete"):
         assert not await may(admin, operator, verb, "secrets", namespace="default", name=KEY_SECRET)
 
 

@@ -154,7 +154,7 @@ def healthy(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def test_an_owner_is_told_what_is_wrong_with_which_cable_and_what_to_type(healthy: Fleet) -> None:
+def test_a_link_names_its_fault_its_cable_and_the_command_that_fixes_it(healthy: Fleet) -> None:
     links = healthy.items("tbl")
     for name, (reason, mend) in RDMA.items():
         status, said_reason, message = said(links[name], "RDMAUsable")
@@ -214,7 +214,7 @@ def test_nothing_changed_nothing_written(healthy: Fleet) -> None:
     healthy.until(quiet, "three rounds that write nothing")
 
 
-def test_a_pulled_cable_is_told_and_back_when_plugged(healthy: Fleet) -> None:
+def test_a_pulled_cable_is_reported_and_returns_when_plugged_in(healthy: Fleet) -> None:
     cluster = healthy.cluster
     cluster.cable("pull", "studio-2:1")
     healthy.until(lambda: healthy.reason(FIRST, "Connected") == "Unplugged", "the link reports the pulled cable")
@@ -416,7 +416,7 @@ def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:
     assert "reseat both plugs" in fleet.said("tbl", SECOND, "Connected")[2]
 
 
-def test_nobody_knows_what_is_gone(fleet: Fleet) -> None:
+def test_no_object_mentions_a_removed_mac(fleet: Fleet) -> None:
     """The link of a port that lost its cable goes, and so does every fact about a deleted Node (book-1, which was renamed).
 
     This test is the last one: the agents take a minute, which passes during the others.

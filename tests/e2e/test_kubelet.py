@@ -423,6 +423,21 @@ def test_joined_node_has_certificates_and_renews_its_lease(fleet: Fleet) -> None
     until(lambda: renewed() > before, "the Lease is renewed", 40)
 
 
+def test_a_lease_that_a_wrong_clock_renewed_goes_on_from_there(fleet: Fleet) -> None:
+    """The controller manager ignores a time of renewal that is before the last one, and would call the Node dead for a year."""
+    machine, ahead = fleet.cluster.machines[LINUX], "2099-01-01T00:00:00.000000Z"
+
+    def renewed() -> str:
+        return str(fleet.get("lease", LINUX, "-n", "kube-node-lease")["spec"]["renewTime"])
+
+    machine.stop_kubelet()
+    patch = json.dumps({"spec": {"renewTime": ahead}})
+    fleet.kubectl("patch", "lease", LINUX, "-n", "kube-node-lease", "--type=merge", "-p", patch)
+    machine.start_kubelet()
+    first = until(lambda: renewed() if renewed() > ahead else None, "the Lease is renewed", 40)
+    until(lambda: renewed() > first, "and again", 40)
+
+
 def joining(fleet: Fleet, folder: Path, name: str, *more: str, **given: str) -> subprocess.CompletedProcess[str]:
     """``thunderfleet-kubelet join --no-run`` on the Linux machine, into ``folder``."""
     machine = fleet.cluster.machines[LINUX]
@@ -474,12 +489,15 @@ def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None
 
 
 def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
-    refused = joining(fleet, tmp_path / "node", LINUX)
+    unbound = joining(fleet, tmp_path / "node", LINUX, "--replace")
+    assert unbound.returncode == 1
+    assert f"thunderfleet token --node {LINUX}" in unbound.stderr
+    refused = joining(fleet, tmp_path / "node", LINUX, token=fleet.cluster.token(LINUX))
     assert refused.returncode == 1
     assert f"a Node named {LINUX} already exists (Lease last renewed at " in refused.stderr
     assert "--replace" in refused.stderr
     assert not (tmp_path / "node/identity/cluster.json").exists()
-    taken = joining(fleet, tmp_path / "node", LINUX, "--replace")
+    taken = joining(fleet, tmp_path / "node", LINUX, "--replace", token=fleet.cluster.token(LINUX))
     assert taken.returncode == 0, taken.stderr
     assert (tmp_path / "node/identity/client.pem").exists()
 
@@ -518,7 +536,17 @@ def test_environment_comes_from_every_source_and_nowhere_else(fleet: Fleet) -> N
     assert seen["TMPDIR"] == seen["HOME"] + "/tmp"
     machine = fleet.cluster.machines[MAC]
     assert seen["PATH"].split(":")[:2] == [str(machine.folder / "bin"), str(fleet.cluster.image_folder / "bin")]
-    ours = {"GREETING", "CM_greeting", "HOME", "TMPDIR", "PATH", "CONTAINER_SANDBOX_MOUNT_POINT", "PYTHONPATH"}
+    ours = {
+        "GREETING",
+        "CM_greeting",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "PATH",
+        "CONTAINER_SANDBOX_MOUNT_POINT",
+        "PYTHONPATH",
+    }
     service = {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS"}
     shell = {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
     image = dict(
@@ -570,7 +598,7 @@ def test_token_of_the_service_account_authenticates(fleet: Fleet, folder: str) -
     assert user["extra"]["authentication.kubernetes.io/node-name"] == [MAC]
 
 
-def test_containers_run_as_whom_they_ask_else_unprivileged(fleet: Fleet) -> None:
+def test_containers_run_as_the_requested_user_or_an_unprivileged_one(fleet: Fleet) -> None:
     fleet.running("who")
     uid, gid = until(lambda: found if len(found := fleet.log("who").split()) == 2 else None, "it has printed its user")
     if not ROOT:
@@ -856,7 +884,7 @@ def test_pod_deleted_while_its_kubelet_is_dead_ends_when_it_returns(fleet: Fleet
     until(lambda: not (machine.folder / "kubelet/pods" / uid).exists(), "its folder goes")
 
 
-def test_pods_of_a_deleted_node_end_and_it_registers_anew(fleet: Fleet) -> None:
+def test_pods_of_a_deleted_node_end_and_it_registers_again(fleet: Fleet) -> None:
     old = fleet.get("node", LINUX)["metadata"]["uid"]
     uid = fleet.running("plain")["metadata"]["uid"]
     assert alive_with(uid)

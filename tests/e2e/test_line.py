@@ -1,10 +1,12 @@
 """From ``kubectl apply`` to tokens: the line as a user walks it, on the default fleet."""
 
+import os
 from datetime import datetime
 from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.plan import KEYS_FOLDER
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line
@@ -61,7 +63,7 @@ def test_the_api_lists_its_model_and_refuses_another(pair: Deployment, line: Lin
     assert other["items"], "the plan is a ConfigMap"
 
 
-def test_the_benchmark_stands_in_status_and_in_the_columns(pair: Deployment, line: Line) -> None:
+def test_the_benchmark_is_in_status_and_in_the_columns(pair: Deployment, line: Line) -> None:
     measured = pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     assert float(measured["decodeTokensPerSecond"]) > 0
     assert float(measured["prefillTokensPerSecond"]) > 0
@@ -111,6 +113,25 @@ def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:
         follower,
         "26.3",
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a kubelet that runs as root gives pods users of their own")
+def test_runners_and_agents_have_users_of_their_own(pair: Deployment, line: Line) -> None:
+    """A runner's key, which its Secret says everybody of the group may read, is for its own user only."""
+    pods = line.items("pods", "-A")
+    on_macs = [pod for pod in pods if pod["spec"]["nodeName"] in line.macs and pod["status"]["phase"] == "Running"]
+    users = {}
+    for pod in on_macs:
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        users[name] = line.kubectl("exec", "-n", namespace, name, "--", "id", "-u").strip()
+    assert {rank["pod"] for rank in pair.ranks()} < set(users)
+    assert any(name.startswith("thunderfleet-agent") for name in users)
+    assert len(set(users.values())) == len(users)
+    assert all(int(user) >= 1_000_000_000 for user in users.values())
+    leader = str(pair.ranks()[0]["pod"])
+    key = f'"$CONTAINER_SANDBOX_MOUNT_POINT{KEYS_FOLDER}/tls.key"'
+    about = pair.kubectl("exec", leader, "--", "sh", "-c", f"stat -L -c '%u %a' {key}").split()
+    assert about == [users[leader], "400"]
 
 
 def test_operator_and_runner_have_metrics(pair: Deployment, line: Line) -> None:
@@ -166,7 +187,7 @@ def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alon
     assert "2048" in long.json["error"]["message"]
 
 
-def test_a_second_group_that_finds_no_place_says_what_it_lacks(pair: Deployment, deploy: Deploy, alone: Alone) -> None:
+def test_a_second_group_without_a_placement_says_what_is_missing(pair: Deployment, deploy: Deploy, alone: Alone) -> None:
     both = deploy("both", replicas=2, nodes={"min": len(pair.line.macs) + 1})
     message = both.until_condition("Placed", "False")["message"]
     assert "studio-1" in message and "studio-2" in message and "mini-1" in message

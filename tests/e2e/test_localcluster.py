@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import tarfile
@@ -144,6 +145,84 @@ def test_the_cluster_is_a_hardened_one(cluster: Cluster) -> None:
         "auth", "can-i", "get", "secrets", "--as=system:node:studio-1", "--as-group=system:nodes", check=False
     )
     assert denied.stdout.strip().startswith("no")
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    """What every user of the machine may read or write in a folder, if they can get there: its files and sockets."""
+    found = []
+    for entry in folder.iterdir():
+        mode = entry.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            found += open_to_others(entry) if mode & stat.S_IXOTH else []
+        elif (stat.S_ISREG(mode) or stat.S_ISSOCK(mode)) and mode & (stat.S_IROTH | stat.S_IWOTH):
+            found.append(entry)
+    return found
+
+
+def test_another_user_finds_no_secret_in_the_folder(cluster: Cluster) -> None:
+    """Private keys, tokens and kubeconfigs, and the socket that takes commands. Command lines hold none either."""
+    readable = open_to_others(cluster.folder.root)
+    assert not [path for path in readable if path.is_socket()]
+    texts = {path: path.read_bytes() for path in readable if path.is_file() and path.stat().st_size < 1 << 20}
+    password = str(urlsplit(cluster.proxy).password).encode()
+    for secret in (b"PRIVATE KEY", b"client-key-data", password):
+        assert not [path for path, text in texts.items() if secret in text]
+    assert cluster.folder.state not in readable and cluster.folder.kubeconfig not in readable
+    assert texts, "recorded commands can be read, or this test looks in the wrong place"
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            assert password not in line
+            assert b"--token\0" not in line or str(cluster.folder.root).encode() not in line
+
+
+# Asks every port without credentials, as another user: the status of /metrics, or why there is none.
+STRANGER = """
+import json, os, ssl, sys, urllib.error, urllib.request
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+found = {}
+for at in json.loads(sys.argv[1]):
+    for path in ("/metrics", "/v3/kv/range", "/pods"):
+        try:
+            with opener.open(f"https://{at}{path}", timeout=10) as answer:
+                found[at + path] = answer.status
+        except urllib.error.HTTPError as error:
+            found[at + path] = error.code
+        except OSError as error:
+            found[at + path] = str(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_gets_no_answer_from_any_port(clusters: Clusters) -> None:
+    """In loopback mode every user of the machine reaches etcd, API server, controllers and kubelets."""
+    cluster = clusters.by_mode["loopback"]
+    network = f"{cluster.machines['studio-1'].address.rpartition('.')[0]}."
+    listening = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        (address, _, port), state = line.split()[1].partition(":"), line.split()[3]
+        host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
+        if state == "0A" and host.startswith(network):
+            listening.add(f"{host}:{int(port, 16)}")
+    # etcd twice, API server, two controllers, three kubelets.
+    assert len(listening) >= 8, listening
+    # This Python may be below a folder that others cannot enter; that of the image is for every user.
+    python = next((cluster.image_folder / "bin").glob("python3.*[0-9]"))
+    asked = [str(python), "-c", STRANGER, json.dumps(sorted(listening))]
+    config = json.loads((cluster.image_folder / "config.json").read_text())
+    own = dict(entry.split("=", 1) for entry in config.get("Env") or [])
+    done = subprocess.run(
+        asked, user=12345, group=12345, extra_groups=[], env=own, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    given = {where: answer for where, answer in answers.items() if isinstance(answer, int) and answer not in (401, 403, 404)}
+    assert not given
+    # etcd asks for a certificate before it answers anything.
+    assert sum("certificate" in str(answer) for answer in answers.values()) >= 2, answers
 
 
 def test_tokens_of_machines_are_spent_and_new_ones_join(cluster: Cluster, tmp_path: Path) -> None:

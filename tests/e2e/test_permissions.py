@@ -99,6 +99,29 @@ def audited() -> Iterator[Cluster]:
         remove(cluster.folder, everything=True)
 
 
+def _service_is_updated(cluster: Cluster) -> None:
+    """The Service is as an older version would have written it. Nobody but the operator may do that while it is reserved."""
+
+    def helm(reserved: str) -> None:
+        values = ("--reuse-values", "--set", f"operator.reserveObjects={reserved}")
+        cluster.helm("upgrade", "thunderfleet", str(CHART), "--namespace", NAMESPACE, *values)
+
+    def annotate() -> bool:
+        note = ("annotate", "service", "tiny", "thunderfleet.io/hash=older", "--overwrite")
+        return cluster.kubectl(*note, check=False).returncode == 0
+
+    def hash_of() -> str:
+        service = json.loads(cluster.kubectl("get", "service", "tiny", "-o", "json").stdout)
+        return str(service["metadata"]["annotations"]["thunderfleet.io/hash"])
+
+    before = hash_of()
+    assert not annotate(), "the policies refuse it"
+    helm("false")
+    until(annotate, "the policies are gone", WAIT_SECONDS)
+    until(lambda: hash_of() == before, "the operator updates its Service", WAIT_SECONDS, describe=hash_of)
+    helm("true")
+
+
 def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
     audit = Audit(audited.logs / "audit.log")
     tinymodel.make(audited.models / "thunderfleet" / "tiny-qwen2")
@@ -133,6 +156,7 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
         return audited.kubectl("get", "pods,configmaps,secrets", "-l", managed, "-o", "name").stdout
 
     assert children()
+    _service_is_updated(audited)
     audited.kubectl("scale", "md/tiny", "--replicas=0")
     until(lambda: not children(), "the children are deleted", WAIT_SECONDS, describe=children)
     audited.kubectl("delete", "md", "tiny", "--timeout=30s")

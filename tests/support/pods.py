@@ -10,6 +10,7 @@ from typing import Any
 from thunderfleet_kubelet.containers import user
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.shim import processes
@@ -58,7 +59,8 @@ class Api:
         if path.endswith("/token"):
             self.tokens += 1
             end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.token_seconds))
-            return {"status": {"token": f"token-{self.tokens}", "expirationTimestamp": end}}
+            status = {"token": f"token-{self.tokens}", "expirationTimestamp": end}
+            return {"spec": {**body["spec"], "expirationSeconds": self.token_seconds}, "status": status}
         assert path.endswith("/events")
         self.events.append(body)
         return body
@@ -80,6 +82,10 @@ class Api:
                 both = {**merged.get(item["type"], {}), **item}
                 merged[item["type"]] = {key: value for key, value in both.items() if value is not None}
             body = {**body, "status": {**body["status"], "conditions": list(merged.values())}}
+        for key in ("hostIPs", "podIPs"):
+            if key in body["status"]:
+                assert body["status"][key][-1] == {"$patch": "replace"}
+                body["status"][key] = body["status"][key][:-1]
         fresh = {**pod, "metadata": dict(pod["metadata"]), "status": {**pod.get("status", {}), **body["status"]}}
         return self.put(path.removesuffix("/status"), fresh)
 
@@ -128,9 +134,19 @@ class World:
         self.root, self.api = root, Api()
         self.settings = PodSettings(images={IMAGE: image}, allocatable={"cpu": "4", "memory": "8Gi", "pods": "20"})
         self.managers: list[PodManager] = []
+        self.disk: DiskWatch | None = None
+        self.node_events: list[tuple[str, str]] = []
 
     async def boot(self) -> PodManager:
-        manager = PodManager(root=self.root, node_name="node-1", kube=lambda: self.api, settings=self.settings, users=USERS)  # type: ignore[arg-type,return-value]
+        manager = PodManager(
+            root=self.root,
+            node_name="node-1",
+            kube=lambda: self.api,  # type: ignore[arg-type,return-value]
+            settings=self.settings,
+            users=USERS,
+            disk=self.disk,
+            node_event=lambda reason, message: self.node_events.append((reason, message)),
+        )
         await manager.start()
         self.managers.append(manager)
         self.api.on_change = lambda: manager.sync(self.api.pods())

@@ -9,7 +9,7 @@ import ipaddress
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -139,9 +139,12 @@ def _check(pair: Pair) -> None:
 
 def renew_at(pair: Pair, part: float = RENEW_AT) -> datetime:
     """When ``part`` of the certificate's lifetime is over."""
-    leaf = pair.leaf
-    start, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
-    return start + (end - start) * part
+    return pair.leaf.not_valid_before_utc + timedelta(seconds=lifetime(pair) * part)
+
+
+def lifetime(pair: Pair) -> float:
+    """For how many seconds the certificate is valid."""
+    return (pair.leaf.not_valid_after_utc - pair.leaf.not_valid_before_utc).total_seconds()
 
 
 def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import re
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
 
 TOKEN = re.compile(r"[a-z0-9]{6}\.[a-z0-9]{16}")
 HASH = re.compile(r"sha256:[0-9a-f]{64}")
+TOKEN_FILE_LIMIT = 1024
 CONNECT_SECONDS = 10.0
 CLUSTER_INFO = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
@@ -46,6 +48,15 @@ def parse_server(text: str) -> Server:
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query:
         raise UsageError(f"--server {text}: must be https://HOST:PORT, such as https://192.168.64.1:6443")
     return Server(parts.hostname, port)
+
+
+def read_token(file: Path) -> str:
+    """The token in a file. Raises UsageError."""
+    try:
+        with file.open() as stream:
+            return stream.read(TOKEN_FILE_LIMIT).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {file}: cannot be read: {error}") from None
 
 
 def check_token(text: str) -> str:

@@ -79,7 +79,7 @@ def save_identity(root: Path, server: Server, node_name: str, config_file: Path 
 def usable_identity(root: Path, server: Server | None, node_name: str | None) -> NodeIdentity | None:
     """The identity in ``root``; None without one, or if its certificate has expired.
 
-    Raises JoinError if it is for another ``server`` or ``node_name``; None accepts any.
+    Raises JoinError if it is for another ``server`` or ``node_name`` (None accepts any), and if it is not valid yet.
     """
     identity = load_identity(root)
     if identity is None:
@@ -93,7 +93,12 @@ def usable_identity(root: Path, server: Server | None, node_name: str | None) ->
         raise JoinError(
             f"{root} has the identity of node {identity.node_name}, not of {node_name}; use another --root, or the old name"
         )
-    pair = read_pair(identity.client)
-    if pair is None or not usable(pair, identity.node_name, datetime.now(UTC)):
+    pair, now = read_pair(identity.client), datetime.now(UTC)
+    if pair is not None and now < pair.leaf.not_valid_before_utc:
+        raise JoinError(
+            f"the certificate in {identity.folder} is valid from {pair.leaf.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and the "
+            f"clock of this machine says {now:%Y-%m-%d %H:%M} UTC; set the clock"
+        )
+    if pair is None or not usable(pair, identity.node_name, now):
         return None
     return identity

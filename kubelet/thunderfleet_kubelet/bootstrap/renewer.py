@@ -1,8 +1,11 @@
 """Renews a certificate before it expires."""
 
 import asyncio
+import contextlib
 import logging
+import math
 import random
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +14,14 @@ from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.tls import write_private
 
-from thunderfleet_kubelet.bootstrap.certificates import RENEW_AT, CertificateError, Pair, renew_at
+from thunderfleet_kubelet.bootstrap.certificates import RENEW_AT, CertificateError, Pair, lifetime, renew_at
 
 log = logging.getLogger(__name__)
 
+STEP_SECONDS = 60.0
+# With a clock that is far ahead every certificate looks expired. A new one is used at least this part of its lifetime.
+EARLIEST = 0.1
+EARLIEST_SECONDS = 3600.0
 BACKOFF = Backoff(first=1.0, limit=300.0, jitter=0.3)
 
 
@@ -40,32 +47,68 @@ class Renewer:
         self.use = use
         self.report = report
         self.pair = pair
+        self._now = asyncio.Event()
+        self._obtained: float | None = None
+        """When the last certificate was obtained (monotonic); None for one of an earlier process."""
+
+    def renew_now(self) -> None:
+        """Requests a certificate at once, in place of the present one and of a request on its way."""
+        self._now.set()
 
     async def run(self) -> None:
         """Renews until cancelled."""
-        failures = 0
+        failures, due = 0, self.pair is None
         while True:
-            if self.pair is not None:
-                await _sleep_until(renew_at(self.pair, RENEW_AT + random.uniform(-0.02, 0.02)))
+            if self.pair is not None and not due:
+                await self._until_due(self.pair)
+            self._now.clear()
             try:
-                pair = await self.request()
+                pair = await self._requested()
+                if pair is None:
+                    failures, due = 0, True
+                    continue
                 await asyncio.to_thread(write_private, self.file, pair.pem)
                 await self.use(pair)
             except (CertificateError, ApiError, OSError) as error:
                 failures += 1
-                delay = BACKOFF.jittered(failures)
+                delay, due = BACKOFF.jittered(failures), True
                 log.warning("%s certificate: %s; retrying in %.0f s", self.name, error, delay)
                 self.report(f"{self.name} certificate: {error}")
-                await asyncio.sleep(delay)
+                await self._sleep(delay)
                 continue
             self.report(None)
-            self.pair, failures = pair, 0
+            self.pair, failures, due = pair, 0, False
+            self._obtained = time.monotonic()
             log.info("%s certificate is valid until %s", self.name, pair.leaf.not_valid_after_utc.isoformat())
 
+    async def _requested(self) -> Pair | None:
+        """The requested certificate; None if ``renew_now`` made it useless."""
+        request, again = asyncio.ensure_future(self.request()), asyncio.ensure_future(self._now.wait())
+        try:
+            await asyncio.wait((request, again), return_when=asyncio.FIRST_COMPLETED)
+            return None if again.done() else await request
+        finally:
+            for task in (request, again):
+                task.cancel()
+            await asyncio.gather(request, again, return_exceptions=True)
 
-async def _sleep_until(when: datetime) -> None:
-    # In steps, because timers stop while a Mac sleeps.
-    left = (when - datetime.now(UTC)).total_seconds()
-    while left > 0:
-        await asyncio.sleep(min(left, 60.0))
-        left = (when - datetime.now(UTC)).total_seconds()
+    async def _until_due(self, pair: Pair) -> None:
+        """Waits for 80 % of the lifetime, by the clock or by elapsed time, whichever is first.
+
+        A wrong clock must cause neither a request after the other nor a certificate that is never renewed.
+        """
+        part = RENEW_AT + random.uniform(-0.02, 0.02)
+        seconds, when = lifetime(pair), renew_at(pair, part)
+        earliest = -math.inf if self._obtained is None else self._obtained + min(seconds * EARLIEST, EARLIEST_SECONDS)
+        latest = time.monotonic() + seconds * part
+        while not self._now.is_set():
+            now = time.monotonic()
+            left = max(earliest - now, min(latest - now, (when - datetime.now(UTC)).total_seconds()))
+            if left <= 0:
+                return
+            # In steps, because timers stop while a Mac sleeps.
+            await self._sleep(min(left, STEP_SECONDS))
+
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._now.wait(), seconds)

@@ -40,9 +40,9 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long an attempt ran that has ended."""
+        """How long an attempt ran that has ended; 0 if the clock was set back meanwhile."""
         finished = self.finished_at or 0.0
-        return finished - (self.started_at or finished)
+        return max(0.0, finished - (self.started_at or finished))
 
     @property
     def retry_at(self) -> float:

@@ -17,6 +17,7 @@ from thunderfleet_kubelet.containers.sources import Sources, data_of, field_valu
 Json = dict[str, Any]
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+USER_NAME = "pod"
 _NAME = re.compile(r"[^=\0]+")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))", re.DOTALL)
 
@@ -83,6 +84,9 @@ def build(pod: Json, container: Json, image: Image, sandbox: Path, sources: Sour
         "HOSTNAME": sources.node_name,
         "HOME": str(sandbox),
         "TMPDIR": str(sandbox / "tmp"),
+        # A pod's user has no account, and programs that ask for the name of one fail (getpass.getuser in Python).
+        "USER": USER_NAME,
+        "LOGNAME": USER_NAME,
         MOUNT_POINT_VARIABLE: str(sandbox),
         "PATH": SYSTEM_PATH,
     }

@@ -69,7 +69,7 @@ class PodFolder:
         return pod
 
     def create(self, user: int | None) -> None:
-        """Makes the folders, closed to everybody but the pod's ``user``; None: open for all users to pass. Raises OSError."""
+        """Creates the folders, accessible to the pod's ``user`` only; None: all users may pass through. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in FOLDERS:
             (self.path / name).mkdir(exist_ok=True)

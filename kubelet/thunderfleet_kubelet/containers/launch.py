@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.attempt import Start
 from thunderfleet_kubelet.containers.errors import StartFailed
 from thunderfleet_kubelet.containers.folder import PodFolder
@@ -18,8 +18,6 @@ from thunderfleet_kubelet.containers.user import ContainerUser
 from thunderfleet_kubelet.shim import files
 
 START_SECONDS = 30.0
-LOG_BYTES = 10 * 1024 * 1024
-LOG_FILES = 5
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,8 @@ class Launch:
     user: ContainerUser
     grace: float
     image_id: str
+    log_bytes: int
+    log_files: int
     message_path: str = "/dev/termination-log"
     message_from_log: bool = False
 
@@ -48,7 +48,8 @@ def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
     for parent in (sandbox.parent.parent, sandbox.parent):
         os.chmod(parent, 0o711)
     for old in sandbox.parent.iterdir():
-        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            leftovers.delete(old)
     for made in (sandbox, sandbox / "tmp", sandbox / "dev"):
         made.mkdir(mode=0o700)
     return sandbox
@@ -81,8 +82,8 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "gid": launch.user.gid,
         "groups": list(launch.user.groups),
         "log": str(output),
-        "logBytes": LOG_BYTES,
-        "logFiles": LOG_FILES,
+        "logBytes": launch.log_bytes,
+        "logFiles": launch.log_files,
         "marker": str(sandbox),
         "grace": launch.grace,
         "backoff": launch.start.backoff,

@@ -3,22 +3,24 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from thunderfleet_crds.names import TAINT_MACOS
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node.facts import Machine, Readings
-from thunderfleet_kubelet.node.status import differs, labels, lease, node, stale_labels, status
+from thunderfleet_kubelet.node.status import differs, labels, lease, node, renew_time, stale_labels, status
+from thunderfleet_kubelet.pressure import DiskState
 from thunderfleet_kubelet.version import kubelet_version
 
 log = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+LEASE_STEP = timedelta(milliseconds=1)
 REPORT_SECONDS = 86400.0
 """How often an unchanged status is written, for its heartbeat. The Lease is what shows that the Node is alive."""
 
@@ -28,7 +30,7 @@ class NodeController:
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
-    this kubelet cannot give each pod its own.
+    this kubelet cannot give each pod its own. ``disk``: looks at the disk.
     """
 
     def __init__(
@@ -40,6 +42,9 @@ class NodeController:
         on_vanished: Callable[[], Awaitable[None]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         shared_user: int | None = None,
+        disk: Callable[[], DiskState] = DiskState,
+        *,
+        addresses: Sequence[str],
     ) -> None:
         self.config = config
         self.machine = machine
@@ -48,6 +53,11 @@ class NodeController:
         self.on_vanished = on_vanished
         self.clock = clock
         self.shared_user = shared_user
+        self.disk = disk
+        self.addresses = tuple(addresses)
+        """The Node's addresses. Call ``nudge`` after a change."""
+        self.no_address: str | None = None
+        """Why ``addresses`` are those that the machine had before; None if it has them."""
         self.problems: dict[str, str] = {}
         """Why the Node is not Ready, as reason to message. Call ``nudge`` after a change."""
         self.registered = asyncio.Event()
@@ -58,6 +68,8 @@ class NodeController:
         self._renew_now = asyncio.Event()
         self._uid = ""
         self._written: datetime | None = None
+        self._renewed: datetime | None = None
+        """The newest time of renewal in the Lease; None until it has been read."""
 
     def nudge(self) -> None:
         """Checks the machine and the Node now."""
@@ -135,6 +147,9 @@ class NodeController:
             problems=self.problems,
             now=self.clock(),
             version=kubelet_version(),
+            disk=self.disk(),
+            addresses=self.addresses,
+            no_address=self.no_address,
             shared_user=self.shared_user,
         )
 
@@ -165,7 +180,8 @@ class NodeController:
             return
         self._uid = str(current["metadata"]["uid"])
         wanted = await self._wanted(current)
-        silent = self._written is None or (self.clock() - self._written).total_seconds() >= REPORT_SECONDS
+        # A clock that was set back counts as silence too.
+        silent = self._written is None or not 0 <= (self.clock() - self._written).total_seconds() < REPORT_SECONDS
         if silent or differs(current.get("status") or {}, wanted):
             await self._write(current, wanted)
 
@@ -192,8 +208,15 @@ class NodeController:
                 await asyncio.wait_for(self._renew_now.wait(), delay * random.uniform(0.95, 1.0))
 
     async def renew(self) -> None:
-        """Renews or creates the Lease. Raises ApiError."""
-        wanted = lease(self.config, self._uid, self.clock())
+        """Renews or creates the Lease. Raises ApiError.
+
+        The controller manager ignores a time of renewal that is before the last one, and would call a Node dead whose clock
+        was set back. So the time never goes back, not even behind one that an earlier kubelet wrote.
+        """
+        if self._renewed is None:
+            self._renewed = renew_time(await self.kube().get_or_none(f"{LEASES}/{self.config.node_name}") or {})
+        self._renewed = max(self.clock(), self._renewed + LEASE_STEP)
+        wanted = lease(self.config, self._uid, self._renewed)
         try:
             body = {"spec": wanted["spec"], "metadata": {"ownerReferences": wanted["metadata"]["ownerReferences"]}}
             # The time limit leaves room for another try before the Lease expires.

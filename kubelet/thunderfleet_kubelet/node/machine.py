@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, Host
+from thunderfleet_lib.hostcmd import Failure, Host, Output
 
 from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers, wired_limit_bytes
 
@@ -34,11 +34,15 @@ class Commands:
         """Whether the machine has the command."""
         return self._host.find(command) is not None
 
+    async def run(self, command: str, *arguments: str) -> Output | Failure:
+        """Its output, or why there is none."""
+        return await self._host.run([command, *arguments], self._seconds)
+
     async def output(self, command: str, *arguments: str) -> str | None:
         """Standard output without trailing white space; None if the command does not exist, fails or takes too long."""
         if not self.exists(command):
             return None
-        result = await self._host.run([command, *arguments], self._seconds)
+        result = await self.run(command, *arguments)
         if isinstance(result, Failure):
             log.warning("%s", result)
             return None
@@ -161,18 +165,16 @@ MEMORY_FLOOR_BYTES = 100 * 1024**2
 class Reader:
     """Reads the load of the machine."""
 
-    def __init__(self, commands: Commands, root: Path, mac: bool) -> None:
+    def __init__(self, commands: Commands, mac: bool) -> None:
         self.commands = commands
-        self.root = root
         self._has_pressure = mac
         self._limit: int | None = None
 
     async def read(self) -> Readings:
         """The current load."""
         short, text = await self._memory()
-        free, total = self._disk()
         processes, limit = await self._processes()
-        return Readings(short, text, free, total, processes, limit)
+        return Readings(short, text, processes, limit)
 
     async def _memory(self) -> tuple[bool | None, str]:
         if self._has_pressure:
@@ -188,14 +190,6 @@ class Reader:
         # No exact number: the status would be written whenever it changes.
         short = available < MEMORY_FLOOR_BYTES
         return short, f"{'less than' if short else 'at least'} {MEMORY_FLOOR_BYTES // 1024**2} MiB are available"
-
-    def _disk(self) -> tuple[int | None, int | None]:
-        try:
-            disk = os.statvfs(self.root)
-        except OSError as error:
-            log.warning("%s: cannot read free space: %s", self.root, error.strerror)
-            return None, None
-        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
     async def _processes(self) -> tuple[int | None, int | None]:
         if sys.platform == "darwin":

@@ -1,14 +1,16 @@
 """The Node object: labels, taints, capacity, conditions and Lease, from the configuration and the machine. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from thunderfleet_crds.names import LABEL_CHIP, TAINT_MACOS
 
+from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
+from thunderfleet_kubelet.node.facts import Machine, Readings
+from thunderfleet_kubelet.pressure import DiskState
 from thunderfleet_kubelet.timestamps import format_time
 
 Json = dict[str, Any]
@@ -16,8 +18,8 @@ Json = dict[str, Any]
 DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
 """The API server sends ``kubectl exec`` as a WebSocket only to nodes that declare this feature."""
 
-DISK_FLOOR_BYTES = 10 * GIB
-"""DiskPressure: less than this, or less than a tenth of the disk, is free, whichever is smaller."""
+NO_ADDRESS, HAS_ADDRESS = "NoAddress", "HasAddress"
+"""Reasons of NetworkUnavailable."""
 
 PODS_SHARE_USER = "PodsShareUser"
 """The condition of a Node whose pods are not kept apart. Of this kubelet only; Kubernetes has no such condition."""
@@ -49,33 +51,34 @@ def taints(machine: Machine) -> list[Json]:
     return [{"key": TAINT_MACOS, "effect": "NoSchedule"}] if machine.is_mac else []
 
 
-def _condition(kind: str, pressure: bool | None, reasons: tuple[str, str], message: str) -> Json:
+def _condition(kind: str, pressed: bool | None, reasons: tuple[str, str], message: str) -> Json:
     """``reasons``: without and with pressure."""
-    if pressure is None:
+    if pressed is None:
         return {"type": kind, "status": "Unknown", "reason": "NotMeasured", "message": message}
-    return {"type": kind, "status": str(pressure), "reason": reasons[pressure], "message": message}
+    return {"type": kind, "status": str(pressed), "reason": reasons[pressed], "message": message}
 
 
-def findings(readings: Readings, problems: Mapping[str, str], shared_user: int | None) -> list[Json]:
+def findings(readings: Readings, disk: DiskState, problems: Mapping[str, str], shared_user: int | None) -> list[Json]:
     """The conditions without times. ``problems``: why the kubelet is not ready, as reason to message."""
-    disk, disk_text = _disk_pressure(readings)
     pids, pids_text = _pid_pressure(readings)
     memory = ("KubeletHasSufficientMemory", "KubeletHasInsufficientMemory")
     return [
         _condition("MemoryPressure", readings.memory_short, memory, readings.memory_text),
-        _condition("DiskPressure", disk, ("KubeletHasNoDiskPressure", "KubeletHasDiskPressure"), disk_text),
+        _disk_pressure(disk),
         _condition("PIDPressure", pids, ("KubeletHasSufficientPID", "KubeletHasInsufficientPID"), pids_text),
         _pods_share_user(shared_user),
         _ready(problems),
     ]
 
 
-def _disk_pressure(readings: Readings) -> tuple[bool | None, str]:
-    if readings.disk_free_bytes is None or not readings.disk_total_bytes:
-        return None, "free disk space is unknown"
-    floor = min(readings.disk_total_bytes // 10, DISK_FLOOR_BYTES)
-    pressure = readings.disk_free_bytes < floor
-    return pressure, f"{'less than' if pressure else 'at least'} {floor / GIB:.1f} GiB are free in the kubelet's folder"
+def _disk_pressure(state: DiskState) -> Json:
+    reasons = ("KubeletHasNoDiskPressure", "KubeletHasDiskPressure")
+    if state.pressure is None:
+        return _condition("DiskPressure", None, reasons, "free disk space is unknown")
+    # No exact numbers: the status would be written whenever they change.
+    signals = ", ".join(f"{one.signal} is below {one.text}" for one in state.why)
+    text = f"kubelet has disk pressure: {signals}" if state.pressure else "kubelet has no disk pressure"
+    return _condition("DiskPressure", state.pressure, reasons, text)
 
 
 def _pid_pressure(readings: Readings) -> tuple[bool | None, str]:
@@ -101,6 +104,16 @@ def _ready(problems: Mapping[str, str]) -> Json:
     if problems:
         return {"type": "Ready", "status": "False", "reason": next(iter(problems)), "message": "; ".join(problems.values())}
     return {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+
+
+def _network(no_address: str | None, before: Sequence[Json]) -> list[Json]:
+    """NetworkUnavailable, which belongs to the network's own controller: set for a missing address, and taken back after it."""
+    if no_address is not None:
+        return [{"type": "NetworkUnavailable", "status": "True", "reason": NO_ADDRESS, "message": no_address}]
+    if any(one.get("type") == "NetworkUnavailable" and one.get("reason") in (NO_ADDRESS, HAS_ADDRESS) for one in before):
+        text = "the machine has an address"
+        return [{"type": "NetworkUnavailable", "status": "False", "reason": HAS_ADDRESS, "message": text}]
+    return []
 
 
 def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[Json]:
@@ -146,7 +159,7 @@ def capacity(config: Config, machine: Machine) -> tuple[dict[str, str], dict[str
         quantities(
             max(0, whole - config.reserved_cpu_millis),
             max(0, machine.memory_bytes - config.reserved_memory_bytes),
-            machine.disk_bytes,
+            machine.disk_bytes - pressure.reserved(config.thresholds, machine.disk_bytes),
         ),
     )
 
@@ -160,18 +173,25 @@ def status(
     problems: Mapping[str, str],
     now: datetime,
     version: str,
+    disk: DiskState,
+    addresses: Sequence[str],
     shared_user: int | None = None,
+    no_address: str | None = None,
 ) -> Json:
-    """The Node's ``status``. ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's.
+    """The Node's ``status``.
 
-    ``shared_user``: the user of all pods, if they have no users of their own.
+    ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
+    they have no users of their own. ``no_address``: why ``addresses`` are those that the machine had before; None if it has
+    them.
     """
     total, free = capacity(config, machine)
+    before = previous.get("conditions") or []
+    found = [*findings(readings, disk, problems, shared_user), *_network(no_address, before)]
     return {
         "capacity": total,
         "allocatable": free,
-        "addresses": [{"type": "InternalIP", "address": address} for address in config.addresses],
-        "conditions": conditions(findings(readings, problems, shared_user), previous.get("conditions") or [], now),
+        "addresses": [{"type": "InternalIP", "address": address} for address in addresses],
+        "conditions": conditions(found, before, now),
         "daemonEndpoints": {"kubeletEndpoint": {"Port": config.port}},
         "declaredFeatures": list(DECLARED_FEATURES),
         "nodeInfo": {
@@ -224,6 +244,14 @@ def node(config: Config, machine: Machine, state: Json) -> Json:
 def stale_labels(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """The labels to set on an existing Node; labels of other writers stay."""
     return {key: value for key, value in wanted.items() if current.get(key) != value}
+
+
+def renew_time(found: Json) -> datetime:
+    """When a Lease was last renewed; the distant past if it has no time."""
+    try:
+        return datetime.fromisoformat(str((found.get("spec") or {})["renewTime"])).astimezone(UTC)
+    except (KeyError, ValueError):
+        return datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lease(config: Config, uid: str, now: datetime) -> Json:

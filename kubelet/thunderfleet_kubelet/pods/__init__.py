@@ -2,6 +2,7 @@
 
 manager    all pods: adopts, admits, starts one worker per pod
 queries    answers the server's questions: logs, exec, usage
+evictor    evicts pods that use too much disk, or all that must leave while it is full
 worker     drives one pod: observes, decides, acts, publishes
 starter    starts containers, runs postStart hooks
 stopper    stops containers, runs preStop hooks

@@ -31,6 +31,7 @@ class _Known:
     count: int = 0
     first: float = 0.0
     written: float = 0.0
+    """Monotonic, so that a clock that is set back silences nothing."""
 
 
 @dataclass
@@ -64,9 +65,9 @@ class Recorder:
         known.count += 1
         level = logging.INFO if known.count == 1 else logging.DEBUG
         log.log(level, "%s/%s: %s: %s", metadata["namespace"], metadata["name"], reason, message)
-        if known.count > 1 and time.time() - known.written < QUIET_SECONDS:
+        if known.count > 1 and time.monotonic() - known.written < QUIET_SECONDS:
             return
-        known.written = time.time()
+        known.written = time.monotonic()
         body: Json = {"involvedObject": reference, "type": kind, "reason": reason, "message": message}
         self._queue.append((key, body))
         self._wake.set()

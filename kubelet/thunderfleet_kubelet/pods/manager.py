@@ -17,10 +17,12 @@ from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
 from thunderfleet_kubelet.pods.decide.podspec import grace_of
 from thunderfleet_kubelet.pods.events import Recorder
+from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
 from thunderfleet_kubelet.pods.queries import PodQueries
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -40,8 +42,9 @@ class PodManager:
     """The pods of one node.
 
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
-    renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``queries``
-    answers questions about the pods.
+    renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``disk``:
+    whether the disk is full; None: never. ``disk_changed`` is called when that changes. ``node_event`` records a warning about
+    the Node. ``queries`` answers questions about the pods.
     """
 
     def __init__(
@@ -52,6 +55,9 @@ class PodManager:
         kube: Callable[[], Kube],
         settings: PodSettings,
         users: range | None = None,
+        disk: DiskWatch | None = None,
+        disk_changed: Callable[[], None] = lambda: None,
+        node_event: NodeEvent = lambda reason, message: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.root = root
@@ -64,10 +70,11 @@ class PodManager:
         """The folders whose pod.json could not be read, by uid, until the first ``sync``."""
         self._admitting = asyncio.Lock()
         self._recorder = Recorder(kube, node_name)
-        self._recorder_task: asyncio.Task[None] | None = None
+        self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
         self.queries = PodQueries(node_name, self._workers)
         self._users = UserPool(users)
+        self.evictor = Evictor(self._workers, disk, disk_changed, node_event)
         self._services = NodeServices(
             node_name=node_name,
             kube=kube,
@@ -103,7 +110,7 @@ class PodManager:
         for path in (self.folder, self.root):
             # Containers of other users pass through to their own folders; they cannot list these.
             os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o011)
-        self._recorder_task = asyncio.create_task(self._recorder.run())
+        self._own_tasks = [asyncio.create_task(self._recorder.run()), asyncio.create_task(self.evictor.run())]
         folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
         self._users.adopt(folders)
         for folder in folders:
@@ -150,6 +157,7 @@ class PodManager:
                 labels,
                 self._settings.allocatable,
                 switches_users=self._users.enabled,
+                disk_pressure=self.evictor.pressure,
             )
             if rejection is None:
                 worker = self._workers.get(str(pod["metadata"]["uid"]))
@@ -186,7 +194,7 @@ class PodManager:
         """Stops the manager. Unless ``end_pods``, all containers keep running for the next kubelet to adopt."""
         if end_pods:
             await self.end_all_pods()
-        tasks = [*self._tasks.values(), *([self._recorder_task] if self._recorder_task else [])]
+        tasks = [*self._tasks.values(), *self._own_tasks]
         for task in tasks:
             task.cancel()
         if tasks:

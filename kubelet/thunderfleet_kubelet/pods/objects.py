@@ -12,8 +12,6 @@ from typing import Literal
 
 from thunderfleet_lib.kube import Json, Kube
 
-from thunderfleet_kubelet.timestamps import parse_time
-
 FRESH_SECONDS = 30.0
 ROTATE_AT = 0.8
 """A token is replaced after this fraction of its lifetime."""
@@ -24,10 +22,15 @@ _PLURALS: dict[Kind, str] = {"ConfigMap": "configmaps", "Secret": "secrets"}
 
 @dataclass(frozen=True)
 class Token:
-    """A service account token; ``rotate_at``: when to replace it (seconds since the epoch)."""
+    """A service account token, used for ``seconds``. ``at``: when it was issued, by the clock and monotonic."""
 
     text: str
-    rotate_at: float
+    seconds: float
+    at: tuple[float, float]
+
+    def usable(self, now: tuple[float, float]) -> bool:
+        """Whether it need not be replaced yet. The clock may be set, and monotonic time may pause while a Mac sleeps."""
+        return all(0 <= time - at < self.seconds for time, at in zip(now, self.at, strict=True))
 
 
 class Objects:
@@ -56,8 +59,8 @@ class Objects:
         account = str(pod["spec"].get("serviceAccountName") or "default")
         key = (metadata["namespace"], account, metadata["uid"], audience, seconds)
         known = self._tokens.get(key)
-        now = time.time()
-        if known is not None and now < known.rotate_at:
+        now = (time.time(), time.monotonic())
+        if known is not None and known.usable(now):
             return known
         spec: Json = {
             "expirationSeconds": seconds,
@@ -69,9 +72,9 @@ class Objects:
             f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
         )
-        # The token's own expiry may be later (the API server extends it); this one counts.
-        end = parse_time(str(answer["status"]["expirationTimestamp"]))
-        fresh = Token(str(answer["status"]["token"]), now + ROTATE_AT * (end - now))
+        # The lifetime and not its end, which is a time of the API server's clock. The token's own may be longer.
+        granted = float((answer.get("spec") or {}).get("expirationSeconds") or seconds)
+        fresh = Token(str(answer["status"]["token"]), ROTATE_AT * granted, now)
         self._tokens[key] = fresh
         return fresh
 

@@ -12,7 +12,7 @@ class PodSettings:
     ``path``: folders in front of every container's PATH. ``python_path``: every container's PYTHONPATH. ``images``: image
     name to folder. ``api_server``: host and port of KUBERNETES_SERVICE_HOST and _PORT. ``addresses``: the Node's InternalIPs,
     first the one of its pods. ``allocatable`` and ``labels``: the Node's, for admission. ``mac``: whether the Node is
-    ``kubernetes.io/os=darwin``.
+    ``kubernetes.io/os=darwin``. ``log_bytes`` and ``log_files``: the limits of a container's log.
     """
 
     path: tuple[Path, ...] = ()
@@ -23,3 +23,5 @@ class PodSettings:
     allocatable: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     mac: bool = False
+    log_bytes: int = 10 * 1024**2
+    log_files: int = 5

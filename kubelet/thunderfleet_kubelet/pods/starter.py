@@ -75,6 +75,8 @@ class Starter:
             user=owner,
             grace=grace_of(context.pod),
             image_id=image.id,
+            log_bytes=context.services.settings().log_bytes,
+            log_files=context.services.settings().log_files,
             message_path=str(container.get("terminationMessagePath") or "/dev/termination-log"),
             message_from_log=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
         )

@@ -16,10 +16,10 @@ from thunderfleet_kubelet.containers.attempt import Attempt, Start
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.pods.context import NodeServices, PodContext
-from thunderfleet_kubelet.pods.decide import admission
+from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.lifecycle import Decision, decide
 from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
-from thunderfleet_kubelet.pods.decide.podspec import TERMINAL_PHASES
+from thunderfleet_kubelet.pods.decide.podspec import TERMINAL_PHASES, eviction_grace_of
 from thunderfleet_kubelet.pods.decide.publishing import version_of
 from thunderfleet_kubelet.pods.decide.status import rejected_status
 from thunderfleet_kubelet.pods.mounter import Mounter
@@ -57,6 +57,7 @@ class PodWorker:
         """(reason, container, attempt) of the events that are recorded once."""
         self._gone = False
         self._closed = False
+        self._evicted = ""
         self.accepted = accepted
         self.removed = False
         self.attempts: dict[str, tuple[Attempt, ...]] = {}
@@ -117,6 +118,33 @@ class PodWorker:
                 # The next kubelet starts with the older version and gets the newer one from the API server.
                 log.warning("%s: cannot write pod.json: %s", self.key, error)
         self.wake()
+
+    @property
+    def evicted(self) -> str:
+        """The message of the pod's eviction; empty if it is not evicted."""
+        return self._evicted
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of the pod is left but its logs."""
+        return self._closed or self._gone
+
+    def evict(self, message: str) -> float:
+        """Ends the pod for good: Failed with the reason Evicted. Returns the longest time that its containers get (seconds)."""
+        if not self._evicted:
+            self._evicted = message
+            self._context.event("Warning", eviction.REASON, message)
+            self.wake()
+        return eviction_grace_of(self.pod)
+
+    async def free_space(self) -> None:
+        """Kills what is left of an evicted pod, and deletes what it wrote. Raises OSError."""
+        user = self._services.users.own(self.folder)
+        if user is not None:
+            await asyncio.to_thread(leftovers.end_processes, user)
+        # Whole folders: the pod decides how many entries they have.
+        for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
+            await asyncio.to_thread(leftovers.delete, path)
 
     def remove(self) -> None:
         """Ends the pod, because the API server no longer has it."""
@@ -210,6 +238,7 @@ class PodWorker:
             blocked=blocked,
             volumes_ready=self._mounter.ready,
             removed=self.removed,
+            evicted=self._evicted,
             host_ip=addresses[0],
             addresses=addresses,
         )

@@ -153,6 +153,15 @@ class Kube:
     async def close(self) -> None:
         await self._rest.close()
 
+    async def reconnect(self) -> None:
+        """Closes all connections and uses new ones, because this machine's address has changed.
+
+        Requests on their way fail with ApiError (unanswered); watches notice at once, and not when they have been silent for
+        minutes.
+        """
+        old, self._rest = self._rest, RESTClientObject(self._configuration)
+        await old.close()
+
     async def __aenter__(self) -> "Kube":
         return self
 

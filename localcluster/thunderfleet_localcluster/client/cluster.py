@@ -269,9 +269,9 @@ class Cluster:
         """State of components, machines and Nodes."""
         return self.command(do="status")
 
-    def token(self) -> str:
-        """Create a bootstrap token that is valid for an hour."""
-        return str(self.command(do="token")["token"])
+    def token(self, node: str | None = None) -> str:
+        """Create a bootstrap token, valid for an hour: for ``node`` only, also if that Node exists, or for any new Node."""
+        return str(self.command(do="token", node=node)["token"])
 
     def component(self, name: str, action: Literal["on", "off", "freeze", "thaw"]) -> None:
         """Kill (off), start (on), stop (freeze) or continue (thaw) a program of the control plane, such as etcd."""
@@ -292,6 +292,11 @@ class Cluster:
     def lan(self, action: Literal["pull", "plug"], machine: str) -> None:
         """Unplug a machine from the LAN, or plug it in; its Thunderbolt cables stay. Needs namespaces."""
         self.command(do="change", what="lan", action=action, name=machine)
+
+    def lan_address(self, machine: str, address: str) -> None:
+        """Give a Mac another address in the LAN, as a new DHCP lease does, or ``none``."""
+        self.command(do="change", what="lan", action="address", name=machine, address=address)
+        self.state = json.loads(self.folder.state.read_text())
 
     def jaccl(self, machine: str, points: Sequence[Mapping[str, object]]) -> None:
         """Make a Mac's recorded JACCL fail or wait at ``points`` (``recorded/python/recorded_jaccl.py``); []: nowhere."""

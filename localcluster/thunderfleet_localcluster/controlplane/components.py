@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
+from thunderfleet_localcluster.controlplane.tokens import BOOTSTRAPPERS, CLIENT_SIGNER, NODES, SERVING_SIGNER
 
 SERVICES = "10.96.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
@@ -211,9 +212,11 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
     """Objects that joining needs, as (path of the collection, object).
 
     They are kubeadm's bindings and cluster-info, the API server's access to kubelets, and the role of the approver.
+    Kubeadm also lets the controller manager approve every request of a bootstrap token (``nodeclient``). That binding is
+    missing here, because such a token can become any Node, also one that exists; the approver decides instead.
     """
-    bootstrappers = [{"kind": "Group", "name": "system:bootstrappers"}]
-    nodes = [{"kind": "Group", "name": "system:nodes"}]
+    bootstrappers = [{"kind": "Group", "name": BOOTSTRAPPERS}]
+    nodes = [{"kind": "Group", "name": NODES}]
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     config = {
         "apiVersion": "v1",
@@ -228,7 +231,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
     approver = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
-        "metadata": {"name": "thunderfleet:kubelet-serving-approver"},
+        "metadata": {"name": "thunderfleet:kubelet-approver"},
         "rules": [
             {"apiGroups": ["certificates.k8s.io"], "resources": ["certificatesigningrequests"], "verbs": ["list", "watch"]},
             {
@@ -239,7 +242,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
             {
                 "apiGroups": ["certificates.k8s.io"],
                 "resources": ["signers"],
-                "resourceNames": ["kubernetes.io/kubelet-serving"],
+                "resourceNames": [CLIENT_SIGNER, SERVING_SIGNER],
                 "verbs": ["approve"],
             },
             {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
@@ -248,14 +251,6 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
     binding = f"{rbac}/clusterrolebindings"
     return [
         (binding, _binding("thunderfleet:node-bootstrapper", "system:node-bootstrapper", bootstrappers)),
-        (
-            binding,
-            _binding(
-                "thunderfleet:node-autoapprove-bootstrap",
-                "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
-                bootstrappers,
-            ),
-        ),
         (
             binding,
             _binding(
@@ -276,8 +271,8 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
         (
             binding,
             _binding(
-                "thunderfleet:kubelet-serving-approver",
-                "thunderfleet:kubelet-serving-approver",
+                "thunderfleet:kubelet-approver",
+                "thunderfleet:kubelet-approver",
                 [{"kind": "User", "name": "thunderfleet:approver"}],
             ),
         ),
@@ -291,21 +286,3 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
             },
         ),
     ]
-
-
-def bootstrap_token(identifier: str, secret: str, expires: str, description: str) -> dict[str, Any]:
-    """The Secret of the bootstrap token ``identifier.secret``, which is valid until ``expires`` (RFC 3339)."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": f"bootstrap-token-{identifier}", "namespace": "kube-system"},
-        "type": "bootstrap.kubernetes.io/token",
-        "stringData": {
-            "token-id": identifier,
-            "token-secret": secret,
-            "expiration": expires,
-            "usage-bootstrap-authentication": "true",
-            "usage-bootstrap-signing": "true",
-            "description": description,
-        },
-    }

@@ -89,7 +89,7 @@ def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[st
     for name in ("kube-controller-manager", "kube-scheduler"):
         put(name, cluster.issue(f"system:{name}"))
         put(f"{name}-serving", cluster.issue(name, names=local, server=True, client=False))
-    # This identity may only approve serving certificates of kubelets.
+    # This identity may only approve certificates of kubelets.
     put("approver", cluster.issue("thunderfleet:approver"))
     admin = cluster.issue("kubernetes-admin", groups=["system:masters"])
     put("admin", admin)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 TB4_GBPS = 40
 TB5_GBPS = 120
-"""The fastest that a Thunderbolt 5 port says it can be ("Up to 120 Gb/s")."""
+"""The maximum speed that a Thunderbolt 5 port reports ("Up to 120 Gb/s")."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from thunderfleet_localcluster.fleet.layout import Address, CableEnd, Layout, Ma
 from thunderfleet_localcluster.fleet.spec import End
 
 CABLE_ACTIONS = ("pull", "plug", "slow", "cut", "move")
-LAN_ACTIONS = ("pull", "plug")
+LAN_ACTIONS = ("pull", "plug", "address")
+NO_ADDRESS = "none"
 RDMA_ACTIONS = ("on", "off", "hang")
 COMMANDS = (
     "system_profiler",
@@ -71,6 +72,8 @@ class FaultState:
     """Machines without power."""
     lan_unplugged: frozenset[str] = frozenset()
     """Machines whose LAN port is unplugged."""
+    leases: Mapping[str, IPv4Address | None] = field(default_factory=_none)
+    """LAN addresses that changed, by machine; None: it has none."""
     boots: Mapping[str, int] = field(default_factory=_none)
     """Number of restarts, by machine."""
     damage: Mapping[tuple[str, str], str] = field(default_factory=_none)
@@ -128,10 +131,28 @@ class FaultState:
 
     def with_lan(self, machine: str, action: str) -> "FaultState":
         """Unplug a machine from the LAN (pull), or plug it in; its Thunderbolt cables stay."""
-        if action not in LAN_ACTIONS:
+        if action not in ("pull", "plug"):
             raise LocalClusterError(f"unknown action {action!r}; allowed: {', '.join(LAN_ACTIONS)}", usage=True)
         unplugged = self.lan_unplugged | {machine} if action == "pull" else self.lan_unplugged - {machine}
         return replace(self, lan_unplugged=unplugged)
+
+    def with_lease(self, plan: Layout, machine: str, text: str) -> "FaultState":
+        """Give a machine another LAN address, as a new DHCP lease does, or none. The address stays when it restarts."""
+        if text == NO_ADDRESS:
+            return replace(self, leases={**self.leases, machine: None})
+        network = plan.control_plane.network
+        try:
+            address = IPv4Address(text)
+        except ValueError:
+            raise LocalClusterError(
+                f"{text!r} is not an IPv4 address; use one in {network}, or {NO_ADDRESS}", usage=True
+            ) from None
+        if address not in network or address in (network.network_address, network.broadcast_address):
+            raise LocalClusterError(f"{address} is not an address in the LAN, which is {network}", usage=True)
+        here = [other for other in self.rewired(plan).machines if other.name != machine and other.lan.ip == address]
+        if here or address == plan.control_plane.ip:
+            raise LocalClusterError(f"{address} is the address of {here[0].name if here else 'the control plane'}", usage=True)
+        return replace(self, leases={**self.leases, machine: address})
 
     def with_power(self, machine: str, on: bool) -> "FaultState":
         """Turn a machine off, or on again with new domain UUIDs and a working RDMA stack, as after a restart."""
@@ -167,7 +188,8 @@ class FaultState:
         return self.rates.get(end.index, end.cable.rate_mbps)
 
     def rewired(self, plan: Layout) -> Layout:
-        """The layout with moved cables at their present ports. The address of an end moves with the plug."""
+        """The layout with present LAN addresses, and moved cables at their present ports with their addresses."""
+        plan = replace(plan, machines=tuple(self._leased(machine) for machine in plan.machines))
         if not self.moved:
             return plan
         ends = {machine.name: [end for end in machine.ends if end.index not in self.moved] for machine in plan.machines}
@@ -185,6 +207,12 @@ class FaultState:
     def layout(self, plan: Layout) -> Layout:
         """The present layout: unplugged cables and cables to a Mac without power have no ends."""
         return replace(plan, machines=tuple(self._machine(machine) for machine in self.rewired(plan).machines))
+
+    def _leased(self, layout: MachineLayout) -> MachineLayout:
+        address = self.leases.get(layout.name, layout.lan.ip)
+        if address is None:
+            return replace(layout, lan_leased=False)
+        return replace(layout, lan=replace(layout.lan, ip=address))
 
     def _machine(self, layout: MachineLayout) -> MachineLayout:
         ends = tuple(self._end(end) for end in layout.ends if self.carries(end.index) and end.peer not in self.off)

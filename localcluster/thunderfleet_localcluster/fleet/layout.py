@@ -61,6 +61,8 @@ class MachineLayout:
     boots: int = 0
     """Number of restarts; domain UUIDs and the boot session UUID depend on it."""
     lan_plugged: bool = True
+    lan_leased: bool = True
+    """Whether it has its LAN address."""
 
     @property
     def name(self) -> str:

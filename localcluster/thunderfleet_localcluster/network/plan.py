@@ -53,14 +53,14 @@ def plug_in(
     ``pids`` are the first processes of all machines that are on. A cable with an end at a machine that is off is not created.
     """
     host, inside = "", dict.fromkeys(pids, "")
-    for index, machine in enumerate(plan.machines):
+    present = faults.rewired(plan)
+    for index, machine in enumerate(present.machines):
         if machine.name in started:
             host += _plug_lan(index, machine, pids[machine.name])
             if machine.name in faults.lan_unplugged:
                 host += lan_port(index, plugged=False)
             inside[machine.name] += _lan_interface(machine)
     tc: list[Tc] = []
-    present = faults.rewired(plan)
     for index in sorted({end.index for machine in present.machines for end in machine.ends}):
         ends = dict(ends_of(present, index))
         if (index != moved and ends.keys().isdisjoint(started)) or not ends.keys() <= pids.keys():
@@ -99,6 +99,12 @@ def unplug_cable(plan: Layout, faults: FaultState, on: Collection[str], index: i
 def lan_port(index: int, plugged: bool) -> str:
     """``ip`` commands that unplug a machine from the LAN (its en0 loses its carrier), or plug it in."""
     return f"link set {_lan_port_name(index)} {'up' if plugged else 'down'}\n"
+
+
+def lan_address(before: MachineLayout, after: MachineLayout) -> str:
+    """``ip`` commands inside a machine that change its LAN address."""
+    lost = f"addr del {before.lan.ip}/{before.lan.prefix} dev en0\n" if before.lan_leased else ""
+    return lost + _leased_address(after)
 
 
 def cable_port(end: CableEnd, plugged: bool) -> str:
@@ -144,7 +150,11 @@ def _veth_pair(ends: Mapping[int, tuple[str, CableEnd]]) -> str:
 
 
 def _lan_interface(machine: MachineLayout) -> str:
-    return f"link set lo up\naddr add {machine.lan.ip}/{machine.lan.prefix} broadcast + dev en0\nlink set en0 up\n"
+    return f"link set lo up\n{_leased_address(machine)}link set en0 up\n"
+
+
+def _leased_address(machine: MachineLayout) -> str:
+    return f"addr add {machine.lan.ip}/{machine.lan.prefix} broadcast + dev en0\n" if machine.lan_leased else ""
 
 
 def _cable_interface(end: CableEnd) -> str:

@@ -39,7 +39,7 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict
         "networksetup": script(_networksetup([service for service, _, _ in network.services(machine)])),
         "ifconfig": script(_ifconfig(list(network.ifconfig(machine)))),
         "netstat": script(_NETSTAT),
-        "route": script(_route(machine)),
+        "route": script(_route(layout, machine)),
         "vm_stat": script(
             '[ $# -eq 0 ] || { echo "Usage: vm_stat [[-c count] interval]" >&2; exit 1; }\nshow "$here/vm_stat"\n'
         ),
@@ -119,8 +119,12 @@ exit 1
 """
 
 
-def _route(machine: MachineLayout) -> str:
+def _route(layout: Layout, machine: MachineLayout) -> str:
     cases = ""
+    default = network.default_route(machine)
+    if default is not None:
+        gateway = f"net=default mask=default gateway={layout.control_plane.ip} device={default}"
+        cases += f"  default) {gateway} flags='<UP,GATEWAY,DONE,STATIC,PRCLONING,GLOBAL>' ;;\n"
     for address, device in network.routes(machine):
         hosts = address.network.hosts() if address.prefix > 24 else None
         octets = str(address.ip).rsplit(".", 1)[0]
@@ -129,6 +133,7 @@ def _route(machine: MachineLayout) -> str:
     return f"""\
 [ "$1" = -n ] && shift
 [ "$1" = get ] && [ $# -eq 2 ] || {{ echo "usage: route [-n] get address" >&2; exit 64; }}
+gateway= flags='<UP,DONE,CLONING,STATIC>'
 case $2 in
 {cases}  127.*) net=127.0.0.0 mask=255.0.0.0 device=lo0 ;;
   *) echo "route: writing to routing socket: not in table" >&2; exit 1 ;;
@@ -136,9 +141,10 @@ esac
 exec /bin/cat <<END
    route to: $2
 destination: $net
-       mask: $mask
+       mask: $mask${{gateway:+
+    gateway: $gateway}}
   interface: $device
-      flags: <UP,DONE,CLONING,STATIC>
+      flags: $flags
  recvpipe  sendpipe  ssthresh  rtt,msec    rttvar  hopcount      mtu     expire
        0         0         0         0         0         0      1500         0
 END

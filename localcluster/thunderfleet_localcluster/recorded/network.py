@@ -31,7 +31,7 @@ def interfaces(machine: MachineLayout) -> list[Interface]:
     found = []
     for port, device in machine.machine.mac.interfaces:
         lan = device == "en0"
-        address = machine.lan if lan else None
+        address = machine.lan if lan and machine.lan_leased else None
         carrier = lan and machine.lan_plugged
         found.append(Interface(device, port, False, carrier, address, mac_address(machine.name, device)))
     for number, device in enumerate(machine.machine.mac.thunderbolt_interfaces, 1):
@@ -165,4 +165,9 @@ def netstat(machine: MachineLayout) -> str:
 
 def routes(machine: MachineLayout) -> list[tuple[Address, str]]:
     """Networks that this Mac reaches directly, and by which interface."""
-    return [(item.address, item.device) for item in interfaces(machine) if item.address]
+    return [(item.address, item.device) for item in interfaces(machine) if item.address and item.active]
+
+
+def default_route(machine: MachineLayout) -> str | None:
+    """The interface of the default route: that of the LAN, while it has an address."""
+    return next((item.device for item in interfaces(machine) if item.device == "en0" and item.active and item.address), None)

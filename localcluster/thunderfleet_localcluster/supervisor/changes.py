@@ -7,7 +7,7 @@ from typing import Any
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, FaultState, find_cable
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
-from thunderfleet_localcluster.network.plan import NetworkPlan, lan_port, plug_in, unplug_cable, update_cable
+from thunderfleet_localcluster.network.plan import NetworkPlan, lan_address, lan_port, plug_in, unplug_cable, update_cable
 from thunderfleet_localcluster.recorded.jaccl_faults import checked_points
 
 
@@ -85,6 +85,8 @@ def _move(end: str, to: str, now: Situation) -> Change:
 
 def _lan(request: Mapping[str, Any], now: Situation) -> Change:
     machine = machine_named(now.plan, str(request.get("name")))
+    if request.get("action") == "address":
+        return _lease(_mac(request, now), str(request.get("address")), now)
     if now.plan.mode != "namespaces":
         raise LocalClusterError("unplugging a machine from the LAN needs network namespaces", usage=True)
     faults = now.faults.with_lan(machine.name, str(request.get("action")))
@@ -92,6 +94,14 @@ def _lan(request: Mapping[str, Any], now: Situation) -> Change:
         return Change(faults)
     index = now.plan.machines.index(machine)
     return Change(faults, (NetworkPlan(lan_port(index, plugged=machine.name not in faults.lan_unplugged), {}, ()),))
+
+
+def _lease(mac: MachineLayout, address: str, now: Situation) -> Change:
+    faults = now.faults.with_lease(now.plan, mac.name, address)
+    if now.plan.mode != "namespaces" or mac.name not in now.pids:
+        return Change(faults)
+    before, after = (state.rewired(now.plan).machine(mac.name) for state in (now.faults, faults))
+    return Change(faults, (NetworkPlan("", {mac.name: lan_address(before, after)}, ()),))
 
 
 def _mac(request: Mapping[str, Any], now: Situation) -> MachineLayout:

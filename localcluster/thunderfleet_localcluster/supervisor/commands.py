@@ -98,7 +98,9 @@ class Commands:
         return {}
 
     async def _token(self, command: Json) -> Json:
-        token = await self.cluster.joining.make_token(str(command.get("description") or "by thunderfleet token"))
+        node = str(command["node"]) if command.get("node") is not None else None
+        description = str(command.get("description") or "by thunderfleet token")
+        token = await self.cluster.joining.make_token(description, node)
         return {"token": token, "caHash": self.cluster.control_plane.pki.ca_hash}
 
     async def _machine(self, command: Json) -> Json:

@@ -164,10 +164,10 @@ class ControlPlane:
             await asyncio.sleep(POLL_SECONDS)
 
     async def make_joinable(self) -> None:
-        """Create the objects that joining needs, and start to approve serving certificates of kubelets."""
+        """Create the objects that joining needs, and start to approve certificates of kubelets."""
         for path, body in joining_objects(self.spec.name, self.at.server, self.pki.ca_pem):
             await self._create(path, body)
-        self._background(self._approve(), "the approver of serving certificates")
+        self._background(self._approve(), "the approver of certificates")
 
     async def _create(self, path: str, body: dict[str, Any]) -> None:
         """Create an object. Its namespace or role may appear shortly after the API server is ready."""

@@ -6,8 +6,10 @@ import string
 import time
 from datetime import UTC, datetime, timedelta
 
+from thunderfleet_lib.tls import write_private
+
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
-from thunderfleet_localcluster.controlplane.components import bootstrap_token
+from thunderfleet_localcluster.controlplane.tokens import bootstrap_token
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.machines.children import tail
 from thunderfleet_localcluster.machines.machine import Machine
@@ -19,6 +21,7 @@ from thunderfleet_localcluster.supervisor.state import node_ready
 NODES_SECONDS = 120
 POLL_SECONDS = 0.2
 TOKEN_HOURS = 1
+TOKEN_FILE = "join-token"
 SECRETS = "/api/v1/namespaces/kube-system/secrets"
 
 
@@ -44,24 +47,34 @@ class Joining:
         files = ["--root", str(home / "kubelet"), "--config", str(home / "kubelet.yaml")]
         command = ["run"]
         if machine.name not in self.joined:
-            token = self._tokens[machine.name] = await self.make_token(f"for {machine.name}")
-            command = ["join", "--server", self.control_plane.at.server, "--token", token]
+            token = self._tokens[machine.name] = await self.make_token(f"for {machine.name}", machine.name)
+            # A file, because every user of the machine can read command lines.
+            write_private(home / TOKEN_FILE, token.encode())
+            command = ["join", "--server", self.control_plane.at.server, "--token-file", str(home / TOKEN_FILE)]
             command += ["--ca-hash", self.control_plane.pki.ca_hash]
         await machine.start_kubelet([*self.spec.kubelet, *command, *files], self.folder.log(f"kubelet-{machine.name}"))
 
     async def _remove_tokens(self) -> None:
-        # They are in command lines, which every user of the machine can read.
-        for token in self._tokens.values():
+        for name, token in self._tokens.items():
+            (self.folder.machine(name) / TOKEN_FILE).unlink(missing_ok=True)
             await self.control_plane.kube.delete(f"{SECRETS}/bootstrap-token-{token.split('.')[0]}")
         self.joined |= set(self._tokens)
         self._tokens.clear()
 
-    async def make_token(self, description: str) -> str:
-        """Create a bootstrap token that is valid for an hour."""
+    async def make_token(self, description: str, node: str | None = None) -> str:
+        """Create a bootstrap token that is valid for an hour.
+
+        ``node``: the only Node that may join with it, also if it exists; None for any that does not exist yet. Raises
+        LocalClusterError if no token can be bound to that name.
+        """
         alphabet = string.ascii_lowercase + string.digits
         identifier, secret = ("".join(secrets.choice(alphabet) for _ in range(length)) for length in (6, 16))
         expires = (datetime.now(UTC) + timedelta(hours=TOKEN_HOURS)).strftime("%Y-%m-%dT%H:%M:%SZ")
-        await self.control_plane.kube.create(SECRETS, bootstrap_token(identifier, secret, expires, description))
+        try:
+            body = bootstrap_token(identifier, secret, expires, description, node)
+        except ValueError as error:
+            raise LocalClusterError(str(error), usage=True) from None
+        await self.control_plane.kube.create(SECRETS, body)
         return f"{identifier}.{secret}"
 
     async def _nodes_ready(self) -> None:

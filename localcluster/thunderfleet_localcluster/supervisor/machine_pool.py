@@ -24,6 +24,12 @@ from thunderfleet_localcluster.supervisor.state import MachineStatus
 
 USERS = 1000
 """The users of one machine's pods."""
+EVICTION = {
+    "nodefs.available": "1Gi",
+    "nodefs.inodesFree": "1%",
+    "imagefs.available": "0%",
+    "imagefs.inodesFree": "0%",
+}
 FIRST_USER, CLUSTERS, CLUSTER_USERS = 1_000_000_000, 800, 1_000_000
 
 
@@ -52,12 +58,16 @@ class MachinePool:
         home = self.folder.machine(machine.name)
         config: dict[str, Any] = {
             "nodeName": machine.name,
-            "addresses": [str(machine.lan.ip)],
             "port": KUBELET_PORT,
             # All machines of all clusters share this machine's users, and in loopback mode its processes too.
             "podUsers": {"first": first_user(str(self.folder.root), index), "count": USERS},
+            # All machines share the disk of this one. A developer's disk is often nearly full, and the images are not pulled.
+            "evictionHard": EVICTION,
             "images": {self.spec.image.name: self.spec.image.folder},
         }
+        if machine.machine.kind != "mac":
+            # It has no default route. A Mac's commands say which address it has, and it may change.
+            config["addresses"] = [str(machine.lan.ip)]
         if machine.machine.kind == "mac":
             config["path"] = [str(home / "bin")]
             if machine.machine.jaccl == "recorded":

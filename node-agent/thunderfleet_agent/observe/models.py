@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_lib import jsonbounds
 from thunderfleet_lib.hostcmd import Failure, Host, quote
 from thunderfleet_lib.parsing import clean
 
@@ -35,6 +37,9 @@ MAX_FILES = 4096
 # The limit of the safetensors format itself.
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 64 * 2**20
+# About 200,000 tensors.
+MAX_JSON_VALUES = 2_000_000
+MAX_JSON_DEPTH = 32
 MAX_PATH = 1024
 
 CONFIG = "config.json"
@@ -169,9 +174,9 @@ def listing(path: Path) -> tuple[str, int]:
     total, digest = 0, hashlib.sha256()
     for file in _files(path):
         if file.is_file():
-            stat = file.stat()
-            total += stat.st_size
-            digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace"))
+            found = file.stat()
+            total += found.st_size
+            digest.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "replace"))
         elif file.is_symlink():
             digest.update(f"{file.name}\0broken\n".encode("utf-8", "replace"))
     return digest.hexdigest(), total
@@ -260,14 +265,14 @@ def tensors(file: Path) -> set[str]:
 
     Raises ValueError if the file is shorter than its header declares or not a safetensors file, OSError if it cannot be read.
     """
-    size = file.stat().st_size
+    size = _regular_size(file)
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
             raise ValueError(f"{file.name} is truncated or not a safetensors file ({size} bytes)")
         try:
-            header = json.loads(stream.read(length))
-        except (ValueError, RecursionError):
+            header = jsonbounds.loads(stream.read(length), values=MAX_JSON_VALUES, depth=MAX_JSON_DEPTH)
+        except ValueError:
             raise ValueError(f"{file.name} has a header that is not valid JSON") from None
     if not isinstance(header, dict):
         raise ValueError(f"{file.name} has a header that is not a JSON object")
@@ -285,12 +290,20 @@ def tensors(file: Path) -> set[str]:
     return names
 
 
+def _regular_size(file: Path) -> int:
+    """Raises ValueError for anything but a regular file: opening a pipe would wait for a writer."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{quote(file.name)} is not a regular file")
+    return found.st_size
+
+
 def _json_object(file: Path) -> dict[str, Any]:
-    if file.stat().st_size > MAX_JSON_BYTES:
+    if _regular_size(file) > MAX_JSON_BYTES:
         raise ValueError(f"{file.name} is larger than {MAX_JSON_BYTES // 2**20} MiB")
     try:
-        value = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
+        value = jsonbounds.loads(file.read_bytes(), values=MAX_JSON_VALUES, depth=MAX_JSON_DEPTH, constants=True)
+    except ValueError:
         raise ValueError(f"{file.name} is not valid JSON") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file.name} is not a JSON object")

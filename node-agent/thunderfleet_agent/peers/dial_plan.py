@@ -56,6 +56,13 @@ def listen_addresses(status: NodeProfileStatus) -> frozenset[str]:
     )
 
 
+def addresses(profile: NodeProfile) -> frozenset[str]:
+    """Every address of a Mac."""
+    status = profile.status
+    found = {a.address for interface in (status.network.interfaces if status.network else ()) for a in interface.addresses}
+    return frozenset(found | ({status.agent.address} if status.agent else set()))
+
+
 def _dialled(address: str, class_: AddressClass) -> bool:
     return class_ in _DIALLED and not (":" in address and class_ is AddressClass.LINK_LOCAL)
 

@@ -47,7 +47,8 @@ class DialRounds:
         dialled: Callable[[list[DialOutcome]], None] = lambda outcomes: None,
     ) -> None:
         self._publisher = publisher
-        self._host_ip = host_ip
+        self.host_ip = host_ip
+        """This Mac's address; set a new one when it changes."""
         self._context = context
         self._dialled = dialled
         self._table: ReachabilityTable | None = None
@@ -83,6 +84,14 @@ class DialRounds:
         """The agent of a node whose profile is known."""
         seen = self._neighbours.get(node) or self._members.get(node) or self._others.get(node)
         return seen.status.agent if seen is not None else None
+
+    def knows(self, address: str) -> bool:
+        """Whether a node whose profile is known has this address."""
+        return any(
+            address in dial_plan.addresses(profile)
+            for profiles in (self._neighbours, self._members, self._others)
+            for profile in profiles.values()
+        )
 
     async def round(self, own: NodeProfileStatus, links: Iterable[ThunderboltLinkSpec]) -> bool:
         """Dials every address that is due. Returns whether the facts changed."""
@@ -122,7 +131,7 @@ class DialRounds:
     async def _dial(self, target: PeerAddress, own: NodeProfileStatus, limit: asyncio.Semaphore) -> DialOutcome:
         async with limit:
             try:
-                answer = await dial(target, self._publisher.node, self._context, dial_plan.source(own, target, self._host_ip))
+                answer = await dial(target, self._publisher.node, self._context, dial_plan.source(own, target, self.host_ip))
             except DialError as error:
                 return DialOutcome(target, problem=str(error))
         interface = dial_plan.interface_of(own, answer.local)

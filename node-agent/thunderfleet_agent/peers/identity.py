@@ -17,7 +17,7 @@ import ssl
 import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.hostcmd import Failure, Host
@@ -25,7 +25,6 @@ from thunderfleet_lib.hostcmd import Failure, Host
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
-YEARS = 10
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "authority.crt"
 # Public: anybody can sign such certificates.
 AUTHORITY_SENTENCE = b"thunderfleet agents know each other by digest, not by this authority"
@@ -105,12 +104,10 @@ def write(folder: Path) -> str:
     key = Ed25519PrivateKey.generate()
     signer = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(AUTHORITY_SENTENCE).digest())
     issuer = tls.Issuer(tls.subject("thunderfleet-agents (vouches for nothing)"), signer)
-    # Valid on a Mac with a wrong clock too: the digest identifies the Mac.
-    since = datetime(2020, 1, 1, tzinfo=UTC)
-    always = tls.Validity(since, datetime(2120, 1, 1, tzinfo=UTC))
+    # Valid on a Mac with a wrong clock too, and never renewed: the digest identifies the Mac.
+    always = tls.Validity(datetime(1970, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC))
     authority = tls.build_certificate(issuer.name, signer.public_key(), issuer, always, serial=1, ca=True)
-    years = tls.Validity(since, datetime.now(UTC) + timedelta(days=365 * YEARS))
-    certificate = tls.build_certificate(tls.subject("thunderfleet-agent"), key.public_key(), issuer, years)
+    certificate = tls.build_certificate(tls.subject("thunderfleet-agent"), key.public_key(), issuer, always)
     text = tls.certificate_pem(certificate)
     (folder / CERTIFICATE).write_bytes(text)
     (folder / AUTHORITY).write_bytes(tls.certificate_pem(authority))

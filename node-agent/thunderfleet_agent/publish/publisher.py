@@ -97,6 +97,8 @@ class Publisher:
     """The reachability that an earlier agent of this Mac published, from the first ``look``."""
     earlier: NodeProfile | None = None
     """This Mac's profile from the first ``look``."""
+    address: str | None = None
+    """The InternalIP of this Mac's Node, from the last ``look``."""
     groups: tuple[GroupUse, ...] = ()
     """The groups that use this Mac, from the last ``look``."""
     links: tuple[ThunderboltLink, ...] = ()
@@ -113,6 +115,8 @@ class Publisher:
         """Reads this Mac's Node, profile and links. Raises ApiError; with status 404 if the Node does not exist."""
         node = await self.kube.get(f"/api/v1/nodes/{self.node}")
         self._owner = OwnerReference(api_version="v1", kind="Node", name=self.node, uid=str(node["metadata"]["uid"]))
+        addresses = (node.get("status") or {}).get("addresses") or []
+        self.address = next((str(one["address"]) for one in addresses if one.get("type") == "InternalIP"), None)
         actual = await self.kube.get_or_none(f"{PROFILES}/{self.node}")
         self._profile.compare(actual)
         profile = _read(NodeProfile, actual)

@@ -8,5 +8,5 @@ drains           groups that are draining, and since when
 writer           server-side apply, deletes and Events
 events           Events, as objects of the API server
 keys             the TLS keys of a group, derived from the operator's key
-operator_key     the operator's own key
+operator_key     the operator's own keys
 """

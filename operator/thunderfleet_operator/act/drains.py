@@ -32,7 +32,7 @@ class Drains:
     def start(self, key: str, views: Iterable[GroupView], *, notice: bool) -> list[float]:
         """Drains these groups. Seconds until each group that is still on notice needs another look.
 
-        ``notice``: a moment later, so that readers of ``status.endpoint`` learn of another endpoint first.
+        ``notice``: a moment later, so that readers of ``status.endpoint`` see another endpoint first.
         """
         rechecks = []
         for view in views:

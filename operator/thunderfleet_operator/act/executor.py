@@ -11,11 +11,11 @@ from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentSt
 from thunderfleet_crds.names import API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.kube import ApiError, Json
+from thunderfleet_lib.kube import ApiError, Json, key_of
 
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.group_client import GroupClient
-from thunderfleet_operator.act.keys import KeyPair, group_keys
+from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, unsigned_group_keys
 from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import manifests
@@ -33,14 +33,15 @@ from thunderfleet_operator.decide.status.events import occurrences
 from thunderfleet_operator.decide.status.group import transport
 from thunderfleet_operator.decide.status.outcome import Blocked
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.observe.plans import Epoch, GroupView
+from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
+from thunderfleet_operator.observe.proofs import Keyring, Proof
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
 
 log = logging.getLogger(__name__)
 
 NAMES_TRIED = 8
-"""Epochs whose names are tried when objects of a deleted ModelDeployment still have them."""
+"""Epochs whose names are tried when other objects have them, such as those of a deleted ModelDeployment."""
 
 
 class Done(NamedTuple):
@@ -53,7 +54,7 @@ class Done(NamedTuple):
 
 
 class Executor:
-    """``master`` returns the operator's key."""
+    """``keys`` returns the operator's keys."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Executor:
         drains: Drains,
         metrics: Metrics,
         settings: PodSettings,
-        master: Callable[[], bytes],
+        keys: Callable[[], Keyring],
     ) -> None:
         self._writer = writer
         self._groups = groups
@@ -71,7 +72,7 @@ class Executor:
         self._drains = drains
         self._metrics = metrics
         self._settings = settings
-        self._master = master
+        self._keys = keys
         self._secrets: set[str] = set()
 
     async def carry_out(self, key: str, decision: Decision) -> Done:
@@ -84,16 +85,17 @@ class Executor:
             results[ending.view.index] = Result(deleted=await self._delete_pods(deployment, ending.delete))
         for group_decision in decision.groups:
             results[group_decision.view.index] = await self._group(deployment, group_decision)
-        await self._collect(deployment, decision.collect)
-        if decision.service is not None:
-            await self._writer.apply(SERVICES, decision.service)
+        replaced = [group.view.epoch for group in decision.groups if results[group.view.index].epoch is not None]
+        unverified = [epoch for epoch in replaced if epoch is not None and not epoch.proven]
+        await self._collect(deployment, (*decision.collect, *unverified))
+        service = await self._service(deployment, decision)
         views = views_after(decision, results)
         self.listen(key, views)
-        await self._status(deployment, status_after(decision, results))
+        await self._status(deployment, status_after(decision, results, service))
         rechecks = [*self._drain(key, decision), decision.recheck_seconds]
         await self._macs.settle(decision.nodes.union(*(view.nodes for view in views.values())))
         blocked = any(result.blocked for result in results.values())
-        if blocked:
+        if blocked or service is not None:
             rechecks.append(BLOCKED_SECONDS)
         if any(pod is None for result in results.values() for pod in result.deleted.values()):
             # A pod that was gone at once makes room, and no event about it follows.
@@ -105,8 +107,9 @@ class Executor:
         """Polls every group that has a rank 0, also while its pods terminate: it reports when it has drained."""
         plans: dict[int, tuple[Plan, KeyPair]] = {}
         for index, view in views.items():
-            if view.plan is not None and any(pod.rank == 0 for pod in view.pods):
-                plans[index] = (view.plan, self._keys(view.plan))
+            pair = self._pair(view.epoch) if view.epoch is not None else None
+            if view.plan is not None and pair is not None and any(pod.rank == 0 for pod in view.pods):
+                plans[index] = (view.plan, pair)
         self._groups.listen(key, plans)
 
     def forget(self, key: str) -> None:
@@ -114,83 +117,143 @@ class Executor:
         self._groups.listen(key, {})
         self._drains.keep(key, frozenset())
 
-    def _keys(self, plan: Plan) -> KeyPair:
-        return group_keys(self._master(), plan.uid, plan.index, plan.epoch)
+    def _pair(self, epoch: Epoch) -> KeyPair | None:
+        """The keys of a placement; None if they cannot be derived any more."""
+        if epoch.proven:
+            return group_keys(self._master(epoch), epoch.plan)
+        oldest = self._keys().oldest
+        return unsigned_group_keys(oldest, epoch.plan) if epoch.finding.proof is Proof.NONE and oldest is not None else None
+
+    def _master(self, epoch: Epoch) -> bytes:
+        """The key that the placement was signed with."""
+        key = self._keys().key(epoch.finding.key_id)
+        if key is None:
+            raise ValueError(f"the key of ConfigMap {epoch.plan.namespace}/{epoch.config_map} is not known")
+        return key
 
     # --- one group ---------------------------------------------------------------------------------------------------
 
     async def _group(self, deployment: ModelDeployment, decision: GroupDecision) -> Result:
         """A new placement replaces all pods together; else pods that are missing are created, and old ones deleted."""
-        plan = decision.plan
+        epoch = decision.view.epoch if decision.plan is not None else None
+        written: Epoch | None = None
         if decision.placement is not None:
             try:
-                plan = await self._write_plan(deployment, decision.view, decision.placement)
+                epoch = written = await self._write_plan(deployment, decision.view, decision.placement)
             except ApiError as error:
-                if error.status != 403:
+                if error.status not in (403, 409):
                     raise
-                return Result(blocked=Blocked(Reason.FORBIDDEN, str(error)))
+                return Result(blocked=_taken(error) if error.status == 409 else Blocked(Reason.FORBIDDEN, str(error)))
+            plan = epoch.plan
             log.info("%s: epoch %d on %s", plan.group, plan.epoch, ", ".join(rank.node for rank in plan.ranks))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
-        if plan is None:
+        if epoch is None:
             return Result(deleted=deleted)
         if decision.create:
             # Before the pods: agents stop measuring on these Macs first.
-            await self._macs.settle(rank.node for rank in plan.ranks)
+            await self._macs.settle(rank.node for rank in epoch.plan.ranks)
         created: list[Pod] = []
         blocked: Blocked | None = None
         try:
-            await self._apply_secret(deployment, plan)
+            await self._create_secret(epoch)
             for rank in decision.create:
-                manifest = manifests.pod(deployment, plan, rank, self._settings)
-                created.append(read_pod(await self._writer.apply(PODS, manifest)))
+                created.append(await self._create_pod(deployment, epoch, rank))
         except ApiError as error:
-            if error.status not in (403, 422):
+            if error.status not in (403, 409, 422):
                 raise
-            blocked = _refused(plan, error)
-        return Result(plan if decision.placement is not None else None, tuple(created), deleted, blocked)
+            if decision.create:
+                blocked = _refused(epoch.plan, error)
+            else:
+                # Its pods run with the Secret that they have.
+                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error)
+        return Result(written, tuple(created), deleted, blocked)
 
-    async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Plan:
-        """Writes the Secret and the plan, under the next epoch whose names are free."""
+    async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch:
+        """Writes the plan under the next epoch whose name is free. Raises ApiError (409) if too many are taken."""
         plan = placement.plan
         while True:
+            manifest = manifests.config_map(deployment, plan, placement.spec_hash, placement.reason, self._keys())
             try:
-                await self._apply_secret(deployment, plan)
-                manifest = manifests.config_map(deployment, plan, placement.spec_hash, placement.reason)
-                await self._writer.apply(CONFIGMAPS, manifest)
-                return plan
+                answer = await self._writer.create(CONFIGMAPS, manifest)
             except ApiError as error:
-                # The name belongs to a deleted ModelDeployment until the garbage collector runs. The operator cannot see
-                # that beforehand: it reads no Secrets.
-                taken = error.status == 422 and "immutable" in error.message
-                if not taken or plan.epoch > view.last_epoch + NAMES_TRIED:
+                # The operator sees only ConfigMaps with its label: another one may have the name.
+                if error.status != 409 or plan.epoch > view.last_epoch + NAMES_TRIED:
                     raise
                 plan = manifests.renumbered(plan, plan.epoch + 1)
+                continue
+            epoch = read_epoch(answer, self._keys())
+            if epoch is None or not epoch.proven:
+                name = f"ConfigMap {plan.namespace}/{plan.name}"
+                raise ValueError(f"{name} was changed while it was created: check the mutating webhooks of the cluster")
+            return epoch
 
-    async def _apply_secret(self, deployment: ModelDeployment, plan: Plan) -> None:
-        """Applies a placement's keys, once in the life of this process: they are derived, so the bytes never change."""
-        name = f"{plan.namespace}/{manifests.group_name(plan.deployment, plan.index, plan.epoch)}/{plan.uid}"
-        if name not in self._secrets:
-            pair = self._keys(plan)
-            await self._writer.apply(SECRETS, manifests.secret(deployment, plan, pair.certificate, pair.key))
-            self._secrets.add(name)
+    async def _create_secret(self, epoch: Epoch) -> None:
+        """Creates a placement's keys, once in the life of this process: they are derived, so the bytes never change."""
+        plan, master = epoch.plan, self._master(epoch)
+        name = secret_name(master, plan)
+        if f"{plan.namespace}/{name}" in self._secrets:
+            return
+        pair = group_keys(master, plan)
+        try:
+            await self._writer.create(SECRETS, manifests.secret(plan, epoch.uid, name, pair.certificate, pair.key))
+        except ApiError as error:
+            # No other client can predict the name: an earlier round has created it.
+            if error.status != 409:
+                raise
+        self._secrets.add(f"{plan.namespace}/{name}")
+
+    async def _create_pod(self, deployment: ModelDeployment, epoch: Epoch, rank: int) -> Pod:
+        plan = epoch.plan
+        name = secret_name(self._master(epoch), plan)
+        manifest = manifests.pod(deployment, plan, rank, self._settings, name, self._keys())
+        try:
+            return read_pod(await self._writer.create(PODS, manifest), self._keys())
+        except ApiError as error:
+            if error.status == 409 and not self._writer.knows(PODS, key_of(manifest)):
+                # The cache is behind; the pod may be the operator's.
+                raise ApiError(503, "Conflict", f"pod {key_of(manifest)} exists, but has not been seen yet") from error
+            raise
 
     async def _delete_pods(self, deployment: ModelDeployment, pods: Iterable[Pod]) -> dict[str, Pod | None]:
         """By name, each pod as it terminates; None if it is gone."""
         found: dict[str, Pod | None] = {}
         for pod in pods:
             left = await self._writer.delete(PODS, deployment.metadata.namespace, pod.name, pod.uid)
-            found[pod.name] = read_pod(left) if left is not None else None
+            found[pod.name] = read_pod(left, self._keys()) if left is not None else None
         return found
 
     # --- the deployment ----------------------------------------------------------------------------------------------
 
     async def _collect(self, deployment: ModelDeployment, epochs: Iterable[Epoch]) -> None:
-        namespace = deployment.metadata.namespace
+        """Deletes old plans; the garbage collector deletes their Secrets."""
         for epoch in epochs:
-            await self._writer.delete(SECRETS, namespace, epoch.config_map)
-            await self._writer.delete(CONFIGMAPS, namespace, epoch.config_map)
-            self._secrets.discard(f"{namespace}/{epoch.config_map}/{deployment.metadata.uid}")
+            await self._writer.delete(CONFIGMAPS, deployment.metadata.namespace, epoch.config_map, epoch.uid)
+            if epoch.proven:
+                self._secrets.discard(f"{epoch.plan.namespace}/{secret_name(self._master(epoch), epoch.plan)}")
+
+    async def _service(self, deployment: ModelDeployment, decision: Decision) -> Blocked | None:
+        """Creates or updates the Service. Why there is none, if it cannot."""
+        manifest, meta = decision.service, deployment.metadata
+        text = (
+            f"Service {meta.namespace}/{meta.name} exists, and the operator did not create it: the groups serve at "
+            "status.groups[].endpoint, but no Service selects them; delete or rename that Service, or this ModelDeployment"
+        )
+        taken = Blocked(Reason.NAME_TAKEN, text)
+        if manifest is None:
+            return taken if decision.service_taken else None
+        try:
+            if "uid" in manifest["metadata"]:
+                await self._writer.apply(SERVICES, manifest)
+            else:
+                await self._writer.create(SERVICES, manifest)
+        except ApiError as error:
+            if error.status == 409:
+                return taken
+            if error.status not in (403, 422):
+                raise
+            return Blocked(Reason.FORBIDDEN, f"the API server rejected Service {meta.namespace}/{meta.name}: {error.message}")
+        return None
 
     async def _status(self, deployment: ModelDeployment, status: ModelDeploymentStatus) -> None:
         """Writes the status if it differs, and an Event for each change that is worth one."""
@@ -217,7 +280,14 @@ class Executor:
         return rechecks
 
 
+def _taken(error: ApiError) -> Blocked:
+    text = f"{error.message}, and the operator did not create it: delete or rename it, or rename this ModelDeployment"
+    return Blocked(Reason.NAME_TAKEN, text)
+
+
 def _refused(plan: Plan, error: ApiError) -> Blocked:
+    if error.status == 409:
+        return _taken(error)
     if "violates PodSecurity" in error.message:
         command = f"kubectl label namespace {plan.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
         return Blocked(Reason.POD_SECURITY_FORBIDDEN, f"namespace {plan.namespace} does not allow runner pods; run: {command}")

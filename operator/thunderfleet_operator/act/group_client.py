@@ -26,12 +26,24 @@ MOVED_SECONDS = 0.05
 BUSY_SECONDS = 1.0
 QUIET_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
+BODY_BYTES = 2**20
+"""Maximum size of a state; that of 64 ranks is a tenth of it."""
 REMIND_SECONDS = 10.0
 """How often a silent group puts its ModelDeployment on the queue."""
 
 
 def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises ``ValueError`` if it is too long: whoever has the keys of a group can answer in place of rank 0."""
+    found = bytearray()
+    async for chunk in answer.content.iter_any():
+        found += chunk
+        if len(found) > BODY_BYTES:
+            raise ValueError(f"the answer is longer than {BODY_BYTES} bytes")
+    return bytes(found)
 
 
 class _Poller:
@@ -77,7 +89,11 @@ class _Poller:
         while self._leading():
             try:
                 async with self._session.post(
-                    self._url(DRAIN_PATH), ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout
+                    self._url(DRAIN_PATH),
+                    ssl=self._context,
+                    server_hostname=GROUP_TLS_NAME,
+                    timeout=timeout,
+                    allow_redirects=False,
                 ) as answer:
                     if answer.status == 202:
                         self._accepted = True
@@ -103,12 +119,17 @@ class _Poller:
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS + (seconds if wait else 0))
         try:
             async with self._session.get(
-                url, params=wait, ssl=self._context, server_hostname=GROUP_TLS_NAME, timeout=timeout
+                url,
+                params=wait,
+                ssl=self._context,
+                server_hostname=GROUP_TLS_NAME,
+                timeout=timeout,
+                allow_redirects=False,
             ) as answer:
                 if answer.status != 200:
                     log.debug("%s: %s: HTTP %d", self.plan.group, url, answer.status)
                     return None
-                state = GroupState.model_validate_json(await answer.read())
+                state = GroupState.model_validate_json(await _body(answer))
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError, ValueError) as error:
             log.debug("%s: %s: %s", self.plan.group, url, error)
             return None

@@ -4,6 +4,7 @@ An operator that restarts derives the same bytes, so it needs no permission to r
 has one Ed25519 key and one self-signed certificate, which every supervisor presents and which is all that it trusts.
 """
 
+import json
 import ssl
 import tempfile
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_lib import tls
 
 # Fixed, so that the certificate is the same every time it is derived. It is used as long as its placement exists.
@@ -30,31 +31,55 @@ class KeyPair:
     key: str
 
 
-def _derive(master: bytes, purpose: str, uid: str, group: int, epoch: int, length: int) -> bytes:
-    info = f"thunderfleet/{purpose}/{uid}/{group}/{epoch}".encode()
-    return HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=info).derive(master)
-
-
-def group_keys(master: bytes, uid: str, group: int, epoch: int) -> KeyPair:
-    """The pair of one placement of one group. Raises ``ValueError`` for a master key that is too short to be one."""
+def _derive(master: bytes, info: str, length: int) -> bytes:
     if len(master) < MASTER_BYTES:
         raise ValueError(f"the operator's key has {len(master)} bytes; it needs at least {MASTER_BYTES}")
-    key = Ed25519PrivateKey.from_private_bytes(_derive(master, "key", uid, group, epoch, 32))
-    # 20 octets at most, and positive (RFC 5280).
-    serial = int.from_bytes(_derive(master, "serial", uid, group, epoch, 19), "big") | 1
-    name = tls.subject(f"{uid[:40]}-{group}-e{epoch}")
+    return HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=info.encode()).derive(master)
+
+
+def _info(purpose: str, plan: Plan) -> str:
+    """What a key is derived for. JSON keeps the parts apart, whatever is in them."""
+    return json.dumps(["thunderfleet/v2", purpose, plan.namespace, plan.deployment, plan.uid, plan.index, plan.epoch])
+
+
+def _pair(seed: bytes, serial: bytes, common_name: str) -> KeyPair:
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    name = tls.subject(common_name)
     certificate = tls.build_certificate(
         name,
         key.public_key(),
         tls.Issuer(name, key),
         tls.Validity(NOT_BEFORE, NOT_AFTER),
-        serial=serial,
+        # 20 octets at most, and positive (RFC 5280).
+        serial=int.from_bytes(serial, "big") | 1,
         ca=True,
         key_usages=("digital_signature", "key_cert_sign"),
         extended_usages=(tls.SERVER_AUTH, tls.CLIENT_AUTH),
         alternative_names=(GROUP_TLS_NAME,),
     )
     return KeyPair(certificate=tls.certificate_pem(certificate).decode(), key=tls.key_pem(key).decode())
+
+
+def group_keys(master: bytes, plan: Plan) -> KeyPair:
+    """The pair of one placement: of this namespace, deployment (name and UID), group and epoch, and of no other.
+
+    The certificate's common name is derived too: a handshake does not reveal the UID. Raises ``ValueError`` for a
+    master key that is too short to be one.
+    """
+    seed, serial = _derive(master, _info("key", plan), 32), _derive(master, _info("serial", plan), 19)
+    return _pair(seed, serial, f"group-{_derive(master, _info('name', plan), 16).hex()}")
+
+
+def secret_name(master: bytes, plan: Plan) -> str:
+    """The name of the placement's Secret. It cannot be predicted, so no other object can have it already."""
+    return f"{plan.name}-{_derive(master, _info('secret', plan), 5).hex()}"
+
+
+def unsigned_group_keys(master: bytes, plan: Plan) -> KeyPair:
+    """The pair of a placement that a version made which did not sign plans. The operator only talks to such groups with it."""
+    label = f"{plan.uid}/{plan.index}/{plan.epoch}"
+    seed, serial = _derive(master, f"thunderfleet/key/{label}", 32), _derive(master, f"thunderfleet/serial/{label}", 19)
+    return _pair(seed, serial, f"{plan.uid[:40]}-{plan.index}-e{plan.epoch}")
 
 
 def client_context(pair: KeyPair) -> ssl.SSLContext:

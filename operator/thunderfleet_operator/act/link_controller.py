@@ -28,7 +28,7 @@ class LinkController:
             return None
         decision = link.decide(observed)
         if decision.delete:
-            await self._writer.delete(LINKS, None, name, observed.link.metadata.uid)
+            await self._writer.delete(LINKS, None, name, str(observed.link.metadata.uid))
         elif decision.patch:
             await self._writer.patch_status(LINKS, name, list(decision.patch))
         elif decision.status is not None:

@@ -1,30 +1,42 @@
-"""The operator's own key, from its Secret. The keys of all groups are derived from it."""
+"""The operator's keys, from their Secret. Plans are signed with the newest; the keys of all groups are derived from them.
+
+The field ``key`` holds the newest key. Every other field holds an earlier one: what was signed with it stays valid.
+"""
 
 import base64
+import binascii
 import logging
 import secrets
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_operator.act.keys import MASTER_BYTES
+from thunderfleet_operator.observe.proofs import Keyring
 
 log = logging.getLogger(__name__)
 
 KEY_SECRET = "thunderfleet-operator-key"
 KEY_FIELD = "key"
+MAX_KEYS = 16
 
 
-async def operator_key(kube: Kube, namespace: str) -> bytes:
-    """Reads the key; creates it at the first start. Raises ApiError, and ``ValueError`` if the Secret holds no valid key."""
+async def operator_keys(kube: Kube, namespace: str, known: Keyring) -> Keyring:
+    """Reads the keys; creates the Secret if there is none.
+
+    ``known``: the keys that this process has read before. They stay valid, and a Secret that was deleted meanwhile is created
+    again with them, so a running operator loses no key. Raises ApiError, and ``ValueError`` if the Secret holds no valid keys.
+    """
     folder = f"/api/v1/namespaces/{namespace}/secrets"
     found = await kube.get_or_none(f"{folder}/{KEY_SECRET}")
     if found is None:
+        keys = [secrets.token_bytes(MASTER_BYTES), *known.keys[: MAX_KEYS - 1]]
+        fields = [KEY_FIELD, *(f"previous-{number}" for number in range(1, len(keys)))]
         body: Json = {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": KEY_SECRET, "namespace": namespace},
             "immutable": True,
-            "data": {KEY_FIELD: base64.b64encode(secrets.token_bytes(MASTER_BYTES)).decode()},
+            "data": {field: base64.b64encode(key).decode() for field, key in zip(fields, keys, strict=True)},
         }
         try:
             found = await kube.create(folder, body)
@@ -33,8 +45,21 @@ async def operator_key(kube: Kube, namespace: str) -> bytes:
             if error.status != 409:
                 raise
             found = await kube.get(f"{folder}/{KEY_SECRET}")
-    key = base64.b64decode((found.get("data") or {}).get(KEY_FIELD, ""))
-    if len(key) < MASTER_BYTES:
-        name = f"Secret {namespace}/{KEY_SECRET}"
-        raise ValueError(f"{name} has no '{KEY_FIELD}' of at least {MASTER_BYTES} bytes: delete the Secret and restart")
-    return key
+    return Keyring(*_parse(f"Secret {namespace}/{KEY_SECRET}", found.get("data") or {}), *known.keys)
+
+
+def _parse(name: str, data: Json) -> list[bytes]:
+    """The keys, the newest first."""
+    advice = f"write a Secret with {MASTER_BYTES} random bytes as '{KEY_FIELD}', or delete it, and restart the operator"
+    if KEY_FIELD not in data or len(data) > MAX_KEYS:
+        raise ValueError(f"{name} must have a field '{KEY_FIELD}' and at most {MAX_KEYS} fields: {advice}")
+    keys = []
+    for field in (KEY_FIELD, *sorted(data.keys() - {KEY_FIELD})):
+        try:
+            key = base64.b64decode(data[field], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            key = b""
+        if len(key) < MASTER_BYTES:
+            raise ValueError(f"{name} has no key of at least {MASTER_BYTES} bytes in '{field}': {advice}")
+        keys.append(key)
+    return keys

@@ -1,4 +1,4 @@
-"""Writes to the API server: server-side apply under one field manager, and deletes that name the UID.
+"""Writes to the API server: creates, server-side apply under one field manager, and deletes that name the UID.
 
 Every answer goes into the cache at once, so the next round sees what this one did.
 """
@@ -38,6 +38,19 @@ class Writer:
             raise NotLeading(f"no longer the leader; skipped {verb} of {resource}")
         self._metrics.writes.labels(resource, verb).inc()
 
+    async def create(self, collection: Collection, manifest: Json) -> Json:
+        """Creates an object and returns it. Raises ApiError (409) if the name is taken; that object is left as it is."""
+        self._counted(collection.name, "create")
+        answer = await self._kube.create(collection.folder(manifest["metadata"]["namespace"]), manifest)
+        if collection.name in self._cache.stores:
+            self._cache[collection].put(answer)
+        log.info("created %s %s", collection.name, key_of(manifest))
+        return answer
+
+    def knows(self, collection: Collection, key: str) -> bool:
+        """Whether the cache has an object of this ``namespace/name``."""
+        return key in self._cache[collection].items
+
     async def apply(self, collection: Collection, manifest: Json) -> Json:
         """Applies an object and returns it as the API server has it now."""
         self._counted(collection.name, "apply")
@@ -64,8 +77,8 @@ class Writer:
             await self._kube.patch(path, patch, content="application/json-patch+json", manager=FIELD_MANAGER)
         )
 
-    async def delete(self, collection: Collection, namespace: str | None, name: str, uid: str | None = None) -> Json | None:
-        """Deletes an object with its own grace period. The object while it terminates; None if it is gone."""
+    async def delete(self, collection: Collection, namespace: str | None, name: str, uid: str) -> Json | None:
+        """Deletes exactly this object, with its own grace period. The object while it terminates; None if it is gone."""
         self._counted(collection.name, "delete")
         answer = await self._kube.delete(collection.item(namespace, name), uid=uid)
         key = f"{namespace}/{name}" if namespace else name
@@ -74,7 +87,7 @@ class Writer:
             if left is not None:
                 self._cache[collection].put(left)
             else:
-                self._cache[collection].forget(key)
+                self._cache[collection].forget(key, uid)
             log.info("deleted %s %s", collection.name, key)
         return left
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
-from thunderfleet_crds.names import ANNOTATION_HASH
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
+from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.timestamps import age_seconds
 
@@ -35,6 +35,8 @@ UNPLACED_SECONDS = 30.0
 BLOCKED_SECONDS = 10.0
 PLACED_SECONDS = 2.0
 ENDING_SECONDS = 1.0
+EPOCHS_TRIED = 64
+"""Epochs that are looked at for one whose names are free."""
 ADVICE_SECONDS = 30.0
 """How often at most the planner is asked whether a group that serves would be placed better."""
 
@@ -76,10 +78,10 @@ class GroupDecision:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan whose pods are to exist; None if no pods are to be created."""
+        """The plan whose pods should exist; None if no pods should be created."""
         if self.placement is not None:
             return self.placement.plan
-        return self.view.plan if self.next.step is Step.KEEP else None
+        return self.view.plan if self.next.step is Step.KEEP and self.view.proven else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class Decision:
     collect: tuple[Epoch, ...]
     """Old placements without pods: their ConfigMaps and Secrets are deleted."""
     service: Manifest | None
-    """The Service to apply; None if it is up to date."""
+    """The Service to create, or, with its UID, to update; None if it is up to date, or if the operator did not create it."""
+    service_taken: bool
+    """Whether another object has the Service's name."""
     resolution: Resolution
     questions: Mapping[int, Question]
     """By group, what the planner has to answer. At most one is about a place: the answer decides what the next is about."""
@@ -118,7 +122,7 @@ class Decision:
 class Result:
     """The result of the writes for one group."""
 
-    plan: Plan | None = None
+    epoch: Epoch | None = None
     """The plan that was written."""
     created: tuple[Pod, ...] = ()
     deleted: Mapping[str, Pod | None] = field(default_factory=dict)
@@ -156,6 +160,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
             view,
             observed.reports[index],
             observed.nodes,
+            observed.fleet,
             wanted_hash,
             deployment.spec.recovery,
             observed.now,
@@ -189,6 +194,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         ending=ending,
         collect=_collect(observed),
         service=_service(observed),
+        service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
         resolution=resolve(observed.fleet, request(deployment.spec)),
         questions=questions,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
@@ -217,8 +223,8 @@ def _group(
     outdated = bool(view.epoch and view.epoch.spec_hash != wanted_hash)
     group = GroupDecision(view, observed.reports[view.index], step, outdated)
     if step.step is Step.KEEP and view.plan is not None:
-        namespace = view.plan.namespace
-        missing = tuple(rank.rank for rank in view.plan.ranks if f"{namespace}/{rank.pod}" not in observed.usage.pods)
+        there = {pod.rank for pod in view.pods}
+        missing = tuple(rank.rank for rank in view.plan.ranks if rank.rank not in there) if view.proven else ()
         return replace(group, delete=_alive(view.old_pods), create=missing), None
     # A group that serves is not given up for a spec that cannot be placed.
     if step.step is not Step.PLACE and (step.step is not Step.DRAIN or step.failure is not None):
@@ -265,8 +271,18 @@ def _placement(
     if isinstance(found, Unplaceable):
         return found
     ports = port_aware_placement.ports(found, deployment, taken, settings.ports, kept)
-    plan = manifests.make_plan(deployment, view.index, view.last_epoch + 1, found, ports)
+    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports)
     return NewPlacement(plan, wanted_hash, found.reason)
+
+
+def _free_epoch(observed: Observed, view: GroupView) -> int:
+    """The next epoch whose pods' names are free: a pod of another owner may have one."""
+    meta = observed.deployment.metadata
+    for number in range(view.last_epoch + 1, view.last_epoch + 1 + EPOCHS_TRIED):
+        name = f"{meta.namespace}/{group_name(meta.name, view.index, number)}"
+        if not any(f"{name}-{rank}" in observed.usage.pods for rank in range(MAX_RANKS)):
+            return number
+    return view.last_epoch + 1
 
 
 def _ending(observed: Observed, view: GroupView) -> GroupDecision:
@@ -278,21 +294,32 @@ def _ending(observed: Observed, view: GroupView) -> GroupDecision:
 
 
 def _collect(observed: Observed) -> tuple[Epoch, ...]:
+    """Plans that are of no use any more."""
     found: list[Epoch] = []
     for index, view in observed.groups.items():
         wanted = index < observed.deployment.spec.replicas
         past = view.past if wanted or view.epoch is None else (*view.past, view.epoch)
         left = {pod.epoch for pod in view.all_pods}
-        found += [epoch for epoch in past if epoch.number not in left]
+        # A plan that cannot be verified is the operator's only as long as the status records it: it is deleted at once.
+        found += [epoch for epoch in past if epoch.number not in left or not epoch.proven]
     return tuple(found)
 
 
 def _service(observed: Observed) -> Manifest | None:
     """The Service, unless it exists as it should. The API server refuses EndpointSlices with loopback addresses."""
-    if observed.loopback:
+    known = observed.service
+    if observed.loopback or (known is not None and not _own_service(observed)):
         return None
     manifest = manifests.service(observed.deployment)
-    return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != observed.service_hash else None
+    if known is None:
+        return manifest
+    # With the UID the API server refuses the update if another Service has the name by now.
+    manifest["metadata"]["uid"] = known.uid
+    return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != known.hash else None
+
+
+def _own_service(observed: Observed) -> bool:
+    return observed.service is not None and observed.service.owner == observed.deployment.metadata.uid
 
 
 def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, WhatIsBetter | None, float | None]:
@@ -327,12 +354,7 @@ def _view_after(group: GroupDecision, result: Result) -> GroupView:
         else:
             pods[name] = pod
     pods |= {pod.name: pod for pod in result.created}
-    epoch, placement = None, group.placement
-    if placement is not None and result.plan is not None:
-        plan = result.plan
-        config_map = manifests.group_name(plan.deployment, plan.index, plan.epoch)
-        epoch = Epoch(plan.index, plan.epoch, config_map, placement.spec_hash, placement.reason, plan, plan.uid)
-    return group.view.with_pods(pods.values(), epoch)
+    return group.view.with_pods(pods.values(), result.epoch)
 
 
 def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, GroupView]:
@@ -341,13 +363,13 @@ def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, 
     return {group.view.index: _view_after(group, results.get(group.view.index, Result())) for group in groups}
 
 
-def status_after(decision: Decision, results: Mapping[int, Result]) -> ModelDeploymentStatus:
-    """The status that describes what was decided and what came of it."""
+def status_after(decision: Decision, results: Mapping[int, Result], service: Blocked | None = None) -> ModelDeploymentStatus:
+    """The status that describes what was decided and what came of it. ``service``: why there is no Service."""
     views = views_after(decision, results)
     outcomes = []
     for group in sorted(decision.groups, key=lambda group: group.view.index):
         result = results.get(group.view.index, Result())
-        placed = group.placement is not None and result.plan is not None
+        placed = group.placement is not None and result.epoch is not None
         outcome = Outcome(
             view=views[group.view.index],
             next=group.next,
@@ -367,4 +389,7 @@ def status_after(decision: Decision, results: Mapping[int, Result]) -> ModelDepl
         for pod in (view.old_pods if index < wanted else (*view.old_pods, *view.pods))
         if pod.terminating
     ]
-    return status.build(decision.deployment, outcomes, decision.resolution, terminating, decision.observed.now)
+    highest = max((view.last_epoch for view in views.values()), default=0)
+    return status.build(
+        decision.deployment, outcomes, decision.resolution, terminating, decision.observed.now, highest=highest, service=service
+    )

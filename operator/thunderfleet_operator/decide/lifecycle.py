@@ -16,6 +16,7 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.trouble import trouble
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.placement import Fleet
 
 UNANSWERED_SECONDS = 10.0
 """A group whose rank 0 has been silent for this long serves no requests."""
@@ -72,7 +73,7 @@ def serves(view: GroupView, report: Report) -> bool:
 
 
 def must_drain(view: GroupView, report: Report, draining_seconds: float) -> bool:
-    """Whether a group that is to be replaced has to drain first. It has been draining for ``draining_seconds``."""
+    """Whether a group that will be replaced must drain first. It has been draining for ``draining_seconds``."""
     return serves(view, report) and draining_seconds < DRAIN_SECONDS
 
 
@@ -85,6 +86,7 @@ def next_step(
     view: GroupView,
     report: Report,
     nodes: Mapping[str, Node],
+    fleet: Fleet,
     wanted_hash: str,
     recovery: Recovery,
     now: datetime,
@@ -102,13 +104,16 @@ def next_step(
     drains = must_drain(view, report, draining_seconds)
     if view.epoch.spec_hash != wanted_hash and (may_roll or not serves(view, report)):
         return NextStep(Step.DRAIN, recheck_seconds=DRAIN_RECHECK_SECONDS) if drains else NextStep(Step.PLACE)
-    found = trouble(view, report, nodes, now)
+    found = trouble(view, report, nodes, fleet, now)
     status = view.status if view.status is not None and view.status.epoch == view.plan.epoch else None
     failure = found.failure
     if failure is None and report.state is None and status is not None and _waits(status):
-        # A restarted operator may not have heard from rank 0 yet. The status holds until rank 0 says otherwise.
+        # A restarted operator may have no report of rank 0 yet. The status counts until rank 0 reports.
         failure = status.last_failure
     if failure is None:
+        if not view.proven and len(view.pods) < view.plan.world_size:
+            # No pod is made from a plan whose signature cannot be checked.
+            return NextStep(Step.PLACE)
         return NextStep(Step.KEEP, recheck_seconds=found.recheck_seconds)
     return _recover(view, failure, status, recovery, now, drains=drains)
 
@@ -143,6 +148,8 @@ def _recover(
     if now < pending:
         return NextStep(Step.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
     avoid = {}
-    if failure.node and failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG):
+    # With its new address, a Mac that lost one is as good as before.
+    blamed = failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG)
+    if failure.node and blamed and failure.reason != Reason.ADDRESS_LOST:
         avoid = {failure.node: f"is avoided after the last failure there: {failure.reason}: {failure.message}"}
     return NextStep(Step.PLACE, failure, counts=True, avoid=avoid)

@@ -240,9 +240,13 @@ def summary(
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
     connected = _connected(link, profiles, alive, speed)
     usable = _rdma(link, profiles, alive, speed) if connected.status else Verdict(False, Reason.PORT_DOWN, connected.message)
+    symmetric = _symmetric(link, alive)
+    if symmetric.reason == Reason.ONE_END and not connected.status:
+        # The other end is missing because the cable or its Mac is.
+        symmetric = Verdict(False, Reason.ONE_END, connected.message)
     for kind, verdict in (
         (ConditionType.CONNECTED, connected),
-        (ConditionType.SYMMETRIC, _symmetric(link, alive)),
+        (ConditionType.SYMMETRIC, symmetric),
         (ConditionType.RDMA_USABLE, usable),
     ):
         conditions = set_condition(conditions, kind, *verdict, now=now, observed_generation=link.metadata.generation)

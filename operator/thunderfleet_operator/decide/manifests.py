@@ -11,6 +11,8 @@ from thunderfleet_crds.modeldeployment import ModelDeployment, duration_seconds
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
+    ANNOTATION_REASON,
+    ANNOTATION_SIGNATURE,
     API_VERSION,
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
@@ -36,18 +38,22 @@ from thunderfleet_crds.plan import (
     Plan,
     RankPlan,
     RelayPlan,
+    group_name,
     loopback_of,
 )
 from thunderfleet_crds.vocabulary import Backend, Transport
 
-from thunderfleet_operator.observe.plans import ANNOTATION_REASON
+from thunderfleet_operator.observe import plans, pods
 from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.proofs import Keyring, Purpose
 from thunderfleet_operator.placement import Placement
 
 Manifest = dict[str, Any]
 
 RING_PORTS_PER_ATTEMPT = 2
 GATEWAY_PORT = "http"
+REASON_LENGTH = 4096
+"""As long as the status shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +63,6 @@ class PodSettings:
     image: str
     pull_policy: str = "IfNotPresent"
     runtime_class: str = RUNTIME_CLASS
-
-
-def group_name(deployment: str, group: int, epoch: int) -> str:
-    """The name of a placement's ConfigMap and Secret; its pods add their rank.
-
-    It includes the epoch, because the pod on a Mac that does not answer stays and keeps its name.
-    """
-    return f"{deployment}-{group}-e{epoch}"
 
 
 def labels(deployment: str, group: int | None = None, epoch: int | None = None, rank: int | None = None) -> dict[str, str]:
@@ -178,39 +176,48 @@ def _metadata(deployment: ModelDeployment, plan: Plan, name: str, rank: int | No
     }
 
 
-def config_map(deployment: ModelDeployment, plan: Plan, spec_hash: str, reason: str) -> Manifest:
-    """The immutable ConfigMap that carries a plan. ``reason``: why the planner chose this place."""
-    metadata = _metadata(deployment, plan, group_name(plan.deployment, plan.index, plan.epoch))
-    metadata["annotations"] = {ANNOTATION_HASH: spec_hash, ANNOTATION_REASON: reason}
+def config_map(deployment: ModelDeployment, plan: Plan, spec_hash: str, reason: str, keys: Keyring) -> Manifest:
+    """The immutable, signed ConfigMap that carries a plan. ``reason``: why the planner chose this place."""
+    metadata = _metadata(deployment, plan, plan.name)
+    metadata["annotations"] = {ANNOTATION_HASH: spec_hash, ANNOTATION_REASON: reason[:REASON_LENGTH]}
     data = {PLAN_KEY: plan.model_dump_json(by_alias=True, exclude_none=True, indent=1)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": data}
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": data}
+    metadata["annotations"][ANNOTATION_SIGNATURE] = keys.sign(Purpose.PLAN, plans.statement(manifest))
+    return manifest
 
 
-def secret(deployment: ModelDeployment, plan: Plan, certificate: str, key: str) -> Manifest:
-    """The immutable Secret that carries a placement's certificate and key (PEM)."""
+def secret(plan: Plan, config_map_uid: str, name: str, certificate: str, key: str) -> Manifest:
+    """The immutable Secret that carries a placement's certificate and key (PEM).
+
+    It belongs to the plan's ConfigMap, so the garbage collector deletes exactly this Secret after it. The operator deletes no
+    Secret: it could not tell whether one is its own.
+    """
     files = {"tls.crt": certificate, "tls.key": key}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(deployment, plan, group_name(plan.deployment, plan.index, plan.epoch)),
+        "metadata": {
+            "name": name,
+            "namespace": plan.namespace,
+            "labels": labels(plan.deployment, plan.index, plan.epoch),
+            "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": plan.name, "uid": config_map_uid}],
+        },
         "type": "kubernetes.io/tls",
         "immutable": True,
-        # Not stringData: under server-side apply it is never equal to what is stored.
         "data": {name: base64.b64encode(text.encode()).decode() for name, text in files.items()},
     }
 
 
-def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSettings) -> Manifest:
-    """The pod of one rank: a native process on its Mac, without credentials for Kubernetes."""
+def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSettings, secret_name: str, keys: Keyring) -> Manifest:
+    """The signed pod of one rank: a native process on its Mac, without credentials for Kubernetes."""
     entry = plan.ranks[rank]
-    group = group_name(plan.deployment, plan.index, plan.epoch)
     metadata = _metadata(deployment, plan, entry.pod, rank)
     held = {"gateway": entry.gateway_port, "control": entry.control_port, "ring": list(entry.ring_ports)}
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(entry.gateway_port)}
     metadata["annotations"] = {ANNOTATION_PORTS: json.dumps(held), **scraped}
     volumes: list[Manifest] = [
-        {"name": "plan", "configMap": {"name": group}},
-        {"name": "keys", "secret": {"secretName": group, "defaultMode": 0o440}},
+        {"name": "plan", "configMap": {"name": plan.name}},
+        {"name": "keys", "secret": {"secretName": secret_name, "defaultMode": 0o440}},
         {"name": "model", "hostPath": {"path": plan.model_path, "type": "Directory"}},
     ]
     mounts: list[Manifest] = [
@@ -219,8 +226,8 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         {"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True},
     ]
     if deployment.spec.server.api_key_secret:
-        keys = {"secretName": deployment.spec.server.api_key_secret, "defaultMode": 0o440}
-        volumes.append({"name": "api-key", "secret": keys})
+        accepted = {"secretName": deployment.spec.server.api_key_secret, "defaultMode": 0o440}
+        volumes.append({"name": "api-key", "secret": accepted})
         mounts.append({"name": "api-key", "mountPath": API_KEY_FOLDER, "readOnly": True})
     numbered = [(GATEWAY_PORT, entry.gateway_port), ("control", entry.control_port)]
     numbered += [(f"ring-{i}", port) for i, port in enumerate(entry.ring_ports)]
@@ -252,7 +259,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         "volumeMounts": mounts,
     }
     affinity = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [entry.node]}]}
-    return {
+    manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
@@ -270,6 +277,8 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
             "volumes": volumes,
         },
     }
+    metadata["annotations"][ANNOTATION_SIGNATURE] = keys.sign(Purpose.POD, pods.statement(manifest))
+    return manifest
 
 
 def service(deployment: ModelDeployment) -> Manifest:

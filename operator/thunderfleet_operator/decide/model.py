@@ -6,6 +6,7 @@ from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.placement import Fleet, Mac, Request
 from thunderfleet_operator.placement.eligibility import wanted_model
+from thunderfleet_operator.placement.explain.explanation import NO_MACS
 
 LISTED = 8
 """Maximum number of Macs named in a message."""
@@ -23,8 +24,9 @@ class Resolution:
 def _folders(mac: Mac) -> str:
     parents = sorted({model.path.rsplit("/", 1)[0] or "/" for model in mac.models})
     if not mac.profiled:
-        return f"{mac.name} (no NodeProfile yet)"
-    return f"{mac.name} ({', '.join(parents[:3])}: {len(mac.models)} models)" if parents else f"{mac.name} (no models)"
+        return f"{mac.name} has no NodeProfile yet"
+    count = f"{len(mac.models)} model{'' if len(mac.models) == 1 else 's'}"
+    return f"{mac.name} has {count} in {', '.join(parents[:3])}" if parents else f"{mac.name} has no models"
 
 
 def _names(names: list[str]) -> str:
@@ -46,7 +48,8 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
         return Resolution(False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac: {_names(texts)}")
     if not macs:
-        return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found: the cluster has no Mac")
+        return Resolution(False, Reason.NO_MACS, NO_MACS)
     looked = _names([_folders(mac) for mac in macs])
-    advice = "copy it there, or to another folder in agent.modelFolders"
-    return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac; searched {looked}; {advice}")
+    where = f"to {request.repository} below" if request.repository else "there; the path must be below"
+    advice = f"copy it {where} a folder of the chart's value agent.modelFolders"
+    return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac: {looked}; {advice}")

@@ -1,6 +1,6 @@
-"""A place for one group, with its ports.
+"""A placement for one group, with its ports.
 
-The planner learns beforehand which Macs have no port left, so its best answer can be carried out.
+The planner knows in advance which Macs have no port left, so its best answer can be carried out.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a ModelDeployment's spec asks of the planner."""
+"""The planner's request for a ModelDeployment's spec."""
 
 import hashlib
 import json

@@ -14,6 +14,7 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.placement import Fleet
 
 UNSCHEDULABLE_SECONDS = 10.0
 SILENT_SECONDS = 60.0
@@ -39,12 +40,18 @@ def _failure(
     return Failure(class_=fault, reason=reason, message=message, node=node, rank=rank, time=now)
 
 
-def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
-    """The first failure of a group's newest placement: what its runner reports, then its pods, then its Macs."""
+def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: Fleet, now: datetime) -> Trouble:
+    """The first failure of a group's newest placement: a lost address, what its runner reports, its pods, its Macs.
+
+    A lost address comes first, because it causes the others.
+    """
     plan = view.plan
     if plan is None:
         return Trouble()
-    failure = _gave_up(report, now)
+    moved = _moved(plan, nodes, fleet, now)
+    if moved is not None:
+        return Trouble(moved)
+    failure = _gave_up(plan, report, now)
     if failure is not None:
         return Trouble(failure)
     pods = _pods(plan, view, report, nodes, now)
@@ -59,11 +66,27 @@ def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], now: dat
     return Trouble(recheck_seconds=_earliest((pods.recheck_seconds, macs.recheck_seconds)))
 
 
+def _moved(plan: Plan, nodes: Mapping[str, Node], fleet: Fleet, now: datetime) -> Failure | None:
+    """A Node that has another address than its rank was planned with, on a Mac that no longer has the planned one.
+
+    While the Mac still has it, as another interface became the Node's, the group serves on.
+    """
+    for entry in plan.ranks:
+        node, mac = nodes.get(entry.node), fleet.macs.get(entry.node)
+        if node is None or node.address in (None, entry.address):
+            continue
+        if mac is None or entry.address not in mac.kinds.addresses:
+            text = f"the address of Node {entry.node} changed from {entry.address} to {node.address}"
+            return _failure(now, Reason.ADDRESS_LOST, text, entry.node, entry.rank, FaultClass.RETRY)
+    return None
+
+
 def _earliest(times: Iterable[float | None]) -> float | None:
     return min((seconds for seconds in times if seconds is not None), default=None)
 
 
-def _gave_up(report: Report, now: datetime) -> Failure | None:
+def _gave_up(plan: Plan, report: Report, now: datetime) -> Failure | None:
+    """What rank 0 reports. It cannot blame a Mac of others, which would put that Mac into quarantine."""
     state = report.state
     if state is None or state.phase is not GroupPhase.GAVE_UP:
         return None
@@ -74,7 +97,7 @@ def _gave_up(report: Report, now: datetime) -> Failure | None:
         reason=state.failure.reason or Reason.GAVE_UP,
         message=state.failure.message,
         rank=state.failure.rank,
-        node=state.failure.node,
+        node=state.failure.node if state.failure.node in {rank.node for rank in plan.ranks} else None,
         time=state.failure.at,
     )
 

@@ -9,5 +9,6 @@ usage     what pods and plans take on each Mac
 plans     placements that were made, and the groups that they belong to
 pods      a pod as a value
 nodes     a Node as a value
+proofs    which objects the operator has made
 objects   metadata of the children of a ModelDeployment
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.nodes import read_node
 from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
-from thunderfleet_operator.observe.plans import read_epoch
+from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Collection
 
@@ -26,7 +26,7 @@ def macs_of(collection: Collection, key: str, item: Json | None) -> frozenset[st
     if collection is PODS:
         node = pod_node(item)
         return frozenset({node} if node else ())
-    plan = read_epoch(item).plan if collection is CONFIGMAPS else None
+    plan = read_plan(item) if collection is CONFIGMAPS else None
     return frozenset(rank.node for rank in plan.ranks) if plan else frozenset()
 
 

@@ -18,8 +18,9 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_operator.observe.fleet import FleetBuilder
 from thunderfleet_operator.observe.nodes import Node, read_node
 from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
-from thunderfleet_operator.observe.plans import Epoch, newest_plans, placement_key, read_epoch
-from thunderfleet_operator.observe.pods import Pod, read_pod
+from thunderfleet_operator.observe.plans import Epoch, accepted, counts, newest_epochs, placement_key, read_epoch
+from thunderfleet_operator.observe.pods import Pod, proven, read_pod
+from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import (
@@ -40,6 +41,10 @@ AT_ONCE = 20
 T = TypeVar("T")
 K = TypeVar("K")
 M = TypeVar("M", bound=ApiModel)
+
+
+_PLANS = (CONFIGMAPS, DEPLOYMENTS)
+"""What decides which plans count: the plans, and what the status of their ModelDeployments records."""
 
 
 class _Kept(NamedTuple):
@@ -68,15 +73,25 @@ def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, tuple[T, ...]]:
 
 
 class Index:
-    """Values of one cache. What it returns is never modified later."""
+    """Values of one cache. What it returns is never modified later. ``keys`` returns the operator's keys."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, keys: Callable[[], Keyring]) -> None:
         self._cache = cache
+        self._keys = keys
         self._kept: dict[str, _Kept] = {}
+        self._kept_with: Keyring | None = None
         self._builder = FleetBuilder()
+
+    def _follow_keys(self) -> None:
+        """Forgets all values when the keys have changed, since signatures were checked with the keys before."""
+        keys = self._keys()
+        if self._kept_with is not keys:
+            self._kept.clear()
+            self._kept_with = keys
 
     def _objects(self, collection: Collection, read: Callable[[Json], T]) -> Mapping[str, T]:
         """One value for each object of a collection, by ``namespace/name``."""
+        self._follow_keys()
         store = self._cache[collection]
         known = self._kept.get(collection.name)
         if known is None or known.revision != store.revision:
@@ -107,6 +122,7 @@ class Index:
 
     def _table(self, name: str, collections: Iterable[Collection], make: Callable[[], T]) -> T:
         """A value made from whole collections."""
+        self._follow_keys()
         revision = tuple(self._cache[collection].revision for collection in collections)
         known = self._kept.get(name)
         if known is None or known.revision != revision:
@@ -127,13 +143,28 @@ class Index:
 
     @property
     def pods(self) -> Mapping[str, Pod]:
-        """All pods of the cluster."""
-        return self._objects(PODS, read_pod)
+        """All pods of the cluster. Only those that the operator made belong to a group."""
+        raw = self._objects(PODS, lambda item: read_pod(item, self._keys()))
+        return self._table(
+            "proven pods",
+            (PODS, DEPLOYMENTS),
+            lambda: {key: proven(pod, self._deployment(*pod.deployment)) for key, pod in raw.items()},
+        )
 
     @property
     def epochs(self) -> Mapping[str, Epoch]:
-        """The plans' ConfigMaps, those being deleted included."""
-        return self._objects(CONFIGMAPS, read_epoch)
+        """The plans that the operator made, by the ``namespace/name`` of their ConfigMaps, those being deleted included."""
+        raw = self._objects(CONFIGMAPS, lambda item: read_epoch(item, self._keys()))
+
+        def make() -> dict[str, Epoch]:
+            read = {key: epoch for key, epoch in raw.items() if epoch is not None}
+            found = {key: accepted(epoch, self._deployment(*epoch.deployment)) for key, epoch in read.items()}
+            return {key: epoch for key, epoch in found.items() if epoch is not None}
+
+        return self._table("accepted plans", _PLANS, make)
+
+    def _deployment(self, namespace: str, name: str) -> ModelDeployment | None:
+        return self.deployments.get(f"{namespace}/{name}") if name else None
 
     @property
     def profiles(self) -> Mapping[str, NodeProfile | None]:
@@ -163,36 +194,36 @@ class Index:
 
     @property
     def epochs_of(self) -> Mapping[DeploymentKey, tuple[Epoch, ...]]:
-        """By the ModelDeployment of their label."""
-        return self._table("epochs of", (CONFIGMAPS,), lambda: _grouped((e.deployment, e) for e in self.epochs.values()))
+        """By the namespace and name of their ModelDeployment."""
+        return self._table("epochs of", _PLANS, lambda: _grouped((e.deployment, e) for e in self.epochs.values()))
 
     @property
     def pods_of(self) -> Mapping[DeploymentKey, tuple[Pod, ...]]:
-        """Runner pods, by the ModelDeployment of their label."""
+        """Runner pods, by the namespace and name of their ModelDeployment."""
         return self._table(
-            "pods of", (PODS,), lambda: _grouped((p.deployment, p) for p in self.pods.values() if p.deployment[1])
+            "pods of", (PODS, DEPLOYMENTS), lambda: _grouped((p.deployment, p) for p in self.pods.values() if p.deployment[1])
         )
 
     @property
     def plans(self) -> Mapping[PlacementKey, Plan]:
-        """Plans that are not being deleted."""
+        """Plans that are not being deleted. Copies of earlier ones are left out."""
         return self._table(
             "plans",
-            (CONFIGMAPS,),
-            lambda: {placement_key(e.plan): e.plan for e in self.epochs.values() if e.plan is not None and not e.deleting},
+            _PLANS,
+            lambda: {placement_key(e.plan): e.plan for e in self.epochs.values() if e.current and not e.deleting},
         )
 
     @property
     def newest_epochs(self) -> Mapping[tuple[str, str, int], int]:
         """By namespace, name and group: the number of the newest plan."""
-        return self._table("newest epochs", (CONFIGMAPS,), lambda: {key[:3]: key[3] for key in sorted(self.plans)})
+        return self._table("newest epochs", _PLANS, lambda: {key[:3]: key[3] for key in sorted(self.plans)})
 
     @property
     def plans_on(self) -> Mapping[str, tuple[PlacementKey, ...]]:
         """By Mac, the placements whose plan names it."""
         return self._table(
             "plans on",
-            (CONFIGMAPS,),
+            _PLANS,
             lambda: _grouped((rank.node, key) for key, plan in self.plans.items() for rank in plan.ranks),
         )
 
@@ -201,7 +232,7 @@ class Index:
         """By Mac, the placements that have a pod there that has not ended."""
         return self._table(
             "running on",
-            (PODS,),
+            (PODS, DEPLOYMENTS),
             lambda: {
                 node: frozenset(keys)
                 for node, keys in _grouped(
@@ -227,12 +258,19 @@ class Index:
     @property
     def usage(self) -> Usage:
         """What takes something on the Macs."""
-        return self._table("usage", (PODS, CONFIGMAPS), lambda: Usage(self.pods, newest_plans(self.epochs.values())))
+
+        def make() -> Usage:
+            newest = newest_epochs(self.epochs.values())
+            full = {key: epoch for key, epoch in newest.items() if counts(epoch, self._deployment(*epoch.deployment))}
+            held = {key: epoch.plan for key, epoch in newest.items() if key not in full}
+            return Usage(self.pods, {key: epoch.plan for key, epoch in full.items()}, held)
+
+        return self._table("usage", (PODS, *_PLANS), make)
 
     @property
     def taken(self) -> Taken:
         """What is taken on each Mac."""
-        return self._table("taken", (PODS, CONFIGMAPS), lambda: self.usage.taken())
+        return self._table("taken", (PODS, *_PLANS), lambda: self.usage.taken())
 
     @property
     def fleet(self) -> Fleet:

@@ -1,4 +1,4 @@
-"""What every child of a ModelDeployment says about itself in its metadata."""
+"""The metadata that every child of a ModelDeployment has."""
 
 from datetime import datetime
 from typing import Any
@@ -65,6 +65,11 @@ def epoch_number(item: Json) -> int:
 def rank_number(item: Json) -> int:
     """The rank that a pod runs; -1 without the label."""
     return _number(item, LABEL_RANK)
+
+
+def annotation(item: Json, name: str) -> str:
+    """An annotation; empty if there is none."""
+    return str((item["metadata"].get("annotations") or {}).get(name) or "")
 
 
 def deleting(item: Json) -> bool:

@@ -1,4 +1,4 @@
-"""What one round knows: read from the index once, immutable."""
+"""Everything that one round observes: read from the index once, immutable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +27,19 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceView:
+    """A Service that carries the operator's label."""
+
+    uid: str
+    hash: str
+    """Of the manifest that it was made from."""
+    owner: str | None
+    """UID of the ModelDeployment that controls it."""
+    orphan: bool
+    """Whether that ModelDeployment is gone, so that the garbage collector is about to delete the Service."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """One ModelDeployment: the input of ``decide.deployment.decide``."""
 
@@ -47,8 +60,8 @@ class Observed:
     usage: Usage
     taken: Taken
     """The sums of ``usage``, with which ``fleet`` was made."""
-    service_hash: str | None
-    """The hash of the Service that exists."""
+    service: ServiceView | None
+    """The Service of its name that carries the operator's label."""
     loopback: bool
     """Whether any Node's address is in 127.0.0.0/8."""
 

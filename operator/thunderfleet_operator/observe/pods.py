@@ -1,10 +1,11 @@
 """A pod as a value: of a group, or any other that takes memory and ports of a Mac."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from thunderfleet_crds.names import ANNOTATION_PORTS
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (
@@ -18,6 +19,7 @@ from thunderfleet_operator.observe.objects import (
     parse_time,
     rank_number,
 )
+from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statement
 
 ENDED = ("Succeeded", "Failed")
 
@@ -66,11 +68,14 @@ class Pod:
     """Reason and message of a container that waits for something other than its creation."""
     restarts: int = 0
     running: bool = False
+    ready: bool = False
+    """Whether its readiness probes succeed."""
     crash_looping: bool = False
     last_words: str = ""
     """The termination message of the supervisor's last run."""
     evicted: bool = False
     """Whether it was deleted by an eviction."""
+    proof: Proof = Proof.NONE
 
     @property
     def ended(self) -> bool:
@@ -85,9 +90,12 @@ class Pod:
 
 def pod_node(pod: Json) -> str | None:
     """The Node that a pod is bound to, or the one that its required affinity names, as the operator's pods do."""
+    name = (pod.get("spec") or {}).get("nodeName")
+    return str(name) if name else _required_node(pod)
+
+
+def _required_node(pod: Json) -> str | None:
     spec = pod.get("spec") or {}
-    if spec.get("nodeName"):
-        return str(spec["nodeName"])
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     for term in (required or {}).get("nodeSelectorTerms") or []:
         for match in term.get("matchFields") or []:
@@ -141,6 +149,57 @@ def _kept_ports(pod: Json) -> RankPorts | None:
         return None
 
 
+def statement(pod: Json) -> Statement:
+    """What the signature of a runner pod covers."""
+    metadata = pod["metadata"]
+    return {
+        "namespace": metadata.get("namespace"),
+        "pod": metadata["name"],
+        "uid": owner_uid(pod),
+        "deployment": deployment_key(pod)[1],
+        "group": group_index(pod),
+        "epoch": epoch_number(pod),
+        "rank": rank_number(pod),
+        "node": _required_node(pod),
+        "ports": (metadata.get("annotations") or {}).get(ANNOTATION_PORTS),
+    }
+
+
+def _proof(pod: Json, keys: Keyring) -> Proof:
+    if owner_uid(pod) is None:
+        return Proof.NONE
+    if pod_node(pod) != _required_node(pod):
+        # A pod that names its Node itself takes any Node, whatever its affinity says.
+        return Proof.WRONG
+    signature = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_SIGNATURE)
+    return keys.check(Purpose.POD, statement(pod), signature).proof
+
+
+def _recorded(pod: Pod, deployment: ModelDeployment | None) -> bool:
+    """Whether the operator's own status names the pod: a tenant cannot write it."""
+    if deployment is None or deployment.metadata.uid != pod.owner:
+        return False
+    if any((one.name, one.uid) == (pod.name, pod.uid) for one in deployment.status.terminating_pods):
+        return True
+    return any(
+        (rank.rank, rank.pod, rank.node) == (pod.rank, pod.name, pod.node)
+        for group in deployment.status.groups
+        if (group.index, group.epoch) == (pod.group, pod.epoch)
+        for rank in group.ranks
+    )
+
+
+def proven(pod: Pod, deployment: ModelDeployment | None) -> Pod:
+    """The pod if the operator made it, else the pod as one of somebody else, whatever its labels and owners say.
+
+    ``deployment``: the ModelDeployment that its label names. A pod whose signature cannot be checked, because it is older than
+    signatures or its key was lost, is the operator's if the status of its ModelDeployment names it.
+    """
+    if pod.owner is None or pod.proof is Proof.VALID or _recorded(pod, deployment):
+        return pod
+    return replace(pod, rank=-1, epoch=-1, group=-1, deployment=("", ""), owner=None, kept_ports=None)
+
+
 def _deleted_at(metadata: Json) -> datetime | None:
     """When a pod was deleted. Its deletionTimestamp is when its grace period ends."""
     until = parse_time(metadata.get("deletionTimestamp"))
@@ -170,8 +229,8 @@ def _waiting(containers: list[Json]) -> Json | None:
     return None
 
 
-def read_pod(pod: Json) -> Pod:
-    """The value of a pod object."""
+def read_pod(pod: Json, keys: Keyring) -> Pod:
+    """The value of a pod object, as its labels and owners describe it; ``proven`` decides whether they are true."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
     containers, conditions = status.get("containerStatuses") or [], status.get("conditions") or []
     waiting = _waiting(containers)
@@ -196,8 +255,10 @@ def read_pod(pod: Json) -> Pod:
         unschedulable_message=message,
         waiting=f"{waiting.get('reason')}: {waiting.get('message') or ''}".rstrip(": ") if waiting else None,
         restarts=max((int(c.get("restartCount") or 0) for c in containers), default=0),
+        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
         running=any("running" in (c.get("state") or {}) for c in containers),
         crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
         last_words=next((words for c in containers if (words := _last_words(c))), ""),
         evicted=any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions),
+        proof=_proof(pod, keys),
     )

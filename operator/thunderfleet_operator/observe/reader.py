@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_HASH
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac
+from thunderfleet_operator.observe.objects import annotation, owner_uid
+from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac, ServiceView
 from thunderfleet_operator.observe.plans import GroupView, Report, group_views
+from thunderfleet_operator.observe.proofs import Proof
 
 
 def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupView]:
@@ -16,6 +20,36 @@ def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupVi
     meta = deployment.metadata
     key = (str(meta.namespace), meta.name)
     return group_views(deployment, index.epochs_of.get(key, ()), index.pods_of.get(key, ()))
+
+
+ANSWER_SECONDS = 10.0
+"""How long a group may take to answer before its key counts as lost."""
+
+
+def _report(view: GroupView, told: Report) -> Report:
+    """What rank 0 reports. The operator cannot ask a group whose key it has lost: then its pods tell whether it serves."""
+    epoch = view.epoch
+    if epoch is None or epoch.proven or told.state is not None:
+        return told
+    ready = {pod.rank for pod in view.pods if pod.ready and not pod.terminating}
+    if ready != {rank.rank for rank in epoch.plan.ranks}:
+        return told
+    ranks = tuple(RankReport(rank=rank.rank, node=rank.node, phase=RankPhase.SERVING) for rank in epoch.plan.ranks)
+    plan = epoch.plan
+    state = GroupState(uid=plan.uid, index=plan.index, epoch=plan.epoch, phase=GroupPhase.READY, ranks=ranks)
+    # A group of a version without signatures answers, only perhaps not yet.
+    waiting = epoch.finding.proof is Proof.NONE and told.silent_seconds < ANSWER_SECONDS
+    return Report(state, by_pods=not waiting)
+
+
+def _service(index: Index, key: str) -> ServiceView | None:
+    found = index.service(key)
+    if found is None:
+        return None
+    owner = owner_uid(found)
+    living = {deployment.metadata.uid for deployment in index.deployments.values() if deployment is not None}
+    uid = str(found["metadata"].get("uid") or "")
+    return ServiceView(uid, annotation(found, ANNOTATION_HASH), owner, orphan=owner is not None and owner not in living)
 
 
 def observe_deployment(
@@ -29,13 +63,11 @@ def observe_deployment(
 ) -> Observed:
     """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each."""
     groups = groups_of(index, deployment)
-    service = index.service(f"{deployment.metadata.namespace}/{deployment.metadata.name}")
-    annotations = (service["metadata"].get("annotations") or {}) if service else {}
     return Observed(
         deployment=deployment,
         now=now,
         groups=groups,
-        reports={i: report(view) for i, view in groups.items()},
+        reports={i: _report(view, report(view)) for i, view in groups.items()},
         draining_seconds={i: draining_seconds(view) for i, view in groups.items()},
         advice=advice,
         nodes=index.live_nodes,
@@ -43,7 +75,7 @@ def observe_deployment(
         fleet=index.fleet,
         usage=index.usage,
         taken=index.taken,
-        service_hash=annotations.get(ANNOTATION_HASH),
+        service=_service(index, f"{deployment.metadata.namespace}/{deployment.metadata.name}"),
         loopback=index.loopback,
     )
 

@@ -1,9 +1,9 @@
 """What pods and plans take on each Mac: memory, ports, cables and queue pairs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.plan import Plan, RankPlan
 
 from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.pods import Pod
@@ -30,30 +30,46 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Everything that takes something: pods by ``namespace/name``, and each group's newest plan."""
+    """Everything that takes something: pods by ``namespace/name``, and each group's newest plan.
+
+    ``held``: plans that take nothing by themselves, such as those that cannot be verified or are being replaced; what their
+    running pods hold counts.
+    """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
     plans: Mapping[GroupKey, Plan] = field(default_factory=dict)
+    held: Mapping[GroupKey, Plan] = field(default_factory=dict)
 
     def without(self, group: GroupKey) -> "Usage":
         """The same after a group's pods and plan are gone."""
         pods = {key: pod for key, pod in self.pods.items() if (pod.owner, pod.group) != group}
-        return Usage(pods, {key: plan for key, plan in self.plans.items() if key != group})
+        return Usage(pods, _but(self.plans, group), _but(self.held, group))
 
     def placed(self, group: GroupKey, plan: Plan) -> "Usage":
         """The same after a group has got another plan. Its old pods stay until they end."""
-        return replace(self, plans={**self.plans, group: plan})
+        return Usage(self.pods, {**self.plans, group: plan}, _but(self.held, group))
+
+    def pod(self, plan: Plan, rank: RankPlan) -> Pod | None:
+        """The operator's pod of a rank."""
+        found = self.pods.get(f"{plan.namespace}/{rank.pod}")
+        return found if found is not None and (found.owner, found.group) == (plan.uid, plan.index) else None
+
+    def _running(self, plan: Plan) -> list[RankPlan]:
+        """The ranks whose pod is on its Mac and has not ended."""
+        pods = [(rank, self.pod(plan, rank)) for rank in plan.ranks]
+        return [rank for rank, pod in pods if pod is not None and _holds(pod) and pod.node == rank.node]
 
     def taken(self, without: GroupKey | None = None) -> Taken:
         """The sums by Mac. ``without``: a group that does not count, because it makes room for its next placement.
 
-        A rank whose pod exists counts as that pod, and as its plan says until then.
+        A rank whose pod has been bound to its Mac counts as that pod, and as its plan says until then. A pod that is bound to
+        no Mac takes nothing by itself: anybody could create one that asks for a whole Mac and is never scheduled.
         """
         memory: dict[str, int] = {}
         ports: dict[str, frozenset[int]] = {}
         groups: set[str] = set()
         for pod in self.pods.values():
-            if pod.node is None or pod.ended or (without is not None and (pod.owner, pod.group) == without):
+            if pod.node is None or not _holds(pod) or (without is not None and (pod.owner, pod.group) == without):
                 continue
             memory[pod.node] = memory.get(pod.node, 0) + pod.memory_bytes
             if pod.ports:
@@ -62,14 +78,17 @@ class Usage:
                 groups.add(pod.node)
         addresses: set[tuple[str, str]] = set()
         queue_pairs: dict[tuple[str, str], int] = {}
-        for key, plan in self.plans.items():
+        claims = [(key, plan, plan.ranks) for key, plan in self.plans.items()]
+        claims += [(key, plan, tuple(self._running(plan))) for key, plan in self.held.items()]
+        for key, plan, ranks in claims:
             if key == without:
                 continue
-            for device, count in _queue_pairs(plan).items():
+            for device, count in _queue_pairs(plan, ranks).items():
                 queue_pairs[device] = queue_pairs.get(device, 0) + count
-            addresses |= {(rank.node, rank.ring_address) for rank in plan.ranks if rank.ring_address}
-            for rank in plan.ranks:
-                if f"{plan.namespace}/{rank.pod}" in self.pods:
+            addresses |= {(rank.node, rank.ring_address) for rank in ranks if rank.ring_address}
+            for rank in ranks:
+                made = self.pod(plan, rank)
+                if made is not None and (made.scheduled or made.ended):
                     continue
                 memory[rank.node] = memory.get(rank.node, 0) + rank.memory_bytes
                 held = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
@@ -78,11 +97,19 @@ class Usage:
         return Taken(memory, ports, frozenset(groups), frozenset(addresses), queue_pairs)
 
 
-def _queue_pairs(plan: Plan) -> dict[tuple[str, str], int]:
+def _holds(pod: Pod) -> bool:
+    return pod.scheduled and not pod.ended
+
+
+def _but(plans: Mapping[GroupKey, Plan], group: GroupKey) -> dict[GroupKey, Plan]:
+    return {key: plan for key, plan in plans.items() if key != group}
+
+
+def _queue_pairs(plan: Plan, ranks: Iterable[RankPlan]) -> dict[tuple[str, str], int]:
     """By Mac and RDMA device: one for each rank that the device faces; in a ring of two, one for each direction."""
     found: dict[tuple[str, str], int] = {}
     each = 2 if plan.jaccl_ring and plan.world_size == 2 else 1
-    for rank in plan.ranks:
+    for rank in ranks:
         for device in rank.devices:
             if device is not None:
                 found[rank.node, device] = found.get((rank.node, device), 0) + each

@@ -1,6 +1,9 @@
 """Which Macs may take a rank at all, regardless of links and memory, and why the others may not.
 
 A Mac must be Ready, schedulable and profiled, match the selector, have only tolerated taints, and hold the complete model.
+
+To add a rule, add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from Node and NodeProfile, and its message here. A
+rule about several Macs belongs to ``cohorts``, one about links to ``graph.hops``, a preference to ``score``.
 """
 
 from collections.abc import Iterable
@@ -57,7 +60,7 @@ def _node_reason(mac: Mac, request: Request) -> str | None:
     if mac.name in request.avoid:
         return request.avoid[mac.name]
     if not mac.ready:
-        return "is not Ready"
+        return "is not Ready: switch it on, or check its kubelet"
     if not mac.schedulable:
         return f"is cordoned (kubectl uncordon {mac.name})"
     if mac.quarantine:

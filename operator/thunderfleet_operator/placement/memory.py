@@ -53,7 +53,7 @@ def _with_headroom(reserved: int, memory: MemoryRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What any division of a model over a number of ranks needs, whatever their Macs.
+    """Memory that every division of a model over a number of ranks needs, on any Macs.
 
     Every Mac needs ``least`` bytes, all of them ``together`` bytes. If ``even``, the order of ranks does not affect whether
     they fit: they fit exactly when every Mac has ``least`` bytes and their ``room`` adds up to ``wanted``. Otherwise both

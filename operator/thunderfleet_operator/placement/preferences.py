@@ -1,4 +1,4 @@
-"""What the planner tries, in order of preference: transports first, then how to split the model."""
+"""The planner's order of preference: transports first, then how to split the model."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

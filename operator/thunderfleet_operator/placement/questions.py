@@ -1,7 +1,7 @@
 """Questions to the planner as values, so that another process can answer them.
 
-What may take long is asked as a question: a decision names the questions whose answers it lacks, and is made again when they
-are there.
+What may take long is asked as a question: a decision names the questions that have no answer yet, and is made again when
+they are answered.
 """
 
 from dataclasses import dataclass, replace

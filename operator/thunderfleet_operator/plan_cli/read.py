@@ -17,6 +17,7 @@ from thunderfleet_operator.observe.nodes import allocatable_bytes, boot_id, inte
 from thunderfleet_operator.observe.objects import epoch_number, group_index, owner_uid
 from thunderfleet_operator.observe.plans import read_epoch
 from thunderfleet_operator.observe.pods import annotated_ports, pod_memory, pod_node, pod_ports, read_pod
+from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
 KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
@@ -112,9 +113,9 @@ _READS: dict[str, dict[str, Callable[[Json], object]]] = {
         "spec.affinity": pod_node,
         "spec.containers[].resources.requests.memory": pod_memory,
         "spec.containers[].ports": pod_ports,
-        "status": read_pod,
+        "status": lambda item: read_pod(item, TRUSTING),
     },
-    "ConfigMap": {**_CHILD, "data": read_epoch},
+    "ConfigMap": {**_CHILD, "data": lambda item: read_epoch(item, TRUSTING)},
 }
 """By kind without a model in the API, what is read of its objects, by field."""
 
@@ -145,6 +146,12 @@ def _text(path: Path) -> str:
         raise BadInput(f"{path}: cannot be read: {error}") from None
 
 
+def _bound(pod: Json) -> Json:
+    """A runner pod that waits for the scheduler has its Mac: the file need not contain the plan that reserves it."""
+    node = pod_node(pod) if owner_uid(pod) is not None else None
+    return {**pod, "spec": {**pod["spec"], "nodeName": node}} if node is not None else pod
+
+
 def read_fleet(path: Path) -> Cache:
     """The objects of a file that the operator reads; other kinds are ignored. Raises ``BadInput``."""
     cache = Cache()
@@ -161,7 +168,7 @@ def read_fleet(path: Path) -> Cache:
         # Edited objects keep their old resourceVersion, so it says nothing about their content.
         item["metadata"] = {**item["metadata"], "resourceVersion": str(number)}
         item["metadata"].setdefault("uid", f"{item['kind']}/{key_of(item)}")
-        cache[collection].items[key_of(item)] = item
+        cache[collection].items[key_of(item)] = _bound(item) if collection is PODS else item
         found += item["kind"] == "Node"
     if not found:
         raise BadInput(f"{path}: contains no Node; create the file with `kubectl get nodes,np,tbl,md,pods -A -o yaml`")

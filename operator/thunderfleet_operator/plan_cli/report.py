@@ -12,6 +12,7 @@ from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.placement import Placement, RankPlacement, Unplaceable
 from thunderfleet_operator.placement.score import PARTS
 from thunderfleet_operator.plan_cli.simulate import Planned
@@ -129,7 +130,7 @@ class PlanReport(_Report):
 
 def report(cache: Cache, deployment: ModelDeployment, planned: list[Planned]) -> PlanReport:
     """The report of a deployment's groups on the fleet in ``cache``."""
-    whole = Index(cache).fleet
+    whole = Index(cache, lambda: TRUSTING).fleet
     return PlanReport(
         deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
         model=deployment.spec.model.repository or deployment.spec.model.path or "",

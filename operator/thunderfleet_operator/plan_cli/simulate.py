@@ -12,6 +12,7 @@ from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.observe.reader import groups_of
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
@@ -61,7 +62,7 @@ class Planned:
 
 def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int) -> list[Planned]:
     """Plans all groups of a deployment in order, each beside those before it and the groups of other deployments."""
-    index, planned, settled = Index(cache), list[Planned](), set[int]()
+    index, planned, settled = Index(cache, lambda: TRUSTING), list[Planned](), set[int]()
     uid, usage, views = deployment.metadata.uid, index.usage, groups_of(index, deployment)
     for number in range(deployment.spec.replicas):
         # Running groups of this deployment: those before this one hold what was planned, those after it what they have.

@@ -1,7 +1,7 @@
-"""Planning in a process of its own: whatever a fleet and a request are made of, the operator's event loop goes on.
+"""Planning in a separate process, so that no fleet and no request can block the operator's event loop.
 
-planner   which question is answered next, and what is done with the answer
-answers   the answers that are there, and whether they still hold
+planner   which question is answered next, and what happens with the answer
+answers   the answers, and whether they are still valid
 process   the process that answers: started when it is needed, ended when it hangs, grows or idles
 child     that process's program
 wire      the messages between both

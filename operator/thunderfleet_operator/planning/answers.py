@@ -1,7 +1,7 @@
-"""The planner's answers that are there, and whether they still hold.
+"""The planner's answers, and whether they are still valid.
 
-A fleet changes while a question about it is being answered. A placement is checked on the fleet as it is; why there is none is
-told until a newer answer says otherwise.
+A fleet changes while a question about it is being answered. A placement is checked against the current fleet; an
+explanation why there is none is shown until there is a newer answer.
 """
 
 from collections.abc import Callable, Set
@@ -34,7 +34,7 @@ class KnownAnswers:
         self._better: dict[int, str | None] = {}
 
     def put(self, group: int, question: Question, answer: Answer, *, final: bool = True) -> None:
-        """Takes an answer. ``final`` False: the question is to be asked again."""
+        """Stores an answer. ``final`` False: the question must be asked again."""
         if isinstance(question, WhatIsBetter):
             self._better[group] = answer if isinstance(answer, str) else None
         elif isinstance(answer, Placement | Unplaceable):

@@ -40,7 +40,7 @@ class Interned:
             shared = seen.get(id(mac.models))
             if shared is None:
                 shared = seen[id(mac.models)] = self._known.setdefault(mac.models, mac.models)
-            # Nobody else has this Mac yet.
+            # No other group has this Mac yet.
             object.__setattr__(mac, "models", shared)
         return macs
 

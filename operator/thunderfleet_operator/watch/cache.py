@@ -7,7 +7,15 @@ one cluster are ordered, so an older object never replaces a newer one.
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
+from thunderfleet_crds.names import (
+    ANNOTATION_HASH,
+    ANNOTATION_REASON,
+    ANNOTATION_SIGNATURE,
+    API_VERSION,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+)
+from thunderfleet_crds.plan import PLAN_BYTES, PLAN_KEY
 from thunderfleet_lib.kube import Json, key_of
 
 
@@ -29,9 +37,13 @@ class Collection:
         """The parameters of a list."""
         return {"labelSelector": self.selector} if self.selector else {}
 
+    def folder(self, namespace: str) -> str:
+        """The path of the collection in one namespace."""
+        return f"{self.prefix}/namespaces/{namespace}/{self.name}"
+
     def item(self, namespace: str | None, name: str) -> str:
         """The path of one object."""
-        return f"{self.prefix}/namespaces/{namespace}/{self.name}/{name}" if namespace else f"{self.path}/{name}"
+        return f"{self.folder(namespace)}/{name}" if namespace else f"{self.path}/{name}"
 
 
 _OURS = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
@@ -46,6 +58,10 @@ NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS)
+
+
+NOTE_BYTES = 16 * 1024
+"""How much of an annotation of a plan's ConfigMap is kept. The operator writes shorter ones."""
 
 
 def version(item: Json | None) -> int:
@@ -66,6 +82,25 @@ def _lean(item: Json) -> Json:
     return {**item, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
 
 
+_ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE)
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+
+
+def _plan_only(item: Json) -> Json:
+    """What the operator reads of a plan's ConfigMap. Any client can label ConfigMaps of a megabyte each."""
+    metadata, text = item["metadata"], (item.get("data") or {}).get(PLAN_KEY)
+    found = {key: metadata[key] for key in _METADATA if key in metadata}
+    if not text or len(text) > PLAN_BYTES:
+        return {"metadata": found}
+    owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
+    notes = metadata.get("annotations") or {}
+    found |= {
+        "ownerReferences": owners,
+        "annotations": {name: notes[name][:NOTE_BYTES] for name in _ANNOTATIONS if name in notes},
+    }
+    return {"metadata": found, "data": {PLAN_KEY: text}}
+
+
 @dataclass
 class Store:
     """The objects of one collection, by ``namespace/name``."""
@@ -83,7 +118,7 @@ class Store:
         new = version(item)
         if new <= version(self.items.get(key)) or new <= self.gone.get(key, -1):
             return False
-        self.items[key] = _lean(item)
+        self.items[key] = _plan_only(item) if self.collection is CONFIGMAPS else _lean(item)
         self.revision += 1
         return True
 
@@ -98,10 +133,12 @@ class Store:
         self.revision += 1
         return True
 
-    def forget(self, key: str) -> None:
-        """Removes an object that a write found missing."""
-        self.items.pop(key, None)
-        self.revision += 1
+    def forget(self, key: str, uid: str) -> None:
+        """Removes an object that a write found missing. Another one that has its name by now stays."""
+        known = self.items.get(key)
+        if known is not None and known["metadata"].get("uid") == uid:
+            del self.items[key]
+            self.revision += 1
 
     def replace(self, items: Iterable[Json], list_version: str) -> set[str]:
         """Takes over a list of objects; the keys of those that differ from before."""

@@ -6,6 +6,7 @@ replica acts, posting because the operator creates its own Events, and scanning 
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
@@ -120,6 +121,8 @@ def _quiet_logs() -> None:
 async def run(kube: Kube, event: Event, stop: asyncio.Event, ready: asyncio.Event) -> None:
     """Watches until ``stop`` is set. Sets ``ready`` once kopf has started."""
     _quiet_logs()
+    # Kopf would ask for the name of this process's user, and the users of pods have none.
+    os.environ.setdefault("POD_ID", "thunderfleet-operator")
     await kopf.operator(
         registry=registry(kube, event),
         settings=settings(),

@@ -40,9 +40,9 @@ class Process(Protocol):
 
 
 class Intake:
-    """Asks the process that ``start`` starts. Belongs to one event loop. ``on_end`` is told why a process has ended.
+    """Asks the process that ``start`` starts. Belongs to one event loop.
 
-    ``start`` raises OSError or Ended.
+    ``on_end`` receives the reason why a process has ended. ``start`` raises OSError or Ended.
     """
 
     def __init__(self, start: Callable[[], Awaitable[Process]], on_end: Callable[[Cause], None] = lambda cause: None) -> None:
@@ -113,7 +113,7 @@ class Intake:
         try:
             process = await started
             if process.gone:
-                # Ended by somebody else since the last question.
+                # The process was ended from outside since the last question.
                 started = self._started = asyncio.ensure_future(self._start())
                 process = await started
             return await process.ask(*frames)

@@ -1,4 +1,4 @@
-"""An OpenAI request body becomes a request of ours. Pure.
+"""Converts the body of an OpenAI request into a request to the ranks. Pure.
 
 The request is built from an allow-list and never passed on as received: one field that mlx-lm does not expect can end every
 rank of a group. A field that is not supported and would change the answer is refused with a message, a field that is only
@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_runner import jsonbounds
+from thunderfleet_lib import jsonbounds
+
 from thunderfleet_runner.api.errors import ApiError, refused
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepare, Prepared, Rejected
 from thunderfleet_runner.protocol import Prompt

@@ -23,6 +23,8 @@ MOVED_SECONDS = 30
 """Retry-After for a client whose answer was cut by a drain: by then the group may run elsewhere."""
 REST_SECONDS = 5.0
 """How long to wait for the end of a turn before the all-reduce is not measured."""
+UNREAD_VALUES = 100_000
+"""Tokens, and alternatives to them, that wait for a slow reader; then its request is cancelled. About 40 MB."""
 FIRST_CAUSE_SECONDS = 1.0
 """How long requests cut by a failure wait for its first cause: ranks that lose a peer often report before the peer itself."""
 
@@ -41,6 +43,35 @@ class Refused(Exception):
 
 class GenerationFailed(Exception):
     """This request failed, the group continues: status 500, or an error event at the end of the stream."""
+
+
+class _Stream:
+    """Events of one request that wait for its reader."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[protocol.Token | protocol.Done | Exception] = asyncio.Queue()
+        self._unread = 0
+
+    def put(self, event: protocol.Token | protocol.Done | Exception) -> bool:
+        """Adds an event; False when the reader is so late that it gets an error after what it has not read yet."""
+        late = isinstance(event, protocol.Token) and self._unread > UNREAD_VALUES
+        if late:
+            event = GenerationFailed("the client reads its response too slowly, so the request was cancelled")
+        self._unread += _values(event)
+        self._events.put_nowait(event)
+        return not late
+
+    async def get(self) -> protocol.Token | protocol.Done | Exception:
+        event = await self._events.get()
+        self._unread -= _values(event)
+        return event
+
+    def empty(self) -> bool:
+        return self._events.empty()
+
+
+def _values(event: protocol.Token | protocol.Done | Exception) -> int:
+    return 1 + len(event.top_logprobs) if isinstance(event, protocol.Token) else 1
 
 
 class RankLink(Protocol):
@@ -86,7 +117,7 @@ class Service:
         """Set while requests cut by a failure wait for its first cause."""
         self._turn = 0
         self._turn_open = False
-        self._streams: dict[str, asyncio.Queue[protocol.Token | protocol.Done | Exception]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._ends: dict[str, Callable[[protocol.Done | None], None]] = {}
         """Callbacks of all requests that rank 0 still works on, whether or not a client still listens."""
         self._measured: asyncio.Future[protocol.Measured] | None = None
@@ -152,7 +183,7 @@ class Service:
         link = self._admitting()
         if request.id in self._ends:
             raise Refused(f"request id {request.id} is in use")
-        stream: asyncio.Queue[protocol.Token | protocol.Done | Exception] = asyncio.Queue()
+        stream = _Stream()
         self._streams[request.id] = stream
         self._ends[request.id] = ended
         self.used_at = time.monotonic()
@@ -234,7 +265,7 @@ class Service:
             self._pending_end.cancel()
             self._pending_end = None
         for stream in self._streams.values():
-            stream.put_nowait(Unavailable(self._away))
+            stream.put(Unavailable(self._away))
         measured, self._measured = self._measured, None
         if measured is not None and not measured.done():
             measured.set_exception(Unavailable(self._away))
@@ -265,8 +296,11 @@ class Service:
                 pass
 
     def _put(self, name: str, event: protocol.Token | protocol.Done | Exception) -> None:
-        if name in self._streams:
-            self._streams[name].put_nowait(event)
+        stream = self._streams.get(name)
+        if stream is not None and not stream.put(event):
+            # Its reader gets the rest from the stream itself.
+            del self._streams[name]
+            self.cancel(name)
 
     def _turn_ended(self) -> None:
         self._close()

@@ -41,6 +41,11 @@ def _port_taken(error: NoFreePort) -> Fault:
     return Fault(FaultClass.RETRY, Reason.PORT_TAKEN, f"{error}: other programs use them")
 
 
+def _bounded(message: str) -> str:
+    """A message may quote a file or another program: as text that can be encoded, and within the control port's limit."""
+    return message[: peers.TEXT_CHARACTERS].encode("utf-8", "replace").decode()
+
+
 class Member:
     """``report`` sends to the leader; ``on_rank`` gets every message of the rank (rank 0: the service's).
 
@@ -334,7 +339,7 @@ class Member:
         planned = self.plan.world_size
         right = planned * (planned + 1) // 2
         if (rank, size) != (self.rank, planned):
-            text = f"MLX says rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
+            text = f"MLX reports rank {rank} of {size}, the planned rank is {self.rank} of {planned}"
             self._fail(Fault(FaultClass.BUG, Reason.WRONG_GROUP, text))
         elif all_sum != right:
             self._fail(Fault(FaultClass.BUG, Reason.WRONG_SUM, f"the group's all-sum is {all_sum}, expected {right}"))
@@ -361,7 +366,7 @@ class Member:
                 stage=self._stage,
                 fault=fault.fault,
                 reason=fault.reason,
-                message=fault.message,
+                message=_bounded(fault.message),
                 echo=fault.echo,
             )
         )

@@ -30,6 +30,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_TOKENIZER_BYTES = 256 * 1024 * 1024
 _GIB = 1 << 30
 
 
@@ -135,7 +136,7 @@ def _digest(folder: Path, tensors: tuple[weightfiles.Tensor, ...]) -> str:
         path = folder / name
         if path.is_file():
             state.update(f"{name}\0".encode())
-            state.update(hashlib.sha256(path.read_bytes()).digest())
+            state.update(hashlib.sha256(weightfiles.read_regular(path, _TOKENIZER_BYTES)).digest())
     for tensor in tensors:
         state.update(json.dumps([tensor.name, tensor.dtype, tensor.shape]).encode())
     return state.hexdigest()

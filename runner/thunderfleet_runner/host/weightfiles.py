@@ -5,19 +5,29 @@ before anything is loaded, and adds up sizes without reading weights. It needs n
 The format: 8 bytes little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), data.
 """
 
-import json
 import math
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib import jsonbounds
+
 INDEX = "model.safetensors.index.json"
 PATTERN = "model*.safetensors"
 """The files that mlx-lm loads; other files are not part of the model."""
-_HEADER_LIMIT = 256 * 1024 * 1024
+HEADER_BYTES = 100_000_000
+"""Maximum bytes of a header: the limit of the format itself."""
+INDEX_BYTES = 64 * 1024 * 1024
+VALUES = 2_000_000
+"""Maximum values and names in a header or the index: about 200,000 tensors. Parsing them takes less than a second."""
+_DEPTH = 8
+_DIMENSIONS = 32
+_LARGEST = 1 << 63
 _NAMED = 5
+_NAME_CHARACTERS = 200
 _BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16,
     "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64,
@@ -39,46 +49,78 @@ class Tensor:
     nbytes: int
 
 
+def shown(name: str) -> str:
+    """A name from a file, or of one, as messages show it: short, and text that can be encoded."""
+    text = name.encode("utf-8", "replace").decode()
+    return text if len(text) <= _NAME_CHARACTERS else f"{text[:_NAME_CHARACTERS]}…"
+
+
 def _names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return ", ".join(map(shown, names[:_NAMED])) + more
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file. Raises IncompleteModel for anything else, or for more than ``limit`` bytes; OSError."""
+    size = regular_size(path)
+    if size > limit:
+        raise IncompleteModel(f"{shown(path.name)} has {size} bytes, at most {limit} are allowed")
+    with path.open("rb") as file:
+        return file.read(limit)
+
+
+def regular_size(path: Path) -> int:
+    """The bytes of a regular file. Raises IncompleteModel for anything else: opening a pipe would wait for a writer."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise IncompleteModel(f"{shown(path.name)} is not a regular file")
+    return found.st_size
 
 
 def _header(path: Path) -> tuple[Mapping[str, Any], int]:
     """The header's JSON and the number of data bytes behind it. Raises IncompleteModel."""
-    size = path.stat().st_size
+    size, name = regular_size(path), shown(path.name)
     with path.open("rb") as file:
         start = file.read(8)
         if len(start) < 8:
-            raise IncompleteModel(f"{path.name} has {size} bytes and no safetensors header")
+            raise IncompleteModel(f"{name} has {size} bytes and no safetensors header")
         (length,) = struct.unpack("<Q", start)
-        if length > _HEADER_LIMIT or 8 + length > size:
-            raise IncompleteModel(f"{path.name} has {size} bytes, its header alone needs {length}")
+        if length > HEADER_BYTES or 8 + length > size:
+            raise IncompleteModel(f"{name} has {size} bytes, its header alone needs {length}")
         try:
-            header = json.loads(file.read(length))
+            header = jsonbounds.loads(file.read(length), values=VALUES, depth=_DEPTH)
         except ValueError as error:
-            raise IncompleteModel(f"{path.name} has a header that is not JSON: {error}") from error
+            raise IncompleteModel(f"{name} has a header that is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise IncompleteModel(f"{path.name} has a header that is not a JSON object")
+        raise IncompleteModel(f"{name} has a header that is not a JSON object")
     return header, size - 8 - length
 
 
 def _tensor(path: Path, name: str, entry: Any, available: int) -> Tensor:
+    file, what = shown(path.name), shown(name)
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        begin, end = (int(n) for n in entry["data_offsets"])
+        dtype = str(entry["dtype"])[:16]
+        shape = _integers(entry["shape"], _DIMENSIONS)
+        begin, end = _integers(entry["data_offsets"], 2)
     except (KeyError, TypeError, ValueError) as error:
-        raise IncompleteModel(f"tensor {name} in {path.name} has an invalid header entry") from error
-    if not 0 <= begin <= end:
-        raise IncompleteModel(f"tensor {name} in {path.name} has invalid offsets {begin} to {end}")
+        raise IncompleteModel(f"tensor {what} in {file} has an invalid header entry") from error
+    if begin > end:
+        raise IncompleteModel(f"tensor {what} in {file} has invalid offsets {begin} to {end}")
     expected = math.prod(shape) * _BITS[dtype] // 8 if dtype in _BITS else end - begin
     if expected != end - begin:
-        raise IncompleteModel(f"tensor {name} in {path.name} has {end - begin} bytes, its shape needs {expected}")
+        raise IncompleteModel(f"tensor {what} in {file} has {end - begin} bytes, its shape needs {expected}")
     if end > available:
-        raise IncompleteModel(
-            f"{path.name} is truncated: tensor {name} ends at byte {end} of the data, the file has {available}"
-        )
+        raise IncompleteModel(f"{file} is truncated: tensor {what} ends at byte {end} of the data, the file has {available}")
     return Tensor(name=name, file=path.name, dtype=dtype, shape=shape, nbytes=end - begin)
+
+
+def _integers(value: Any, limit: int) -> tuple[int, ...]:
+    """Raises ValueError for anything but a list of at most ``limit`` integers that a file can have."""
+    if not isinstance(value, list) or len(value) > limit:
+        raise ValueError
+    if not all(type(entry) is int and 0 <= entry < _LARGEST for entry in value):
+        raise ValueError
+    return tuple(value)
 
 
 def read(folder: Path) -> tuple[Tensor, ...]:
@@ -104,10 +146,12 @@ def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     if not path.exists():
         return
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = jsonbounds.loads(read_regular(path, INDEX_BYTES), values=VALUES, depth=_DEPTH)["weight_map"]
         expected = {str(name): str(file) for name, file in weight_map.items()}
+    except IncompleteModel:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IncompleteModel(f"{INDEX} cannot be read: {error!r}") from error
+        raise IncompleteModel(f"{INDEX} cannot be read: {str(error)[:200] or type(error).__name__}") from error
     missing = sorted(name for name in expected if name not in tensors)
     if missing:
         files = sorted({expected[name] for name in missing})

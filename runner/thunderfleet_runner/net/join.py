@@ -42,7 +42,7 @@ async def join_group(
                 problems.append(f"{where} did not answer within {HANDSHAKE_SECONDS:g} s")
                 continue
             except (aiohttp.ClientError, OSError, ValueError, TypeError, aiohttp.WSMessageTypeError) as error:
-                problems.append(f"{where} cannot be joined: {' '.join(str(error).split())[:300]}")
+                problems.append(f"cannot join {where}: {' '.join(str(error).split())[:300]}")
                 continue
             try:
                 if isinstance(answer, peers.Refusal):

@@ -16,6 +16,16 @@ CUT_OFF_SECONDS = 3.0
 """Silence after which a connection is closed."""
 
 
+TEXT_CHARACTERS = 4096
+"""Maximum characters of a failure's message; longer ones are cut where they arise."""
+MOST_TOKENS = 1024
+# What a member says becomes part of the state that every other member gets, in messages of bounded size.
+Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Name = Annotated[str, Field(max_length=1024)]
+Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
+Part = Annotated[str, Field(max_length=32 * 1024)]
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -24,34 +34,34 @@ class Hello(_Message):
     """A member's first message: its identity and versions. ``digest`` is empty while its model cannot be read."""
 
     type: Literal["hello"] = "hello"
-    uid: str
-    index: int
-    epoch: int
-    rank: int
-    node: str
-    mlx: str
-    mlx_lm: str
-    digest: str = ""
+    uid: Name
+    index: Number
+    epoch: Number
+    rank: Number
+    node: Name
+    mlx: Name
+    mlx_lm: Name
+    digest: Name = ""
 
 
 class Checked(_Message):
     """Preflight has passed; ``port`` is the ring port for this attempt, 0 without a ring."""
 
     type: Literal["checked"] = "checked"
-    attempt: int
-    port: int
-    digest: str
+    attempt: Number
+    port: Number
+    digest: Name
 
 
 class RankFailed(_Message):
     """The rank, or its preflight, has failed; sent once an attempt."""
 
     type: Literal["failure"] = "failure"
-    attempt: int
-    stage: str
+    attempt: Number
+    stage: Name
     fault: FaultClass
-    reason: str
-    message: str
+    reason: Name
+    message: Text
     echo: bool = False
 
 
@@ -59,56 +69,56 @@ class RankFormed(_Message):
     """The rank's MLX has formed its group."""
 
     type: Literal["formed"] = "formed"
-    attempt: int
-    rank: int
-    size: int
-    all_sum: int
+    attempt: Number
+    rank: Number
+    size: Number
+    all_sum: Number
 
 
 class RankProgress(_Message):
     """How much of the model the rank has loaded."""
 
     type: Literal["progress"] = "progress"
-    attempt: int
-    loaded_bytes: int
-    total_bytes: int
-    layers: int
+    attempt: Number
+    loaded_bytes: Number
+    total_bytes: Number
+    layers: Number
 
 
 class RankLoaded(_Message):
     """The rank has loaded its part of the model."""
 
     type: Literal["loaded"] = "loaded"
-    attempt: int
-    total_bytes: int
-    peak_memory_bytes: int
+    attempt: Number
+    total_bytes: Number
+    peak_memory_bytes: Number
 
 
 class RankReady(_Message):
     """The rank has run the fixed prompt; see ``protocol.Ready``."""
 
     type: Literal["ready"] = "ready"
-    attempt: int
-    tokens: tuple[int, ...]
-    vocabulary: int
+    attempt: Number
+    tokens: tuple[Number, ...] = Field(max_length=MOST_TOKENS)
+    vocabulary: Number
     chat_template: bool
-    peak_memory_bytes: int
+    peak_memory_bytes: Number
 
 
 class RankEnded(_Message):
     """No process of this attempt or an earlier one is left on this Mac."""
 
     type: Literal["ended"] = "ended"
-    attempt: int
+    attempt: Number
 
 
 class Gather(_Message):
     """The rank's part of JACCL's exchange; see ``protocol.Gather``."""
 
     type: Literal["gather"] = "gather"
-    attempt: int
-    number: int
-    data: str
+    attempt: Number
+    number: Number
+    data: Part
 
 
 class Leaving(_Message):
@@ -121,12 +131,12 @@ class Pulse(_Message):
     """The member is alive; and the progress of its rank's work, when the rank sends heartbeats."""
 
     type: Literal["pulse"] = "pulse"
-    attempt: int = 0
-    steps: int = 0
+    attempt: Number = 0
+    steps: Number = 0
     in_step: bool = False
     longest_step_seconds: float = 0.0
     heartbeat_age_seconds: float = 0.0
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: Number = 0
 
 
 Report = Annotated[

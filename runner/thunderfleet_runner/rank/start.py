@@ -92,7 +92,7 @@ def start() -> Started | None:
 def checked(group: Any, rank: int, size: int) -> Any:
     """``group``, when it is the planned one. Raises NotFormed."""
     if (group.rank(), group.size()) != (rank, size):
-        raise NotFormed(f"rank {rank} of {size} was planned, MLX says rank {group.rank()} of {group.size()}")
+        raise NotFormed(f"rank {rank} of {size} was planned, MLX reports rank {group.rank()} of {group.size()}")
     return group
 
 

@@ -12,7 +12,7 @@ from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_runner.host.weightfiles import Tensor
 
 TEXT_LIMIT = 500
-_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]{1,4})\.")
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "max_seq_len",

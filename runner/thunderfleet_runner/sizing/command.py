@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_lib import jsonbounds
 
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel
@@ -15,6 +16,10 @@ from thunderfleet_runner.sizing import arithmetic, bounded
 from thunderfleet_runner.sizing.bounded import Limits
 
 log = logging.getLogger(__name__)
+
+CONFIG_BYTES = 16 * 1024 * 1024
+CONFIG_VALUES = 200_000
+CONFIG_DEPTH = 32
 
 
 def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None) -> Model:
@@ -36,9 +41,11 @@ def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None)
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    raw = weightfiles.read_regular(path, CONFIG_BYTES)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        # Configurations of some models have infinities.
+        config = jsonbounds.loads(raw, values=CONFIG_VALUES, depth=CONFIG_DEPTH, constants=True)
+    except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} is not a JSON object")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import os
 import shlex
 import struct
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from thunderfleet_lib.kube import ApiError, Kube
 
 from tests.support.waiting import until_async
-
-# A busy machine is no failure of a property.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `make fuzz`
-settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unhurried"))
 
 
 def bus(
@@ -307,6 +299,10 @@ class FakeKube(Kube):
         self.objects: dict[str, dict[str, Any]] = {"/api/v1/nodes/studio-1": {"metadata": {"name": "studio-1", "uid": "n1"}}}
         self._applied: dict[str, dict[str, dict[str, Any]]] = {}
         self._versions = itertools.count(1)
+        self.reconnects = 0
+
+    async def reconnect(self) -> None:
+        self.reconnects += 1
 
     async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: object) -> dict[str, Any]:
         if self.away:

@@ -95,7 +95,7 @@ def test_an_interactive_request_reserves_this_mac_for_its_peer() -> None:
     assert accepted(SOCKET, replace(reserved, now=reservation.until), peer="c")
 
 
-def test_a_lease_reserves_this_mac_and_names_whom_it_measures() -> None:
+def test_a_lease_reserves_this_mac_and_names_the_peer() -> None:
     for kind, link in ((ProbeKind.SOCKET, ""), (ProbeKind.RDMA, LINK)):
         probe, reservation = admit(ProbeRequest(kind=kind, node="b", link=link), "a", HERE, HERE, FREE)
         assert (probe.kind, probe.target) == (kind, Target("b", "", link))

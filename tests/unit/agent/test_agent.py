@@ -30,7 +30,7 @@ from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
 from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.nodeprofile import Agent, NodeProfile
 from thunderfleet_lib.hostcmd import FailureKind, Host
 
 PROFILE = f"{PROFILES}/studio-1"
@@ -75,7 +75,7 @@ async def test_one_broken_command_costs_its_part_and_is_named(command: str, dama
     assert len(answered) >= 3
 
 
-async def test_a_last_answer_stands_until_it_has_failed_for_long(machine: Any) -> None:
+async def test_the_last_answer_is_kept_until_it_has_failed_for_long(machine: Any) -> None:
     collector = Collector(Host())
     await asyncio.gather(collector.fast(), collector.slow())
     machine.script("ifconfig", "exit 1")
@@ -195,6 +195,35 @@ async def test_from_commands_to_objects_and_back_again(
         await until(lambda: kube.objects[PROFILE]["status"]["thunderbolt"]["links"] == 0)
         machine.tree(shapes.tree)
         await until(lambda: endpoints(kube) == ["studio-1"])
+
+
+async def test_a_new_address_of_the_node_is_taken_over(
+    machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens there and publishes it; the Node, which the kubelet keeps current, has the last word."""
+    node, moved = kube.objects["/api/v1/nodes/studio-1"], []
+
+    async def move(address: str) -> None:
+        moved.append(address)
+
+    async with running(kube, monkeypatch) as loop:
+        loop.agent, loop.move = Agent(address="127.0.0.1", port=9440, certificate_sha256="a" * 64), move
+        await until(lambda: kube.objects.get(PROFILE, {}).get("status", {}).get("agent"))
+        assert moved == [], "a Node without an address changes nothing"
+        node["status"] = {
+            "addresses": [{"type": "Hostname", "address": "x"}, {"type": "InternalIP", "address": "192.168.64.11"}]
+        }
+        await until(lambda: kube.objects[PROFILE]["status"]["agent"]["address"] == "192.168.64.11")
+        assert (moved, kube.reconnects) == (["192.168.64.11"], 1)
+        # The lease changes: this Mac sees it first, and asks until the kubelet has published it.
+        monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 3600.0)
+        machine.says("ifconfig", shapes.ifconfig.replace("192.168.64.11", "192.168.64.99"))
+        await until(lambda: loop._lost_address() and loop._address_due < float("inf"))
+        await until(lambda: kube.reconnects == 2)
+        node["status"]["addresses"][1]["address"] = "192.168.64.99"
+        await until(lambda: kube.objects[PROFILE]["status"]["agent"]["address"] == "192.168.64.99")
+        assert moved[1:] == ["192.168.64.99"]
+        await until(lambda: loop._address_due == float("inf"))
 
 
 async def test_other_hardware_under_the_old_name_leaves_no_ghost(
@@ -482,7 +511,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
     assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent stopped\n")
 
 
-def test_failure_kinds_are_told_apart_in_metrics() -> None:
+def test_metrics_distinguish_failure_kinds() -> None:
     from thunderfleet_lib.hostcmd import Failure
 
     metrics = Metrics()

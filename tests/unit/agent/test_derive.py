@@ -136,7 +136,7 @@ def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:
     assert complete.message == "`sw_vers` exited with code 1: no such file"
 
 
-def test_what_one_command_says_and_another_lacks_is_told(shapes: Any) -> None:
+def test_facts_that_only_one_command_shows_are_reported(shapes: Any) -> None:
     """Output that is truncated between two lines looks complete."""
 
     def shown(*less: str) -> tuple[network.Interface, ...]:

@@ -66,7 +66,7 @@ def test_macs_that_boot_together_begin_apart() -> None:
     assert plan({}, 30 * fraction("a") - 0.001).probe is None
 
 
-def test_a_closed_gate_wakes_nobody_and_stops_no_other() -> None:
+def test_a_closed_gate_wakes_no_probe_and_stops_no_other() -> None:
     closed = {probe.key: "in use" for probe in (GPU, CABLE, RDMA)}
     assert plan({}, 30.0, closed).probe == LAN
     assert plan({}, 30.0, {probe.key: "in use" for probe in ALL}) == Plan(None, math.inf)
@@ -119,7 +119,7 @@ def test_what_runs_is_open_due_and_within_the_budget(
     assert not probe.shared_bytes or minute + probe.shared_bytes <= budget or minute == 0
 
 
-def test_a_cable_does_not_wait_for_bytes_and_nobody_overtakes_who_does() -> None:
+def test_a_cable_does_not_wait_for_bytes_and_no_probe_overtakes_one_that_waits() -> None:
     old = {GPU.key: History(measured=900.0), RDMA.key: History(measured=900.0)}
     full = [(1000.0, 95)]
     assert plan(old | {CABLE.key: History(measured=950.0)}, 1001.0, spent=full, budget=100).probe is None
@@ -175,7 +175,7 @@ def test_a_mac_is_in_one_probe() -> None:
     assert lock.peer is None
 
 
-def test_a_mac_that_measures_its_own_gpu_gives_way_to_nobody() -> None:
+def test_a_mac_that_measures_its_gpu_refuses_all_requests() -> None:
     lock = ProbeLock("b")
     with lock.alone(), pytest.raises(MacBusy, match="b is measuring its own GPU"), lock.granted("a"):
         pass
@@ -199,7 +199,7 @@ def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
 
 @given(st.data())
 @settings(max_examples=200)
-def test_macs_that_want_each_other_at_once_never_lock_and_somebody_measures(data: st.DataObject) -> None:
+def test_macs_that_request_each_other_never_deadlock_and_one_measures(data: st.DataObject) -> None:
     """Requests and answers in any order: never two probes on one Mac, no deadlock, and the first Mac by name succeeds."""
     names = ["a", "b", "c", "d", "e"][: data.draw(st.integers(2, 5))]
     locks = {name: ProbeLock(name) for name in names}

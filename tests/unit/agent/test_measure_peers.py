@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,7 +39,7 @@ from thunderfleet_agent.measure.worker import parent
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
-from thunderfleet_agent.server import Server
+from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
@@ -149,6 +150,42 @@ async def test_one_run_serves_both_macs_and_each_has_timed_what_arrived(tmp_path
         assert f'thunderfleet_agent_measured_age_seconds{{address="{b.address}",link="{LINK}",node="{b.name}"' in text
         assert "thunderfleet_agent_link_received_bytes_per_second{" in text
         assert a.prober.lock.peer is None and b.prober.lock.peer is None
+
+
+FLOOD = 400
+"""Idle TLS connections of a stranger, more than three times the limit."""
+
+
+async def test_a_flood_of_idle_connections_neither_stops_a_measurement_nor_piles_up(tmp_path: Path) -> None:
+    """The stranger finishes the handshake, which anybody can, and sends nothing. A known peer still gets in and measures."""
+    async with macs(2, tmp_path, settings(sockets={**SOCKETS, "seconds": 60})) as (a, b):
+        a.sees(b)
+        b.sees(a)
+        b.server._knows = lambda address: address == a.address
+        (tmp_path / "stranger").mkdir()
+        identity.write(tmp_path / "stranger")
+        stranger, ends, over = identity.load(tmp_path / "stranger").client, list[socket.socket](), threading.Event()
+
+        def flood() -> None:
+            while len(ends) < FLOOD and not over.is_set():
+                with contextlib.suppress(OSError):
+                    bare = socket.create_connection((b.address, b.port), 10, source_address=("127.0.0.9", 0))
+                    ends.append(bare)
+                    ends[-1] = stranger.wrap_socket(bare)
+
+        flooding = asyncio.create_task(asyncio.to_thread(flood))
+        try:
+            for _ in range(2):
+                assert (await a.prober.run_once(a.probe(b))).rtt_microseconds
+            await flooding
+            assert b.server._agents is not None
+            assert 0 < b.server._agents.connections <= AGENT_CONNECTIONS // 2 + 1, "half of the places are for known peers"
+            assert (await a.prober.run_once(a.probe(b))).rtt_microseconds
+        finally:
+            over.set()
+            await flooding
+            for end in ends:
+                end.close()
 
 
 async def test_bytes_that_arrive_at_once_give_a_round_trip_and_no_rate(
@@ -284,7 +321,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-async def test_who_measures_interactive_has_his_turn_before_what_agents_do(tmp_path: Path, until: Until, busy: int) -> None:
+async def test_an_interactive_measurement_preempts_background_probes(tmp_path: Path, until: Until, busy: int) -> None:
     """If one of the two Macs is in a probe with a third one, it is reserved until that ends, for a limited time."""
     slow = settings(sockets={**SOCKETS, "bytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as fleet:
@@ -543,7 +580,7 @@ async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
         assert not a.prober.running
 
 
-async def test_streams_without_the_token_are_closed_and_take_nobody_s_place() -> None:
+async def test_streams_without_the_token_are_closed_and_take_no_slot() -> None:
     gate = StreamListener("127.0.7.2", "127.0.7.1")
     admitting = asyncio.create_task(gate.admit(1, 20))
     await asyncio.sleep(0)
@@ -584,7 +621,7 @@ async def test_a_dialler_without_its_token_costs_the_answerer_a_limit(tmp_path: 
         assert b.prober.lock.peer is None
 
 
-async def test_whoever_is_no_agent_of_the_fleet_measures_nothing(tmp_path: Path) -> None:
+async def test_only_agents_of_the_fleet_may_measure(tmp_path: Path) -> None:
     async with macs(2, tmp_path, settings()) as (a, b):
         b.sees(a)
         stranger = tmp_path / "stranger"
@@ -722,7 +759,7 @@ from thunderfleet_agent.measure.schedule.probes import CableEnd
 from thunderfleet_agent.measure.schedule.settings import parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.server import Server
+from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent
 
 async def main(said):
@@ -1041,7 +1078,7 @@ async def test_a_gpu_probe_ends_when_a_group_arrives(tmp_path: Path, until: Unti
         assert a.prober.benchmarks_fresh.reason == "InUse" and "default/qwen-0" in a.prober.benchmarks_fresh.message
 
 
-async def test_a_group_that_arrives_ends_a_process_that_hears_nothing_by_its_second_stage(
+async def test_a_new_group_kills_a_frozen_measuring_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen process receives SIGTERM, and SIGKILL 0.4 s later by the test's clock."""

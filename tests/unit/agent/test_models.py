@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def test_models_are_named_after_their_place(tmp_path: Path, make_model: MakeMode
     assert problems == []
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
     unreadable = tmp_path / ("x" * 300)
     assert find([unreadable])[1] == [f"{unreadable}: File name too long"]
 
@@ -85,6 +87,20 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
     (dangling / "model-00001-of-00002.safetensors").unlink()
     (dangling / "model-00001-of-00002.safetensors").symlink_to("../../blobs/gone")
     assert "No such file" in str(look(dangling).problem)
+
+
+def test_what_is_no_regular_file_or_has_too_many_values_is_a_problem(tmp_path: Path, make_model: MakeModel) -> None:
+    for number, name in enumerate(("config.json", "model.safetensors")):
+        pipe = make_model(tmp_path / str(number))
+        (pipe / name).unlink()
+        os.mkfifo(pipe / name)
+        assert look(pipe).problem == f"{name} is not a regular file"
+    for number, text in enumerate((b"[" * 100_000, b"[" + b"[]," * 3_000_000 + b"0]")):
+        large = make_model(tmp_path / f"large-{number}")
+        (large / "config.json").write_bytes(text)
+        before = time.process_time()
+        assert look(large).problem == "config.json is not valid JSON"
+        assert time.process_time() - before < 1.0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -170,7 +186,7 @@ def test_the_hubs_cache_is_found_where_its_variables_say(tmp_path: Path) -> None
     assert models.hub_caches(both, home) == [tmp_path / "cache"]
 
 
-def test_a_download_that_was_only_begun_is_known_as_incomplete(tmp_path: Path, make_model: Any) -> None:
+def test_a_started_download_is_incomplete(tmp_path: Path, make_model: Any) -> None:
     """The hub's cache: snapshots are links to blobs; a running download is a blob named .incomplete."""
     repository = tmp_path / "models--org--name"
     begun = repository / "snapshots" / "abc"

@@ -210,7 +210,7 @@ def test_what_is_seen_through_a_port_is_plugged_into_it_whatever_its_status_is_c
     assert [peer.domain_uuid for peer in second.peers] == [shapes.theirs]
 
 
-def test_what_cannot_be_used_costs_that_part_and_is_told(shapes: Any) -> None:
+def test_an_invalid_part_is_dropped_and_reported(shapes: Any) -> None:
     lost = shapes.bus(2, domain=shapes.mine_too)
     del lost["receptacle_1_tag"]["receptacle_id_key"]
     found = thunderbolt.parse(shapes.report(lost, shapes.bus(1, domain=shapes.mine), shapes.bus(1, domain=shapes.mine_too)))
@@ -312,7 +312,7 @@ def text_of(name: str, shapes: Any) -> str:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_half_an_answer_is_never_taken_for_a_whole_one(name: str, shapes: Any) -> None:
+def test_a_partial_answer_never_counts_as_complete(name: str, shapes: Any) -> None:
     """Output that is truncated within a line raises an error, or nothing is lost."""
     text = text_of(name, shapes)
     whole = PARSERS[name](text)
@@ -344,7 +344,7 @@ def test_an_answer_that_ends_between_two_lines_shows_too(name: str, behind: str,
         PARSERS[name](text[: text.index(behind) + len(behind)])
 
 
-def test_what_another_language_would_print_is_told_and_not_misread(shapes: Any) -> None:
+def test_output_in_another_language_is_reported_and_not_misread(shapes: Any) -> None:
     idle = shapes.bus(1, domain=shapes.mine)
     idle["receptacle_1_tag"] |= {"current_speed_key": "Jusqu\u2019\u00e0 120 Gbit/s", "receptacle_status_key": None}
     busy = shapes.bus(2, domain=shapes.mine_too, speed="80 \u0413\u0431\u0438\u0442/\u0441", items=[shapes.peer(shapes.theirs)])
@@ -366,7 +366,7 @@ def test_what_another_language_would_print_is_told_and_not_misread(shapes: Any) 
             rdma.parse_status(text)
 
 
-def test_a_computer_without_a_domain_uuid_is_told(shapes: Any) -> None:
+def test_a_computer_without_a_domain_uuid_is_reported(shapes: Any) -> None:
     anonymous = {"_name": "MacBook Pro", "services_title": [{"_name": "service_ip"}]}
     odd = {**shapes.peer("not-a-uuid"), "_name": "Mac mini"}
     found = thunderbolt.parse(shapes.report(shapes.bus(1, domain=shapes.mine, speed="40 Gb/s", items=[anonymous, odd])))

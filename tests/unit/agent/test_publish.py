@@ -98,7 +98,7 @@ async def test_what_was_deleted_comes_back_at_the_next_look(path: str, kube: Any
     assert kube.objects[path]["status"]
 
 
-async def test_a_node_that_registered_anew_owns_the_profile(kube: Any, publisher: Publisher, shapes: Any) -> None:
+async def test_a_node_that_registered_again_owns_the_profile(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
     await publisher.apply_profile(made(shapes))
     kube.objects["/api/v1/nodes/studio-1"]["metadata"]["uid"] = "n2"

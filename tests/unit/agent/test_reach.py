@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +88,7 @@ def test_others_are_dialled_at_one_address_and_not_too_many() -> None:
     assert all(target.interface is None and target.node.startswith("mac-") for target in found)
 
 
-def test_whoever_shares_a_group_is_dialled_at_all_addresses_but_those_of_other_cables() -> None:
+def test_group_members_are_dialled_at_all_addresses_except_those_of_other_cables() -> None:
     groups = [
         GroupUse(name="default/a-0", epoch=1, nodes=("studio-3", "studio-1", "gone")),
         GroupUse(name="default/b-0", epoch=4, nodes=("studio-1", "studio-2", *(f"mac-{n:03}" for n in range(60)))),
@@ -149,7 +150,7 @@ def test_one_failure_marks_suspect_three_unreachable_and_time_is_of_the_change()
     assert [fact.state.value for fact in table.facts] == ["Suspect"], "strikes are those in a row"
 
 
-def test_a_round_trip_is_written_anew_when_it_has_moved_by_half_for_good() -> None:
+def test_a_round_trip_time_is_written_again_after_a_lasting_change_by_half() -> None:
     table = ReachabilityTable()
     table.record(outcome(400), START)
     later = START + timedelta(seconds=reachability.RTT_SECONDS)
@@ -245,7 +246,34 @@ async def test_agents_that_know_each_other_get_an_answer(listening: Listening, m
     assert answer.rtt_microseconds > 0 and answer.local == "127.0.0.3"
 
 
-async def test_a_stranger_is_refused_and_so_is_whoever_says_another_name(listening: Listening, make_identity: Any) -> None:
+async def test_a_server_moves_to_a_new_address_with_its_metrics(make_identity: Any) -> None:
+    made = await make_identity("studio-2")
+
+    async def knows(node: str, sha256: str) -> bool:
+        return True
+
+    server = Server("127.0.0.1", "studio-2", Metrics(), lambda: None, knows)
+    port, metrics_port = await server.start(0, 0, made.server)
+    await server.listen_on({"127.0.0.1", "127.0.0.3"})
+    await server.move("127.0.0.2")
+    # What it still has besides is what was published; the next round says what it has now.
+    await server.listen_on({"127.0.0.2", "127.0.0.3"})
+    try:
+        for address in ("127.0.0.2", "127.0.0.3"):
+            target = PeerAddress("studio-2", address, port, made.sha256)
+            assert (await dial(target, "studio-1", made.client, "127.0.0.4")).local == "127.0.0.4"
+        with pytest.raises(DialError):
+            await dial(PeerAddress("studio-2", "127.0.0.1", port, made.sha256), "studio-1", made.client)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.2:{metrics_port}/healthz") as answer:
+                assert answer.status == 200
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await session.get(f"http://127.0.0.1:{metrics_port}/healthz")
+    finally:
+        await server.close()
+
+
+async def test_strangers_and_wrong_names_are_refused(listening: Listening, make_identity: Any) -> None:
     target, _, known = listening
     mine, thief = await make_identity("studio-1"), await make_identity("thief")
     known["studio-1"] = mine.sha256

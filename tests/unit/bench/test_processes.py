@@ -46,7 +46,7 @@ def test_memory_is_in_bytes() -> None:
     assert processes.parse_memory(text) == (2048 * 1024, 1024 * 1024)
 
 
-def test_memory_that_is_not_told_is_an_error() -> None:
+def test_missing_memory_is_an_error() -> None:
     with pytest.raises(ValueError, match="no Rss and Pss"):
         processes.parse_memory("Rss: 1 kB\n")
 

@@ -49,7 +49,7 @@ def test_a_stream_is_whole_or_says_that_it_is_not(events: tuple[str, ...], outco
     assert read(*events) is outcome
 
 
-def test_a_stream_that_breaks_off_is_told_from_one_that_ends() -> None:
+def test_a_broken_stream_differs_from_one_that_ends() -> None:
     assert read(*WHOLE[:2], cleanly=False) is Outcome.CUT
     assert read(*WHOLE, cleanly=False) is Outcome.WHOLE
 
@@ -106,7 +106,7 @@ def test_processes_lost_doubled_or_orphaned_are_seen() -> None:
     assert checks.processes(right, ["a", "b", "c"])
 
 
-def test_processes_of_nobody_are_seen() -> None:
+def test_orphaned_processes_are_found() -> None:
     pods = [{"metadata": {"uid": "u"}, "spec": {"nodeName": "a"}}, {"metadata": {"uid": "v"}, "spec": {"nodeName": "b"}}]
     assert not checks.accounts({"a": checks.Census(1, ("u",), ())}, pods)
     assert checks.accounts({"a": checks.Census(1, ("v",), ())}, pods)

@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 from thunderfleet_agent import cli as agent_cli
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
-from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_NAME, LABEL_RANK, RUNNER_NAME
+from thunderfleet_crds.names import (
+    ANNOTATION_HASH,
+    ANNOTATION_PORTS,
+    ANNOTATION_REASON,
+    ANNOTATION_SIGNATURE,
+    LABEL_DEPLOYMENT,
+    LABEL_EPOCH,
+    LABEL_GROUP,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    LABEL_RANK,
+    MANAGED_BY,
+    RUNNER_NAME,
+)
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.act.operator_key import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT
@@ -83,6 +96,22 @@ def test_the_operators_own_names_are_those_of_its_code(render: Render) -> None:
         resource: rule["resourceNames"] for rule in role["rules"] for resource in rule["resources"] if "resourceNames" in rule
     }
     assert names == {"leases": [LEASE_NAME], "secrets": [KEY_SECRET]}
+
+
+def test_the_operators_names_are_reserved_for_it(render: Render) -> None:
+    policy = find(render(), "ValidatingAdmissionPolicy", "thunderfleet-operator-objects")
+    lists = {variable["name"]: ast.literal_eval(variable["expression"]) for variable in policy["spec"]["variables"][-2:]}
+    assert lists == {
+        "reservedLabels": [LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_EPOCH, LABEL_RANK],
+        "reservedAnnotations": [ANNOTATION_HASH, ANNOTATION_PORTS, ANNOTATION_REASON, ANNOTATION_SIGNATURE],
+    }
+    assert any(LABEL_MANAGED_BY in v["expression"] and MANAGED_BY in v["expression"] for v in policy["spec"]["variables"])
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert {resource for rule in rules for resource in rule["resources"]} >= {"configmaps", "secrets", "services", "pods"}
+    off = render("--set", "operator.reserveObjects=false")
+    assert not [item for item in off if item["metadata"]["name"].startswith("thunderfleet-operator-objects")]
+    older = render("--set", "operator.reserveObjects=null")
+    assert find(older, "ValidatingAdmissionPolicy", "thunderfleet-operator-status"), "values of an older release have none"
 
 
 def test_the_agent_deletes_nothing_and_touches_only_its_kinds(render: Render) -> None:
@@ -158,7 +187,7 @@ def test_monitors_select_pods_that_are_made_and_ports_that_they_have(render: Ren
         assert ports[endpoint["port"]] == template["metadata"]["annotations"]["prometheus.io/port"]
     runner = find(objects, "PodMonitor", "thunderfleet-runner")["spec"]
     assert runner["selector"]["matchLabels"] == {LABEL_NAME: RUNNER_NAME}
-    assert runner["podMetricsEndpoints"] == [{"port": GATEWAY_PORT}]
+    assert [endpoint["port"] for endpoint in runner["podMetricsEndpoints"]] == [GATEWAY_PORT]
     assert runner["podTargetLabels"] == [LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_RANK]
     assert runner["namespaceSelector"] == {"any": True}
 

@@ -134,7 +134,7 @@ def test_bad_values_are_refused_with_a_sentence(helm: Helm, chart: Path, values:
     assert sentence in done.stderr
 
 
-def test_all_problems_are_told_at_once(helm: Helm, chart: Path) -> None:
+def test_all_problems_are_reported_together(helm: Helm, chart: Path) -> None:
     done = helm("template", "thunderfleet", chart, "--set", "image.tag=a b,agent.port=20500,operator.ringPorts.last=50000")
     assert done.stderr.count("\n- ") == 3
 

@@ -90,7 +90,7 @@ def test_columns_show_fields_that_exist(kind: generate.Kind, schemas: dict[str, 
         assert node["type"] == column.type, column.name
 
 
-def test_columns_are_those_of_the_design() -> None:
+def test_columns_of_kubectl_get() -> None:
     shown = {kind.short_name: [column.name.upper() for column in kind.columns if not column.wide] for kind in generate.KINDS}
     assert {name: " ".join(columns) for name, columns in shown.items()} == {
         "np": "CHIP MEMORY MACOS RDMA LINKS TFLOPS GB/S AGE",

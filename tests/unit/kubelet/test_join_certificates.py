@@ -4,6 +4,7 @@ import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -115,7 +116,7 @@ def test_usable(node: str, after: timedelta, addresses: list[str], good: bool) -
     assert usable(held, node, START + after, addresses) is good
 
 
-def test_a_client_certificate_serves_nobody() -> None:
+def test_a_client_certificate_cannot_serve() -> None:
     assert not usable(pair(), "studio-1", START, ["192.168.64.11"])
 
 
@@ -226,3 +227,71 @@ async def test_a_renewer_asks_again_after_trouble_and_puts_the_pair_to_use(
         await asyncio.gather(task, return_exceptions=True)
     assert said == ["serving certificate: not approved", None]
     assert answers == []
+
+
+class Renewals:
+    """A renewer whose requests the test answers."""
+
+    def __init__(self, folder: Path, held: Pair | None) -> None:
+        self.asked: asyncio.Queue[asyncio.Future[Pair]] = asyncio.Queue()
+        self.used: asyncio.Queue[Pair] = asyncio.Queue()
+        self.renewer = Renewer("serving", folder / "serving.pem", self._request, self.used.put, pair=held)
+
+    async def _request(self) -> Pair:
+        answer: asyncio.Future[Pair] = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait(answer)
+        return await answer
+
+    async def __aenter__(self) -> "Renewals":
+        self._task = asyncio.ensure_future(self.renewer.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def next(self) -> asyncio.Future[Pair]:
+        return await asyncio.wait_for(self.asked.get(), 10)
+
+
+async def test_a_renewer_asks_at_once_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewer, "BACKOFF", Backoff(first=0.0, limit=0.0))
+    now = datetime.now(UTC)
+    held, new = (pair(start=now, life=timedelta(days=10)) for _ in range(2))
+    async with Renewals(tmp_path, held) as renewals:
+        await asyncio.sleep(0)
+        assert renewals.asked.empty()
+        renewals.renewer.renew_now()
+        given_up = await renewals.next()
+        renewals.renewer.renew_now()
+        failing = await renewals.next()
+        assert given_up.cancelled(), "it asks for what nobody wants any more"
+        failing.set_exception(CertificateError("not approved"))
+        (await renewals.next()).set_result(new)
+        assert await asyncio.wait_for(renewals.used.get(), 10) == new
+        await asyncio.sleep(0)
+        assert renewals.asked.empty()
+
+
+@pytest.mark.parametrize("off", [timedelta(days=365), timedelta(days=-365)])
+async def test_a_wrong_clock_causes_no_storm_of_requests(tmp_path: Path, off: timedelta) -> None:
+    """With a clock that is a year ahead, a new certificate has expired already."""
+    new = pair(start=datetime.now(UTC) - off, life=timedelta(days=10))
+    async with Renewals(tmp_path, None) as renewals:
+        (await renewals.next()).set_result(new)
+        assert await asyncio.wait_for(renewals.used.get(), 10) == new
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(renewals.asked.get(), 0.2)
+
+
+async def test_a_certificate_is_renewed_by_elapsed_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that is a year behind, its end never comes."""
+    elapsed = 0.0
+    monkeypatch.setattr(renewer, "time", SimpleNamespace(monotonic=lambda: elapsed))
+    monkeypatch.setattr(renewer, "STEP_SECONDS", 0.001)
+    held = pair(start=datetime.now(UTC) + timedelta(days=365), life=timedelta(days=10))
+    async with Renewals(tmp_path, held) as renewals:
+        await asyncio.sleep(0)
+        assert renewals.asked.empty()
+        elapsed = 9 * 86400.0
+        await renewals.next()

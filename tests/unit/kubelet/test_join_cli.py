@@ -1,12 +1,13 @@
 """The command line: help, exit codes, and the launchd property list."""
 
 import logging
+import os
 import plistlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet import app
+from thunderfleet_kubelet import app, cli
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.cli import main
 
@@ -19,6 +20,8 @@ def own_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
     root.handlers[:], root.level = handlers, level
 
 
@@ -49,7 +52,7 @@ def test_wrong_settings_are_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{file}: prot: unknown setting" in capsys.readouterr().err
 
 
-def test_nobody_there_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_running_cluster_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOIN, "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]) == 1
     assert "cannot connect" in capsys.readouterr().err
 
@@ -64,9 +67,66 @@ def test_one_kubelet_a_root(tmp_path: Path) -> None:
 def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launchd-plist", "--root", "/var/lib/k", "--config", "/etc/k.yaml"]) == 0
     made = plistlib.loads(capsys.readouterr().out.encode())
-    assert made["ProgramArguments"][1:] == ["run", "--root", "/var/lib/k", "--config", "/etc/k.yaml"]
+    assert made["ProgramArguments"][1:] == [
+        *("run", "--root", "/var/lib/k", "--log-file", "/var/log/thunderfleet-kubelet.log", "--config", "/etc/k.yaml")
+    ]
+    # launchd rotates nothing, so the log is not what it keeps open.
+    assert made["StandardErrorPath"] == "/var/log/thunderfleet-kubelet.stderr.log"
     assert made["ProgramArguments"][0].startswith("/")
     assert made["AbandonProcessGroup"] is True
     assert made["KeepAlive"] is True
     assert made["ExitTimeOut"] >= 60
     assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
+
+
+def test_the_token_may_be_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where other users do not read it, unlike a command line."""
+    file, rest = tmp_path / "token", [*JOIN[3:], "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]
+    file.write_text("abcdef.0123456789abcdef\n")
+    assert main(["join", "--token-file", str(file), *rest]) == 1
+    assert "cannot connect" in capsys.readouterr().err
+    file.write_text("abcdef")
+    assert main(["join", "--token-file", str(file), *rest]) == 2
+    assert "6 lower-case letters or digits" in capsys.readouterr().err
+    file.unlink()
+    assert main(["join", "--token-file", str(file), *rest]) == 2
+    assert f"--token-file {file}: cannot be read" in capsys.readouterr().err
+    for both in (["join", *rest], [*JOIN, "--token-file", str(file), "--server", "https://127.0.0.1:1"]):
+        with pytest.raises(SystemExit) as caught:
+            main(both)
+        assert caught.value.code == 2
+
+
+def test_the_log_file_is_rotated_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "LOG_BYTES", 1000)
+    file = tmp_path / "kubelet.log"
+    cli.set_up_logging("info", file)
+    for number in range(100):
+        logging.getLogger("x").info("line %d %s", number, "." * 50)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["kubelet.log", *(f"kubelet.log.{number}" for number in range(1, cli.LOG_FILES))]
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert "line 99" in file.read_text()
+
+
+def test_a_log_file_that_cannot_be_written_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--root", str(tmp_path), "--log-file", str(tmp_path / "none" / "log")]) == 1
+    assert f"cannot write the log to {tmp_path}/none/log: No such file or directory" in capsys.readouterr().err
+
+
+def test_what_launchd_keeps_open_is_emptied_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "STDERR_BYTES", 10)
+    with (tmp_path / "stderr").open("a") as file:
+        file.write("." * 10)
+        file.flush()
+        cli.bound(file.fileno())
+        assert (tmp_path / "stderr").stat().st_size == 10
+        file.write(".")
+        file.flush()
+        cli.bound(file.fileno())
+        assert (tmp_path / "stderr").stat().st_size == 0
+    reader, writer = os.pipe()
+    cli.bound(writer)
+    os.close(reader)
+    os.close(writer)

@@ -244,7 +244,7 @@ async def test_a_name_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
     assert (await do(cluster, root, replace=True)).node_name == "studio-1"
 
 
-async def test_nobody_there(tmp_path: Path, cluster: Cluster) -> None:
+async def test_no_answer(tmp_path: Path, cluster: Cluster) -> None:
     with pytest.raises(JoinError, match=r"https://127\.0\.0\.1:1: cannot connect .*check that the API server is running"):
         await do(cluster, tmp_path / "root", server=Server("127.0.0.1", 1))
 

@@ -18,6 +18,7 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
 from thunderfleet_kubelet.node.facts import GIB, Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader
 from thunderfleet_lib.kube import ApiError, Kube
@@ -28,7 +29,7 @@ SERVER = "https://192.168.64.1:6443"
 
 
 def test_what_the_pods_half_needs_to_know() -> None:
-    known = pod_settings(CONFIG, MAC, SERVER)
+    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"])
     assert known.api_server == ("192.168.64.1", 6443)
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
@@ -59,6 +60,7 @@ class FakeKube:
         self.deleted: list[tuple[str, int | None, str | None]] = []
         self.created: list[tuple[str, dict[str, Any]]] = []
         self.stuck: set[str] = set()
+        self.reconnects = 0
 
     async def delete(self, path: str, *, grace_seconds: int | None = None, uid: str | None = None) -> None:
         if path in self.stuck:
@@ -71,6 +73,9 @@ class FakeKube:
 
     async def close(self) -> None:
         pass
+
+    async def reconnect(self) -> None:
+        self.reconnects += 1
 
 
 def identity(root: Path) -> NodeIdentity:
@@ -92,9 +97,14 @@ def identity(root: Path) -> NodeIdentity:
     return save_identity(root, Server("127.0.0.1", 1), "studio-1", None, pem, Pair(private, pem))
 
 
+async def no_reading(current: tuple[str, ...]) -> tuple[str, ...]:
+    raise AssertionError("addresses of the configuration are not read")
+
+
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, Reader(Commands([]), tmp_path, mac=False))
+    reader, addresses = Reader(Commands([]), mac=False), NodeAddresses(CONFIG.addresses, no_reading)
+    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses)
     real, made._kube = made.kube(), cast(Kube, FakeKube())
     yield made
     await asyncio.gather(*made._closing)
@@ -145,7 +155,7 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
     }
 
 
-async def test_a_node_that_slept_past_its_certificate_is_told_how_to_come_back(
+async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +170,8 @@ async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None
     known = identity(tmp_path)
     known.client.unlink()
     with pytest.raises(JoinError, match="join again"):
-        Kubelet(tmp_path, known, CONFIG, MAC, Reader(Commands([]), tmp_path, mac=False))
+        reader = Reader(Commands([]), mac=False)
+        Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading))
 
 
 async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
@@ -176,12 +187,61 @@ async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
 
     monkeypatch.setattr(kubelet.server, "start", start)
     monkeypatch.setattr("thunderfleet_kubelet.app.BIND_RETRY_SECONDS", 0.0)
-    kubelet._has_certificate.set()
-    kubelet.node.registered.set()
-    task = asyncio.ensure_future(kubelet._serve())
+    task = asyncio.ensure_future(kubelet._listen())
     await asyncio.wait_for(attempts.get(), 10)
     await asyncio.wait_for(attempts.get(), 10)
     assert "127.0.0.1:10250: Address already in use" in kubelet.node.problems["ServerNotListening"]
     free.set()
     await asyncio.wait_for(task, 10)
     assert kubelet.node.problems == {}
+
+
+async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node, pods, the server's listener and its certificate; and the Node's events tell of it."""
+    starts: asyncio.Queue[str] = asyncio.Queue()
+    requested: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
+
+    async def start() -> None:
+        starts.put_nowait(kubelet.server.address)
+
+    async def obtain(*_: Any, addresses: tuple[str, ...], **__: Any) -> Pair:
+        requested.put_nowait(addresses)
+        never: asyncio.Future[Pair] = asyncio.get_running_loop().create_future()
+        return await never
+
+    monkeypatch.setattr(kubelet.server, "start", start)
+    monkeypatch.setattr("thunderfleet_kubelet.app.obtain", obtain)
+    kubelet._has_certificate.set()
+    kubelet.node.registered.set()
+    tasks = [asyncio.ensure_future(work) for work in (kubelet._serve(), kubelet._serving.run())]
+    try:
+        assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.1"
+        assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.1",)
+        kubelet.addresses.current = ("127.0.0.2",)
+        kubelet._addresses_changed()
+        assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.2"
+        assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.2",), "the request for the old address is given up"
+        assert kubelet.node.addresses == kubelet.pods.settings.addresses == ("127.0.0.2",)
+        await asyncio.gather(*kubelet._closing)
+        kube = cast(FakeKube, kubelet.kube())
+        assert kube.reconnects == 1, "connections from the old address are dead, and watches would wait for minutes"
+        ((_, event),) = kube.created
+        assert (event["reason"], event["message"]) == (
+            "NodeAddressChanged",
+            "the address changed from 127.0.0.1 to 127.0.0.2",
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_address_that_is_gone_is_told_and_stays_published(kubelet: Kubelet) -> None:
+    kubelet.addresses.missing = True
+    kubelet._addresses_changed()
+    assert kubelet.node.no_address == MISSING
+    assert kubelet.node.addresses == ("127.0.0.1",)
+    kubelet.addresses.missing = False
+    kubelet._addresses_changed()
+    assert kubelet.node.no_address is None
+    assert cast(FakeKube, kubelet.kube()).created == []

@@ -102,11 +102,14 @@ class World:
     def __init__(self) -> None:
         self.kube = FakeKube()
         self.now = datetime(2026, 1, 31, tzinfo=UTC)
-        self.readings = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
+        self.readings = Readings(False, "enough", 100, 4000)
         self.looks = 0
         self.looked = asyncio.Event()
         self.ended = asyncio.Event()
-        self.node = NodeController(CONFIG, MAC, self.read, lambda: cast(Kube, self.kube), self.vanished, lambda: self.now)
+        kube = cast(Kube, self.kube)
+        self.node = NodeController(
+            CONFIG, MAC, self.read, lambda: kube, self.vanished, lambda: self.now, addresses=CONFIG.addresses
+        )
 
     async def read(self) -> Readings:
         self.looks += 1
@@ -152,7 +155,7 @@ async def test_nothing_changed_writes_nothing(running: World) -> None:
 
 
 async def test_a_change_is_written(running: World) -> None:
-    running.readings = Readings(True, "short", 500 * GIB, 1000 * GIB, 100, 4000)
+    running.readings = Readings(True, "short", 100, 4000)
     running.node.nudge()
     await until_async(lambda: running.kube.written(f"{PATH}/status"))
     (write,) = running.kube.written(f"{PATH}/status")
@@ -163,6 +166,37 @@ async def test_after_a_day_a_heartbeat(running: World) -> None:
     running.now += timedelta(days=1)
     running.node.nudge()
     await until_async(lambda: running.kube.written(f"{PATH}/status"))
+
+
+async def test_a_new_address_is_published(running: World) -> None:
+    running.node.addresses = ("127.0.0.2",)
+    running.node.nudge()
+    await until_async(lambda: running.kube.written(f"{PATH}/status"))
+    assert running.kube.objects[PATH]["status"]["addresses"] == [{"type": "InternalIP", "address": "127.0.0.2"}]
+
+
+async def test_a_clock_that_was_set_back_does_not_end_heartbeats(running: World) -> None:
+    """Neither those of the status, nor the time in the Lease, which the controller manager ignores when it goes back."""
+    running.now -= timedelta(days=365)
+    running.node.nudge()
+    await until_async(lambda: running.kube.written(f"{PATH}/status"))
+    renewed = []
+    for _ in range(3):
+        await running.node.renew()
+        renewed.append(running.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"])
+    assert renewed == sorted(set(renewed))
+    assert renewed[0] > "2026-01-31"
+
+
+async def test_the_lease_goes_on_from_where_an_earlier_kubelet_was(world: World) -> None:
+    world.kube.put(
+        f"{LEASES}/studio-1", {"metadata": {"name": "studio-1"}, "spec": {"renewTime": "2027-01-31T00:00:00.000000Z"}}
+    )
+    await world.node.renew()
+    assert world.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"] == "2027-01-31T00:00:00.001000Z"
+    world.now = datetime(2027, 2, 1, tzinfo=UTC)
+    await world.node.renew()
+    assert world.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"] == "2027-02-01T00:00:00.000000Z"
 
 
 async def test_a_vanished_node_ends_its_pods_and_comes_back(running: World) -> None:
@@ -185,7 +219,7 @@ async def test_it_takes_over_its_own_node(world: World) -> None:
     assert not [asked for asked in world.kube.asked if asked[0] == "POST"]
 
 
-async def test_a_node_without_its_taint_is_told_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_node_without_its_taint_is_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.kube.put(PATH, {"metadata": {"name": "studio-1"}, "spec": {}, "status": {}})
     await world.node.register()
     assert "node studio-1 has no taint thunderfleet.io/macos" in caplog.text

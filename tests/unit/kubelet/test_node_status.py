@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
+from thunderfleet_kubelet.pressure import DiskState, thresholds
 from thunderfleet_lib.quantity import parse_quantity
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 CONFIG = Config(node_name="studio-1", addresses=["192.168.64.11", "fd00::1"], labels={"rack": "a"}, path=[Path("/x")])
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
 LINUX = Machine("linux", "amd64", 4, 8 * GIB, 100 * GIB, "Debian", "6.1", "id", "boot")
-FINE = Readings(False, "enough", 500 * GIB, 1000 * GIB, 100, 4000)
+FINE = Readings(False, "enough", 100, 4000)
 
 
 def state(machine: Machine = MAC, readings: Readings = FINE, **known: Any) -> dict[str, Any]:
-    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, "version": "v1.36.3-thunderfleet.9", **known}
+    given_values: dict[str, Any] = {"previous": {}, "problems": {}, "now": NOW, "version": "v1.36.3-thunderfleet.9"}
+    given_values |= {"addresses": CONFIG.addresses, "disk": DiskState((), False), **known}
     return node_status.status(CONFIG, machine, readings, **given_values)
 
 
@@ -70,7 +72,8 @@ def test_capacity_and_what_is_reserved() -> None:
     config = CONFIG.model_copy(update={"reserved_cpu_millis": 500, "reserved_memory_bytes": 4 * GIB})
     whole, free = node_status.capacity(config, MAC)
     assert whole == {"cpu": "32", "memory": "384Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
-    assert free == {"cpu": "31500m", "memory": "380Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+    # Pods cannot have what would cause their eviction.
+    assert free == {"cpu": "31500m", "memory": "380Gi", "ephemeral-storage": "900Gi", "pods": "110"}
 
 
 @given(st.integers(min_value=0, max_value=2**52))
@@ -84,20 +87,30 @@ def test_bytes_are_written_as_the_api_server_writes_them(size: int) -> None:
 @pytest.mark.parametrize(
     ("readings", "kind", "status"),
     [
-        (Readings(True, "critical", 500 * GIB, 1000 * GIB, 1, 10), "MemoryPressure", "True"),
-        (Readings(None, "?", 500 * GIB, 1000 * GIB, 1, 10), "MemoryPressure", "Unknown"),
-        (Readings(False, "", 9 * GIB, 1000 * GIB, 1, 10), "DiskPressure", "True"),
-        (Readings(False, "", 11 * GIB, 1000 * GIB, 1, 10), "DiskPressure", "False"),
-        (Readings(False, "", 2 * GIB, 10 * GIB, 1, 10), "DiskPressure", "False"),
-        (Readings(False, "", None, None, 1, 10), "DiskPressure", "Unknown"),
-        (Readings(False, "", 500 * GIB, 1000 * GIB, 10, 10), "PIDPressure", "True"),
-        (Readings(False, "", 500 * GIB, 1000 * GIB, None, 10), "PIDPressure", "Unknown"),
+        (Readings(True, "critical", 1, 10), "MemoryPressure", "True"),
+        (Readings(None, "?", 1, 10), "MemoryPressure", "Unknown"),
+        (Readings(False, "", 10, 10), "PIDPressure", "True"),
+        (Readings(False, "", None, 10), "PIDPressure", "Unknown"),
     ],
 )
 def test_pressure(readings: Readings, kind: str, status: str) -> None:
     found = condition(state(readings=readings), kind)
     assert found["status"] == status
     assert found["message"] is not None
+
+
+@pytest.mark.parametrize(
+    ("disk", "status", "text"),
+    [
+        (DiskState((), False), "False", "kubelet has no disk pressure"),
+        (DiskState(), "Unknown", "free disk space is unknown"),
+        (DiskState((), True, thresholds({})[:2]), "True", "nodefs.available is below 10%, nodefs.inodesFree is below 5%"),
+    ],
+)
+def test_disk_pressure(disk: DiskState, status: str, text: str) -> None:
+    found = condition(state(disk=disk), "DiskPressure")
+    assert found["status"] == status
+    assert text in found["message"]
 
 
 def test_a_problem_of_the_kubelet_is_why_it_is_not_ready() -> None:
@@ -143,17 +156,16 @@ def test_what_the_api_server_adds_or_drops_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    "readings",
-    [Readings(True, "enough", 500 * GIB, 1000 * GIB, 100, 4000), Readings(False, "enough", GIB, 1000 * GIB, 100, 4000)],
+    "change", [{"readings": Readings(True, "enough", 100, 4000)}, {"disk": DiskState((), True, thresholds({})[:1])}]
 )
-def test_a_changed_condition_is_a_difference(readings: Readings) -> None:
+def test_a_changed_condition_is_a_difference(change: Any) -> None:
     first = state()
-    assert node_status.differs(first, state(readings=readings, previous=first))
+    assert node_status.differs(first, state(**change, previous=first))
 
 
 def test_free_space_that_moves_a_little_is_no_difference() -> None:
     first = state()
-    moved = Readings(False, "enough", 499 * GIB, 1000 * GIB, 101, 4000)
+    moved = Readings(False, "enough", 101, 4000)
     assert not node_status.differs(first, state(readings=moved, previous=first))
 
 
@@ -177,3 +189,22 @@ def test_the_lease_goes_with_the_node() -> None:
         "leaseDurationSeconds": 40,
         "renewTime": "2026-01-31T12:00:00.000000Z",
     }
+
+
+def test_a_missing_address_is_a_condition_and_the_last_one_stays_published() -> None:
+    assert not [one for one in state()["conditions"] if one["type"] == "NetworkUnavailable"], "it belongs to the network"
+    lost = state(no_address="no lease")
+    found = condition(lost, "NetworkUnavailable")
+    assert (found["status"], found["reason"], found["message"]) == ("True", "NoAddress", "no lease")
+    assert lost["addresses"] == state()["addresses"]
+    back = condition(state(previous=lost), "NetworkUnavailable")
+    assert (back["status"], back["reason"]) == ("False", "HasAddress")
+    theirs = {"type": "NetworkUnavailable", "status": "True", "reason": "NoRouteCreated", "lastHeartbeatTime": None}
+    assert theirs in state(previous={"conditions": [theirs]})["conditions"]
+
+
+def test_the_renewal_of_a_lease_is_read() -> None:
+    made = node_status.lease(CONFIG, "uid", NOW)
+    assert node_status.renew_time(made) == NOW
+    for odd in ({}, {"spec": None}, {"spec": {"renewTime": None}}, {"spec": {"renewTime": "soon"}}):
+        assert node_status.renew_time(odd) < NOW

@@ -1,6 +1,7 @@
 """The boundaries and defaults of the pure decisions: each case fails if a comparison, constant or branch changes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,10 +105,13 @@ def test_grace_periods() -> None:
 
 
 def test_deadline() -> None:
-    assert podspec.deadline_of(pod(activeDeadlineSeconds=60, status={"startTime": STAMP})) == NOW + 60
-    assert podspec.deadline_of(pod(activeDeadlineSeconds=0, status={"startTime": STAMP})) == NOW
-    assert podspec.deadline_of(pod(activeDeadlineSeconds=60)) is None
-    assert podspec.deadline_of(pod(status={"startTime": STAMP})) is None
+    assert podspec.deadline_of(pod(activeDeadlineSeconds=60, status={"startTime": STAMP}), NOW) == NOW + 60
+    assert podspec.deadline_of(pod(activeDeadlineSeconds=0, status={"startTime": STAMP}), NOW) == NOW
+    assert podspec.deadline_of(pod(activeDeadlineSeconds=60), NOW) is None
+    ahead = pod(activeDeadlineSeconds=60, status={"startTime": "2036-01-01T00:00:00Z"})
+    ahead["metadata"]["creationTimestamp"] = STAMP
+    assert podspec.deadline_of(ahead, NOW) == NOW + 60, "a start that a wrong clock recorded does not extend it for years"
+    assert podspec.deadline_of(pod(status={"startTime": STAMP}), NOW) is None
 
 
 def test_defaults_of_a_spec() -> None:
@@ -636,6 +640,7 @@ def test_what_a_status_already_says(present: Json, wanted: Json, expected: bool)
 
 def test_a_patch_clears_what_a_condition_no_longer_has() -> None:
     assert as_patch({"phase": "Failed"}) == {"phase": "Failed"}
+    assert as_patch({"hostIPs": [{"ip": "a"}]}) == {"hostIPs": [{"ip": "a"}, {"$patch": "replace"}]}
     patch = as_patch({"conditions": [{"type": "Ready", "reason": "X"}]})
     assert patch == {"conditions": [{"reason": "X", "message": None, "type": "Ready"}]}
 
@@ -643,3 +648,12 @@ def test_a_patch_clears_what_a_condition_no_longer_has() -> None:
 def test_versions() -> None:
     assert [version_of({"metadata": {"resourceVersion": text}}) for text in ("12", "", "opaque")] == [12, 0, 0]
     assert version_of({"metadata": {}}) == 0
+
+
+def test_the_host_ip_follows_the_node_and_the_pod_ip_stays() -> None:
+    """As in Kubernetes, for pods in the host's network."""
+    known = {"hostIP": "10.0.0.1", "hostIPs": [{"ip": "10.0.0.1"}], "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
+    status = decide(pod(status=known), replace(seen(), host_ip="10.0.0.9", addresses=("10.0.0.9",))).status
+    assert status is not None
+    assert (status["hostIP"], status["hostIPs"]) == ("10.0.0.9", [{"ip": "10.0.0.9"}])
+    assert (status["podIP"], status["podIPs"]) == ("10.0.0.1", [{"ip": "10.0.0.1"}])

@@ -16,6 +16,7 @@ from thunderfleet_kubelet.containers.sources import Sources
 from thunderfleet_kubelet.containers.user import ContainerUser, KubeletUser, PodUser
 from thunderfleet_kubelet.containers.volume_content import File, References, TokenRequest
 from thunderfleet_kubelet.pods.decide import admission
+from thunderfleet_kubelet.pods.objects import Token
 from thunderfleet_kubelet.shim import processes
 from thunderfleet_lib.quantity import parse_quantity
 
@@ -91,7 +92,7 @@ def test_the_image_cannot_name_the_user_of_another_pod() -> None:
         user.decide(pod(), {"name": "c"}, "12:70003", OWN, ROOT)
 
 
-def test_mapped_root_is_nobody_in_particular() -> None:
+def test_mapped_root_is_an_unprivileged_user() -> None:
     assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(0, 0, ((0, 1),))) == ContainerUser(0, 0)
     assert user.decide(pod(), {"name": "c"}, "", None, KubeletUser(501, 20)) == ContainerUser(501, 20)
 
@@ -179,7 +180,7 @@ def test_nothing_of_the_kubelet_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBELET_SECRET", "x")
     assert set(build({})) == {
         "CONTAINER_SANDBOX_MOUNT_POINT", "HOME", "HOSTNAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
-        "KUBERNETES_SERVICE_PORT_HTTPS", "LANG", "PATH", "TMPDIR",
+        "KUBERNETES_SERVICE_PORT_HTTPS", "LANG", "LOGNAME", "PATH", "TMPDIR", "USER",
     }  # fmt: skip
 
 
@@ -413,3 +414,17 @@ def test_usage_from_what_ps_says() -> None:
         "   512 1-00:00:01 other CONTAINER_SANDBOX_MOUNT_POINT=/r/b\n"
     )
     assert usage.parse_ps(text, {"/r/a", "/r/b"}) == {"/r/a": (62.75, 3072 * 1024), "/r/b": (86401.0, 512 * 1024)}
+
+
+@pytest.mark.parametrize(
+    ("wall", "monotonic", "usable"),
+    [
+        (10.0, 10.0, True),
+        (2880.0, 10.0, False),  # asleep in between
+        (10.0, 2880.0, False),  # the clock was set back in between
+        (-31_536_000.0, 10.0, False),  # a clock that was a year ahead, corrected
+        (31_536_000.0, 10.0, False),
+    ],
+)
+def test_a_token_is_replaced_by_whichever_clock_is_further(wall: float, monotonic: float, usable: bool) -> None:
+    assert Token("t", 2880.0, (1e9, 500.0)).usable((1e9 + wall, 500.0 + monotonic)) == usable

@@ -155,7 +155,7 @@ def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
     assert starts(decide(pod("a"), seen(NOW - day, more=problem))) == ["a"]
 
 
-def test_back_off_starts_anew_after_ten_minutes() -> None:
+def test_back_off_is_reset_after_ten_minutes() -> None:
     long = exited(1, number=6, backoff=300.0, ran=601)
     assert decide(pod("a"), seen(a=long)).starts == (Start("a", 7, 10.0),)
 
@@ -196,7 +196,7 @@ def test_transition_times_change_only_with_the_status() -> None:
     assert again.status == first.status
 
 
-def test_start_error_is_told_as_run_container_error() -> None:
+def test_a_start_error_is_reported_as_run_container_error() -> None:
     attempts = (exited(128), exited(128, number=1, backoff=10.0, reason="StartError", message="command 'x' was not found"))
     container = status_of(decide(pod("a"), seen(a=attempts)))["containerStatuses"][0]
     assert container["state"]["waiting"] == {"reason": "RunContainerError", "message": "command 'x' was not found"}
@@ -218,7 +218,7 @@ def test_active_deadline() -> None:
     assert (status_of(over)["phase"], status_of(over)["reason"]) == ("Failed", "DeadlineExceeded")
 
 
-def test_pod_failed_by_somebody_else_is_ended_and_stays_failed() -> None:
+def test_a_pod_that_another_client_failed_is_ended_and_stays_failed() -> None:
     one = pod("a", status={"phase": "Failed", "reason": "Evicted", "message": "m"})
     decision = decide(one, seen(a=running()))
     assert stops(decision) == ["a"]

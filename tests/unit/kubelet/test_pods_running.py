@@ -419,7 +419,7 @@ async def test_token_is_replaced_before_it_ends(world: World, monkeypatch: pytes
     world.api.away = False
 
 
-async def test_graceful_end_goes_on_when_the_kubelet_is_killed_in_the_middle(world: World) -> None:
+async def test_a_graceful_stop_continues_when_the_kubelet_is_killed(world: World) -> None:
     first = await world.boot()
     script = "trap 'touch \"$HOME/asked\"' TERM; echo up; while :; do sleep 0.05; done"
     world.api.add_pod("slow", {"containers": [sh(script)]})
@@ -736,7 +736,7 @@ async def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.Monke
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
-async def test_a_pod_is_not_taken_before_it_stands_on_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_is_not_accepted_before_it_is_on_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     full = _full_disk(monkeypatch, "pod.json")
     manager = await world.boot()
     uid = world.api.add_pod("late", {"containers": [sh("sleep 600")]})["metadata"]["uid"]

@@ -139,6 +139,17 @@ async def test_containers_of_one_pod_share_what_they_mount(world: World) -> None
 
 
 @as_root
+async def test_a_user_without_an_account_has_a_name_and_a_home(world: World) -> None:
+    """Programs ask for them first, and only then for the account, which does not exist."""
+    await world.boot()
+    world.api.add_pod("named", {"containers": [sh('echo "$USER $LOGNAME"; cd ~; pwd')]})
+    await world.phase("named", "Succeeded")
+    name, home = (await world.log("named")).splitlines()
+    assert name == "pod pod"
+    assert home == str(world.folder("named").sandbox("main", 0))
+
+
+@as_root
 async def test_exec_and_probes_run_as_the_pods_user(world: World) -> None:
     manager = await world.boot()
     probe = {"exec": {"command": ["sh", "-c", "id -u > $HOME/probed"]}, "periodSeconds": 1}

@@ -102,7 +102,7 @@ def test_bearer(header: str | None, token: str | None) -> None:
     assert bearer(header) == token
 
 
-async def test_nobody_unknown(world: World) -> None:
+async def test_unauthenticated_requests_are_refused(world: World) -> None:
     with pytest.raises(Refused) as caught:
         await world.check()
     assert caught.value.status == 401
@@ -170,7 +170,7 @@ async def test_a_no_is_remembered_for_less_long(world: World) -> None:
     await world.check(peer=PEER)
 
 
-async def test_an_api_server_that_is_away_lets_nobody_by(world: World) -> None:
+async def test_no_request_is_allowed_while_the_api_server_is_unreachable(world: World) -> None:
     world.reviewer.away = True
     for given in ({"peer": PEER}, {"header": "Bearer good"}):
         with pytest.raises(Refused, match="cannot authorize the request") as caught:

@@ -237,7 +237,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 @pytest.mark.parametrize(
     "path", ["/healthz", "/pods", "/metrics", "/containerLogs/d/p/c", "/exec/d/p/c?command=id", "/nothing"]
 )
-async def test_nobody_unknown_gets_anything(served: Served, path: str) -> None:
+async def test_unauthenticated_clients_get_nothing(served: Served, path: str) -> None:
     assert await served.get(path, known=False) == (
         401,
         "authentication required: use a client certificate signed by the cluster's CA, or a bearer token\n",
@@ -285,7 +285,7 @@ async def test_a_new_certificate_needs_no_new_listener(served: Served) -> None:
         assert await answer.content.readline() == b"three\n", "a stream that was open goes on"
 
 
-async def test_connections_that_send_nothing_are_bounded_and_keep_nobody_out(
+async def test_connections_that_send_nothing_are_bounded_and_block_no_client(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await served.server.stop()
@@ -337,7 +337,7 @@ async def test_followed_logs_come_as_they_are_written_and_end_with_the_container
         assert await answer.content.read() == b""
 
 
-async def test_whoever_stops_following_is_forgotten(served: Served) -> None:
+async def test_a_reader_that_stops_following_is_forgotten(served: Served) -> None:
     answer = await served.session.get(served.url + "/containerLogs/d/p/c?follow=true", ssl=served.trusted)
     assert await answer.content.readline() == b"one\n"
     answer.close()
@@ -363,7 +363,7 @@ async def test_a_pod_that_is_not_here(served: Served) -> None:
         ("stream=Stdout&tailLines=3", "only supported with stream=All"),
     ],
 )
-async def test_a_wrong_query_is_told(served: Served, query: str, words: str) -> None:
+async def test_a_wrong_query_is_an_error(served: Served, query: str, words: str) -> None:
     status, text = await served.get(f"/containerLogs/default/p/c?{query}")
     assert status == 400
     assert words in text
@@ -405,7 +405,7 @@ async def test_exec_carries_input_output_errors_and_the_exit_code(served: Served
     assert served.pods.program.killed.is_set()
 
 
-async def test_exec_without_streams_that_nobody_asked_for(served: Served) -> None:
+async def test_exec_has_only_the_requested_streams(served: Served) -> None:
     served.pods.program = Program(0)
     served.pods.program.out.put(b"hi")
     served.pods.program.finish()

@@ -18,8 +18,8 @@ from tests.support.connections import HeldConnections
 class Server:
     """Behind a Listener: /now answers, /later waits for the event."""
 
-    def __init__(self, limit: int) -> None:
-        self.listener = Listener(limit)
+    def __init__(self, limit: int, reserved: int = 0, known: str = "") -> None:
+        self.listener = Listener(limit, reserved, lambda address: address == known)
         self.later = asyncio.Event()
         self.started: asyncio.Queue[None] = asyncio.Queue()
         """An entry for each request that waits for the event."""
@@ -31,8 +31,14 @@ class Server:
         await self._runner.setup()
         self.port = _free_port()
         await self.listener.listen(self._runner, "127.0.0.1", self.port)
-        self.client = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", timeout=aiohttp.ClientTimeout(total=60))
+        self.client = self.client_from("127.0.0.1")
         return self
+
+    def client_from(self, address: str) -> aiohttp.ClientSession:
+        """A client that connects from this address."""
+        connector = aiohttp.TCPConnector(local_addr=(address, 0))
+        timeout = aiohttp.ClientTimeout(total=60)
+        return aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", connector=connector, timeout=timeout)
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.close()
@@ -87,6 +93,39 @@ async def test_when_all_connections_are_busy_a_new_one_is_refused_at_once() -> N
             (await task).release()
         async with server.client.get("/now") as answer:
             assert answer.status == 200
+
+
+async def test_strangers_take_no_reserved_place_however_busy_they_are() -> None:
+    async with Server(4, 2, known="127.0.0.2") as server, server.client_from("127.0.0.2") as known:
+        working = [asyncio.create_task(server.client.get("/later")) for _ in range(2)]
+        for _ in working:
+            await asyncio.wait_for(server.started.get(), 60)
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await server.client.get("/now")
+        async with known.get("/now") as answer:
+            assert answer.status == 200
+        server.later.set()
+        for task in working:
+            (await task).release()
+
+
+async def test_a_silent_connection_from_a_known_address_outlives_a_flood() -> None:
+    """It is in the middle of its handshake, say. Strangers close each other instead."""
+    async with Server(4, 2, known="127.0.0.2") as server, server.client_from("127.0.0.2") as known:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
+        held = HeldConnections("127.0.0.1", server.port)
+        await held.open(40)
+        writer.write(b"GET /now HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200")
+        writer.close()
+        # More known clients than reserved places: idle strangers go.
+        waiting = [asyncio.create_task(known.get("/later")) for _ in range(4)]
+        for _ in waiting:
+            await asyncio.wait_for(server.started.get(), 60)
+        held.drop()
+        server.later.set()
+        for task in waiting:
+            (await task).release()
 
 
 def test_a_listening_process_raises_its_limit_of_descriptors() -> None:

@@ -89,3 +89,8 @@ def test_a_gid_that_maps_no_ipv4_address(gid: str) -> None:
 def test_a_gid_in_another_notation() -> None:
     (found,) = parse.parse_devinfo(devinfo("rdma_en2", gid="0:0:0:0:0:ffff:a9fe:0102,"))
     assert found.gid == "::ffff:169.254.1.2"
+
+
+def test_a_device_without_a_printable_name_is_skipped() -> None:
+    found = parse.parse_devinfo(devinfo("\x7f") + devinfo("rdma_en3"))
+    assert [device.name for device in found] == ["rdma_en3"]

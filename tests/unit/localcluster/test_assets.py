@@ -104,7 +104,7 @@ def test_an_old_go_is_not_taken(go: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert asked and asked[0].is_file()
 
 
-def test_too_little_room_is_told_before(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_reported_first(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assets, "FREE_BYTES", 1 << 62)
     with pytest.raises(AssetsError, match="THUNDERFLEET_CACHE"):
         build(BUNDLE, tmp_path / "cache", lambda event: None)

@@ -186,3 +186,45 @@ def test_machines_are_found_by_name() -> None:
     moved = replace(plan(), machines=())
     with pytest.raises(LocalClusterError, match="unknown machine 'b'"):
         machine_named(moved, "b")
+
+
+def lease(address: str, name: str = "a") -> Mapping[str, Any]:
+    """Another address in the LAN."""
+    return {"what": "lan", "action": "address", "name": name, "address": address}
+
+
+def test_a_new_lease_replaces_the_address_and_stays_over_a_restart() -> None:
+    change = decide(lease("192.168.64.99"), situation())
+    (plan,) = change.network
+    assert plan.inside == {"a": "addr del 192.168.64.11/24 dev en0\naddr add 192.168.64.99/24 broadcast + dev en0\n"}
+    now = situation(faults=change.faults)
+    assert str(change.faults.layout(now.plan).machine("a").lan.ip) == "192.168.64.99"
+    (plan,) = decide(lease("none"), now).network
+    assert plan.inside == {"a": "addr del 192.168.64.99/24 dev en0\n"}
+    booted = plug_in(now.plan, change.faults.with_power("a", False).with_power("a", True), PIDS, ["a"])
+    assert "addr add 192.168.64.99/24" in booted.inside["a"]
+    bare = decide(lease("none"), now).faults
+    assert "dev en0" not in plug_in(now.plan, bare, PIDS, ["a"]).inside["a"].partition("link set en0 up")[0]
+    (plan,) = decide(lease("192.168.64.11"), situation(faults=bare)).network
+    assert plan.inside == {"a": "addr add 192.168.64.11/24 broadcast + dev en0\n"}
+
+
+def test_a_lease_without_namespaces_changes_the_commands_only() -> None:
+    assert decide(lease("127.64.0.99"), situation("loopback")).network == ()
+    assert decide(lease("192.168.64.99"), situation(b=12, l=13)).network == (), "it is off"
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "text"),
+    [
+        ("10.0.0.1", "a", "not an address in the LAN, which is 192.168.64.0/24"),
+        ("192.168.64.255", "a", "not an address in the LAN"),
+        ("192.168.64.12", "a", "is the address of b"),
+        ("192.168.64.1", "a", "is the address of the control plane"),
+        ("somewhere", "a", "'somewhere' is not an IPv4 address"),
+        ("192.168.64.99", "l", "l is not a Mac"),
+    ],
+)
+def test_a_lease_is_free_and_in_the_lan(address: str, name: str, text: str) -> None:
+    with pytest.raises(LocalClusterError, match=text):
+        decide(lease(address, name), situation())

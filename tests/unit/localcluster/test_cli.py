@@ -21,7 +21,7 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(default: thunderfleet)" in text and "(default: auto)" in text
 
 
-def test_a_bad_fleet_is_told_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_fleet_is_reported_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("machines:\n- name: a\n  model: Mac Pro\n")
     assert main(["up", str(fleet), "--dir", str(tmp_path / "c")]) == 2

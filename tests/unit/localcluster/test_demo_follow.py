@@ -52,7 +52,7 @@ NOISE = (
         ("group 0: Loading: rank 0 on studio-1", "group 0: Loading: rank 0 on studio-1"),
     ],
 )
-def test_the_schedulers_list_of_nodes_becomes_one_sentence(message: str, expected: str) -> None:
+def test_the_schedulers_list_of_nodes_is_shortened_to_one_sentence(message: str, expected: str) -> None:
     assert without_scheduler_noise(message) == expected
     assert (
         waiting_for(deployment({"Ready": ("False", ""), "ModelResolved": ("False", message)})) == f"ModelResolved: {expected}"

@@ -14,6 +14,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import FaultState, ends_of, find_cable
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import Layout, plan_layout
+from thunderfleet_localcluster.recorded import network
 from thunderfleet_localcluster.recorded.folder import texts, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
@@ -198,3 +199,12 @@ def test_a_cut_in_one_direction_changes_nothing_that_is_printed_and_a_plug_heals
     assert state.layout(plan) == plan and state.one_way == {(0, "a")}
     assert state.with_cable(0, "plug") == FaultState() and state.with_cable(1, "plug") == state
     assert state.with_move(plan, "a:1", "a:2").one_way == frozenset()
+
+
+def test_a_mac_without_a_lease_or_a_carrier_has_no_default_route(plan: Layout) -> None:
+    assert network.default_route(plan.machine("a")) == "en0"
+    for faults in (FaultState().with_lease(plan, "a", "none"), FaultState().with_lan("a", "pull")):
+        mac = faults.layout(plan).machine("a")
+        assert network.default_route(mac) is None
+        assert "en0" not in [device for _, device in network.routes(mac)]
+    assert "inet " not in network.ifconfig(FaultState().with_lease(plan, "a", "none").layout(plan).machine("a"))["en0"]

@@ -82,7 +82,7 @@ def test_errors_name_the_line_and_what_is_allowed(old: str, new: str, line: int,
     assert found and any(text in one for one in found), str(caught.value)
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     bad = GOOD.replace("speed: 40", "speed: 50").replace("a: a:1", "a: a")
     with pytest.raises(LocalClusterError) as caught:
         parse_fleet(bad, "f")

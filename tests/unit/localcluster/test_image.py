@@ -21,7 +21,7 @@ def images() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_everybody_can_run_it_and_it_stands_alone(images: Path) -> None:
+def test_every_user_can_run_it_and_it_needs_no_other_files(images: Path) -> None:
     made = make_image(images)
     again = make_image(images)
     assert made == again

@@ -89,7 +89,7 @@ def _orphan(machine: Machine, folder: Path) -> tuple[int, int]:
     return job, int(left.read_text())
 
 
-def test_what_a_killed_job_leaves_goes_on(machine: Machine, tmp_path: Path) -> None:
+def test_processes_left_by_a_killed_job_continue(machine: Machine, tmp_path: Path) -> None:
     job, left = _orphan(machine, tmp_path)
     machine.order(do="kill", name="kubelet", signal=9)
     assert machine.event()["code"] == -9

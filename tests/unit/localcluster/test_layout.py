@@ -62,7 +62,7 @@ def test_identities_are_stable_and_local(name: str, port: int) -> None:
     assert len(switch_uid(name, port)) == 18
 
 
-def test_missing_loopback_addresses_are_told_as_lines_to_type() -> None:
+def test_missing_loopback_addresses_are_reported_as_commands() -> None:
     layout = plan_layout(_line(2), "loopback", 64)
     lines = missing_aliases(layout, lambda address: address == "127.64.0.1")
     addresses = ["127.64.0.11", "127.64.0.12", "127.64.1.1", "127.64.1.2"]

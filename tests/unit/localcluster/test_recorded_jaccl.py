@@ -51,7 +51,7 @@ def test_it_knows_both_ends_of_its_cables() -> None:
     assert two["peer"] == str(far.address.ip) != two["address"]
 
 
-def test_mlx_has_jaccl_and_refuses_as_jaccl_does_what_it_is_not_told(tmp_path: Path) -> None:
+def test_recorded_mlx_has_jaccl_and_refuses_missing_settings_like_jaccl(tmp_path: Path) -> None:
     write_machine(layout(), layout().machine("a"), tmp_path / "bin")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLX_", "JACCL_"))}
     for folder, expected in (

@@ -10,7 +10,7 @@ from tests.unit.operator.world import Json, World
 DEPLOYMENT = "modeldeployments/ns/md"
 
 
-async def test_a_pod_concerns_its_owner_its_mac_and_when_it_ends_whoever_waits_for_room(world: World) -> None:
+async def test_a_pod_concerns_its_owner_its_mac_and_at_its_end_all_that_wait_for_room(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()

@@ -235,7 +235,7 @@ async def test_a_restarted_operator_asks_before_it_takes_a_silent_group_for_an_i
 # --- names ---
 
 
-async def test_a_deployment_made_anew_takes_no_name_of_the_one_before_it(world: World) -> None:
+async def test_a_recreated_deployment_reuses_no_name_of_the_old_one(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.deploy()
     await world.round()
@@ -251,9 +251,9 @@ async def test_a_deployment_made_anew_takes_no_name_of_the_one_before_it(world: 
     assert world.pods()["md-0-e2-0"]["metadata"]["ownerReferences"][0]["uid"] == "uid-again"
 
 
-async def test_a_left_over_secret_of_that_name_is_passed_by(world: World) -> None:
+async def test_a_left_over_plan_of_that_name_is_passed_by(world: World) -> None:
     world.deploy()
-    taken = ApiError(422, "Invalid", "Secret md-0-e1 is invalid: data: field is immutable when `immutable` is set")
-    world.refuse = lambda verb, path: taken if path.endswith("secrets/md-0-e1") else None
+    taken = ApiError(409, "AlreadyExists", 'configmaps "md-0-e1" already exists')
+    world.refuse = lambda verb, path: taken if path.endswith("configmaps/md-0-e1") else None
     await world.round()
     assert sorted(world.pods()) == ["md-0-e2-0", "md-0-e2-1"] and states(world)[0][0] == 2

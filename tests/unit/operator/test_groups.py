@@ -20,6 +20,8 @@ from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 
+from tests.unit.operator.values import plan
+
 MASTER = b"m" * 32
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -49,6 +51,8 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
         async def answer(request: web.Request) -> web.Response:
             if asked is not None:
                 asked.put_nowait(dict(request.query))
+            if "elsewhere" in state:
+                raise web.HTTPFound(state["elsewhere"])
             return web.json_response(state)
 
         async def drain(_: web.Request) -> web.Response:
@@ -71,9 +75,9 @@ async def serve(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
         await runner.cleanup()
 
 
-async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Loading"}
     port = await serve(pair, state)
     changed: asyncio.Queue[str] = asyncio.Queue()
@@ -98,12 +102,12 @@ async def test_what_rank_0_says_is_heard_and_its_change_too(serve: Any, monkeypa
         await groups.close()
 
 
-async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes(
+async def test_the_poll_names_the_known_state_so_that_rank_0_answers_on_change(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "QUIET_SECONDS", 0.02)
     asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
     groups = GroupClient(lambda key: None, lambda: True)
     try:
@@ -118,7 +122,7 @@ async def test_rank_0_is_told_what_is_known_so_that_it_answers_when_that_changes
 async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
     monkeypatch.setattr(listening, "QUIET_SECONDS", 0.01)
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "busy": True}
     changed: asyncio.Queue[str] = asyncio.Queue()
     groups = GroupClient(changed.put_nowait, lambda: True)
@@ -140,7 +144,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
 
 async def test_only_a_leader_asks_a_group_to_drain(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     state = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"}
     leads = [False]
     groups = GroupClient(lambda key: None, lambda: leads[0])
@@ -161,7 +165,7 @@ async def test_only_a_leader_asks_a_group_to_drain(serve: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"uid": "other"}, {"phase": "Nonsense"}])
 async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[str, Any]) -> None:
-    pair = group_keys(MASTER, "uid", 0, 1)
+    pair = group_keys(MASTER, plan(1))
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", **change})
     groups = GroupClient(lambda key: None, lambda: True)
     try:
@@ -172,11 +176,27 @@ async def test_what_another_group_says_is_not_believed(serve: Any, change: dict[
         await groups.close()
 
 
-async def test_a_stranger_on_the_control_port_is_not_heard(serve: Any) -> None:
-    port = await serve(group_keys(MASTER, "uid", 0, 9), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
+async def test_an_answer_without_end_and_one_that_points_elsewhere_are_ignored(serve: Any) -> None:
+    """A tenant reads the keys of the groups of its namespace, so it can answer in place of rank 0."""
+    pair, asked = group_keys(MASTER, plan(1)), asyncio.Queue[dict[str, str]]()
+    ready = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"}
+    other = await serve(pair, ready, asked)
+    for state in ({**ready, "message": "x" * 2**21}, {"elsewhere": f"https://127.0.0.1:{other}{STATE_PATH}"}):
+        groups = GroupClient(lambda key: None, lambda: True)
+        try:
+            groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
+            await groups.first_answers("ns/md", 20)
+            assert groups.report("ns/md", 0, 1).state is None
+        finally:
+            await groups.close()
+    assert asked.empty()
+
+
+async def test_a_stranger_on_the_control_port_is_ignored(serve: Any) -> None:
+    port = await serve(group_keys(MASTER, plan(9)), {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready"})
     groups = GroupClient(lambda key: None, lambda: True)
     try:
-        groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, "uid", 0, 1))})
+        groups.listen("ns/md", {0: (plan_at(port), group_keys(MASTER, plan(1)))})
         await groups.first_answers("ns/md", 20)
         assert groups.report("ns/md", 0, 1).state is None
     finally:
@@ -250,8 +270,15 @@ def test_where_a_model_was_looked_for() -> None:
     )
     found = resolve(Fleet(macs), Request(path="/nope"))
     assert not found.found and found.reason == "ModelNotFound"
-    for text in ("/nope", "a (/models/x: 1 models)", "b (no NodeProfile yet)", "c (no models)"):
+    for text in ("/nope", "a has 1 model in /models/x", "b has no NodeProfile yet", "c has no models"):
         assert text in found.message
+    found = resolve(Fleet(macs), Request(repository="org/name"))
+    assert "copy it to org/name below a folder" in found.message
+
+
+def test_without_macs_the_missing_mac_is_the_reason_everywhere() -> None:
+    found = resolve(Fleet(), Request(repository="org/name"))
+    assert (found.found, found.reason) == (False, "NoMacs") and "thunderfleet-kubelet join" in found.message
 
 
 def test_an_incomplete_model_is_not_found_and_a_whole_one_elsewhere_is() -> None:

@@ -97,7 +97,7 @@ async def test_a_leader_that_wakes_up_does_not_act_before_it_has_renewed() -> No
         assert await one._try() and one.leading()
 
 
-async def test_a_clock_that_is_set_takes_the_lease_from_nobody() -> None:
+async def test_a_changed_clock_takes_no_lease_away() -> None:
     holder, standby, leases = Machine(), Machine(), Leases()
     one, other = replica(leases, "one", holder), replica(leases, "other", standby)
     assert await one._try() and not await other._try()
@@ -148,7 +148,7 @@ async def test_keys_that_a_lapse_dropped_come_back(monkeypatch: pytest.MonkeyPat
     await asyncio.gather(running, return_exceptions=True)
 
 
-def test_time_since_boot_goes_on() -> None:
+def test_time_since_boot_advances() -> None:
     first = since_boot()
     assert since_boot() >= first > 0
     assert Moment.now().elapsed(Moment(since_boot() - 5, 2 * YEAR)) >= 5

@@ -10,6 +10,8 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.lifecycle import NextStep, Step, backoff_seconds, must_drain, next_step, ready, serves
 from thunderfleet_operator.decide.rollout import next_to_roll
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.proofs import Finding, Proof
+from thunderfleet_operator.placement import Fleet
 
 from tests.unit.operator.values import NODES, NOW, group_status, pod, report, view
 
@@ -19,7 +21,7 @@ RECOVERY = Recovery(max_restarts=2, backoff_seconds=10, backoff_limit_seconds=30
 
 
 def step(group: GroupView, said: Report = READY, *, spec: str = "hash", now: datetime = NOW, **more: Any) -> NextStep:
-    return next_step(group, said, NODES, spec, RECOVERY, now, **{"may_roll": False, **more})
+    return next_step(group, said, NODES, Fleet(), spec, RECOVERY, now, **{"may_roll": False, **more})
 
 
 def gave_up(fault: str = "Bug", node: str | None = None, reason: str = "Odd") -> Report:
@@ -65,7 +67,9 @@ def test_a_group_is_placed_when_it_has_no_plan_and_kept_when_it_runs() -> None:
     assert step(replace(view(), epoch=None)) == NextStep(Step.PLACE)
     epoch = view().epoch
     assert epoch is not None
-    assert step(replace(view(), epoch=replace(epoch, plan=None))) == NextStep(Step.PLACE)
+    lost = replace(epoch, finding=Finding(Proof.UNKNOWN_KEY))
+    assert step(replace(view(), epoch=lost)) == NextStep(Step.KEEP)
+    assert step(replace(view(pod(0)), epoch=lost)) == NextStep(Step.PLACE), "no pod is made from a plan that is not proven"
     assert step(view()) == step(view(), LOADING) == NextStep(Step.KEEP)
 
 
@@ -113,6 +117,8 @@ def test_which_macs_are_avoided(fault: str, avoided: bool) -> None:
     assert found.step is Step.PLACE and bool(found.avoid) == avoided
     nowhere = cause.model_copy(update={"node": None})
     assert step(view(status=waiting(NOW, nowhere)), gave_up("Replan")).avoid == {}
+    moved = gave_up("Replan", "a", "AddressLost")
+    assert step(view(status=waiting(NOW, failure("AddressLost"))), moved).avoid == {}, "its new address is as good"
 
 
 def test_a_failure_to_configure_takes_the_place_of_another_cause_but_not_of_an_eviction() -> None:

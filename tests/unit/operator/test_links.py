@@ -92,7 +92,7 @@ def test_what_the_ends_say_together(found: ThunderboltLink, ready: str, connecte
     assert all(message for _, _, message in said.values())
 
 
-def test_a_cable_that_nobody_has_lingers_and_goes() -> None:
+def test_a_cable_without_reports_lingers_and_is_removed() -> None:
     assert lingers(link(end("a")), NOW) is None
     assert lingers(link(), NOW) == LINGER_SECONDS, "one that is just being made is not gone"
     pulled = link(conditions=summary(link(), {}, NOW, BOTH)["conditions"])
@@ -178,6 +178,8 @@ def test_the_other_mac_knows_sooner_than_the_node() -> None:
     made = summary(found, {"b": plugged("b", False, 2)}, NOW, BOTH)
     status, reason, message = verdicts(made)["Connected"]
     assert (status, reason) == ("False", "NothingPluggedIn") and "port 2 of b" in message and "a is off" in message
+    # b's agent runs: its end is missing because the cable or a is.
+    assert verdicts(made)["Symmetric"] == ("False", "OneEnd", message)
     # A display hides the other end, but something is plugged in.
     made = summary(link(end("a"), end("b", seesPeer=False)), {"b": plugged("b", True, 2)}, NOW, BOTH)
     assert verdicts(made)["Connected"][:2] == ("True", "Connected")

@@ -39,7 +39,7 @@ async def settle(world: World) -> None:
     await world.macs.settle(world.cache[NODEPROFILES].items)
 
 
-async def test_a_mac_is_told_of_its_group_before_the_pods_are_made(world: World) -> None:
+async def test_a_mac_lists_its_group_before_the_pods_are_created(world: World) -> None:
     world.deploy()
     await world.round()
     told = ("ns/md-0", 1, ("studio-1", "studio-2"), (CABLE,))
@@ -239,7 +239,7 @@ async def test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted(wor
 
 
 @pytest.mark.parametrize("fault", ["Replan", "Bug", "Configure"])
-async def test_other_failures_quarantine_nobody(world: World, fault: str) -> None:
+async def test_other_failures_quarantine_no_mac(world: World, fault: str) -> None:
     boot(world, "studio-2", "boot-1")
     world.deploy()
     await world.round()

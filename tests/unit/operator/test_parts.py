@@ -1,20 +1,27 @@
 """Keys, ports, queue, cache, quantities and command line."""
 
 import asyncio
+import base64
+import hashlib
 import ssl
 from typing import Any
 
 import pytest
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.plan import GROUP_TLS_NAME
-from thunderfleet_operator.act.keys import client_context, group_keys
+from thunderfleet_operator.act.keys import client_context, group_keys, secret_name, unsigned_group_keys
+from thunderfleet_operator.act.operator_key import operator_keys
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.lifecycle import backoff_seconds
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
 from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.watch.cache import PODS, Store
 from thunderfleet_operator.watch.workqueue import WorkQueue
+
+from tests.unit.operator.values import plan
 
 MASTER = b"m" * 32
 
@@ -23,17 +30,95 @@ MASTER = b"m" * 32
 
 
 def test_keys_are_derived_and_differ_by_placement() -> None:
-    assert group_keys(MASTER, "uid", 0, 1) == group_keys(MASTER, "uid", 0, 1)
-    all_keys = {
-        group_keys(master, uid, group, epoch).certificate
+    assert group_keys(MASTER, plan()) == group_keys(MASTER, plan())
+    made = {
+        part
         for master in (MASTER, b"n" * 32)
         for uid in "ab"
         for group in (0, 1)
         for epoch in (1, 2)
+        for namespace in ("ns", "other")
+        for name in ("md", "md2")
+        for placed in [plan(epoch, uid=uid, index=group, namespace=namespace, deployment=name)]
+        for part in (group_keys(master, placed).key, secret_name(master, placed))
     }
-    assert len(all_keys) == 16
+    assert len(made) == 2 * 64
     with pytest.raises(ValueError, match="at least 32"):
-        group_keys(b"short", "uid", 0, 1)
+        group_keys(b"short", plan())
+
+
+def test_a_certificate_tells_strangers_nothing_of_what_keys_are_derived_from() -> None:
+    placed = plan(uid="3b1f6c1e-secret", namespace="prod", deployment="chat")
+    found = x509.load_pem_x509_certificate(group_keys(MASTER, placed).certificate.encode())
+    assert found.subject == found.issuer
+    assert not [part for part in (placed.uid, "prod", "chat") if part in found.subject.rfc4514_string()]
+
+
+def test_groups_of_versions_that_signed_nothing_keep_their_keys() -> None:
+    pair = unsigned_group_keys(MASTER, plan(3, uid="3b1f6c1e-0000-4000-8000-000000000001", index=2))
+    made = hashlib.sha256((pair.certificate + pair.key).encode()).hexdigest()
+    assert made == "a1b475e4b156bc0c12864ecdfce732ac651636d98fb9d7db847cfdc81c994e2a", "what the version before derived"
+
+
+class Secrets:
+    """The operator's Secret on an API server."""
+
+    def __init__(self, **data: bytes) -> None:
+        self.item = {"data": {name: base64.b64encode(key).decode() for name, key in data.items()}} if data else None
+
+    async def get_or_none(self, path: str) -> Any:
+        assert path == "/api/v1/namespaces/ns/secrets/thunderfleet-operator-key"
+        return self.item
+
+    async def create(self, path: str, body: Any) -> Any:
+        assert path == "/api/v1/namespaces/ns/secrets" and body["immutable"] and self.item is None
+        self.item = body
+        return body
+
+
+async def test_the_first_operator_makes_a_key_and_all_others_read_it() -> None:
+    secrets: Any = Secrets()
+    first = await operator_keys(secrets, "ns", Keyring())
+    assert len(first.keys) == 1 and len(first.newest) == 32
+    assert (await operator_keys(secrets, "ns", Keyring())).keys == first.keys
+
+
+async def test_earlier_keys_stay_and_a_running_operator_loses_none() -> None:
+    new, old, older = b"n" * 32, b"o" * 32, b"p" * 32
+    secrets: Any = Secrets(**{"previous-2": older, "key": new, "previous-1": old})
+    known = await operator_keys(secrets, "ns", Keyring(old))
+    assert known.newest == new and known.keys == (new, old, older) and known.oldest == older
+    secrets.item = None
+    again = await operator_keys(secrets, "ns", known)
+    assert again.newest not in known.keys and again.keys[1:] == known.keys
+    assert (await operator_keys(secrets, "ns", Keyring())).keys == again.keys, "and neither does the next one"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"other": b"n" * 32},
+        {"key": b"short"},
+        {"key": b"n" * 32, "previous-1": b""},
+        {"key": b"n" * 32, **{f"previous-{number}": bytes([number]) * 32 for number in range(16)}},
+    ],
+    ids=["no key", "a short key", "an empty earlier key", "too many"],
+)
+async def test_a_secret_without_keys_is_refused_with_a_sentence(data: dict[str, bytes]) -> None:
+    secrets: Any = Secrets(**data)
+    with pytest.raises(
+        ValueError, match=r"^Secret ns/thunderfleet-operator-key .*: write a Secret with 32 random bytes as 'key'"
+    ):
+        await operator_keys(secrets, "ns", Keyring())
+    secrets.item = {"data": {"key": "no base64!"}}
+    with pytest.raises(ValueError, match="no key of at least 32 bytes in 'key'"):
+        await operator_keys(secrets, "ns", Keyring())
+
+
+def test_parts_of_a_name_cannot_be_moved_into_another_part() -> None:
+    one, other = plan(namespace="a/b", deployment="c"), plan(namespace="a", deployment="b/c")
+    assert group_keys(MASTER, one) != group_keys(MASTER, other)
+    assert group_keys(MASTER, plan(uid='a", 1', index=1)) != group_keys(MASTER, plan(uid="a", index=1))
 
 
 async def _shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = GROUP_TLS_NAME) -> bytes:
@@ -65,8 +150,8 @@ def _server(tmp_path: Any, pair: Any) -> ssl.SSLContext:
     return context
 
 
-async def test_a_group_trusts_itself_and_nobody_else(tmp_path: Any) -> None:
-    mine, past = group_keys(MASTER, "uid", 0, 2), group_keys(MASTER, "uid", 0, 1)
+async def test_a_group_trusts_only_its_own_certificate(tmp_path: Any) -> None:
+    mine, past = group_keys(MASTER, plan(2)), group_keys(MASTER, plan(1))
     strict = client_context(mine)
     strict.verify_flags |= ssl.VERIFY_X509_STRICT
     assert await _shake(_server(tmp_path, mine), strict) == b"hello"

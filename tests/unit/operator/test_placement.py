@@ -207,7 +207,7 @@ def test_over_a_lan_the_supervisors_carry_a_ring_and_the_plan_names_the_cost() -
     assert [rank.relay for rank in found.ranks] == [Relay("10.0.0.97", False), Relay("10.0.0.98", False)]
     assert [rank.ring_address for rank in found.ranks] == [None, None] and found.cables == ("", "")
     assert "2 of 2 hops over the LAN relayed by the supervisors" in found.reason
-    assert "36 → 302 µs, 6.0 → 4.1 Gbit/s" in found.reason
+    assert "encrypted (at most 4.1 Gb/s and about 0.3 ms a hop)" in found.reason
     unreached = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
     assert "a ↔ b: no Thunderbolt cable, and no connection over the LAN" in unreached.message
     assert unreached.reason == "NotConnected"
@@ -265,7 +265,7 @@ def test_a_mac_that_no_other_can_dial_is_not_rank_0() -> None:
     assert none.reason == "NotYetObserved" and "no Mac is reachable from all others yet" in none.message
 
 
-def test_rank_0_is_whom_most_others_have_dialled() -> None:
+def test_rank_0_is_the_mac_that_most_others_have_dialled() -> None:
     facts = model((3, 3, 3))
     macs = [mac("a", 4, facts, **dialled("a", "c")), mac("b", 4, facts, **dialled("b", "c")), mac("c", 4, facts, dials=Dials())]
     jaccl = [replace(entry, backends=BOTH) for entry in macs]

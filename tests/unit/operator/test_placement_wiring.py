@@ -23,7 +23,7 @@ WHEN = "2026-01-01T00:00:00Z"
 
 
 def fleet_of(world: World) -> Fleet:
-    return Index(world.cache).fleet
+    return Index(world.cache, lambda: world.keys).fleet
 
 
 def plan_of(world: World, epoch: int = 1) -> Plan:
@@ -101,7 +101,7 @@ def test_an_end_that_says_nothing_is_taken_from_its_profile(world: World) -> Non
         address = {"address": "169.254.7.7", "prefixLength": 16, "class": "LinkLocal"}
         item["status"]["network"] = {"interfaces": [{"name": "en2", "kind": "Thunderbolt", "addresses": [address]}]}
 
-    index = Index(world.cache)
+    index = Index(world.cache, lambda: world.keys)
     before = index.fleet
     world.change(NODEPROFILES, "studio-2", port)
     after = index.fleet
@@ -118,7 +118,7 @@ def test_the_step_of_a_long_context_is_part_of_the_facts(world: World, make_mode
 
 
 def test_the_fleet_is_the_same_value_until_something_changes(world: World) -> None:
-    index = Index(world.cache)
+    index = Index(world.cache, lambda: world.keys)
 
     def now() -> Fleet:
         return index.fleet
@@ -138,7 +138,7 @@ def test_the_fleet_is_the_same_value_until_something_changes(world: World) -> No
 
 
 async def test_what_a_group_uses_is_kept_account_of(world: World) -> None:
-    index = Index(world.cache)
+    index = Index(world.cache, lambda: world.keys)
     before = index.fleet
     world.deploy()
     await world.round()
@@ -169,7 +169,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: World) -> 
     assert (group.transport, group.parallelism, [rank.shard for rank in group.ranks]) == ("JACCL", "Tensor", ["1/2", "2/2"])
     assert "slowest hop 80 Gb/s (negotiated; hops not measured: 1)" in group.reason
     assert world.condition("Placed")[1] == "Placed" and "not measured" in world.condition("Placed")[2]
-    used = Index(world.cache).taken
+    used = Index(world.cache, lambda: world.keys).taken
     assert used.queue_pairs == {("studio-1", "rdma_en2"): 1, ("studio-2", "rdma_en3"): 1}
 
 
@@ -190,7 +190,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     assert "a better place exists" not in world.condition("Placed")[2]
 
 
-async def test_a_change_of_place_is_told_with_its_reason(world: World) -> None:
+async def test_a_move_is_reported_with_its_reason(world: World) -> None:
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
     world.deploy()
@@ -207,7 +207,7 @@ async def test_a_change_of_place_is_told_with_its_reason(world: World) -> None:
     assert [event["reason"] for event in world.events].count("Placed") == 1
 
 
-async def test_what_every_mac_lacks_is_in_status(world: World, make_model: Any) -> None:
+async def test_status_lists_what_is_missing_on_every_mac(world: World, make_model: Any) -> None:
     other = {**make_model(path="/models/org/other"), "repository": "org/other"}
     for number in range(9):
         world.mac(f"small-{number}", f"10.0.1.{number}", GIB, model=other)
@@ -227,7 +227,7 @@ async def test_what_every_mac_lacks_is_in_status(world: World, make_model: Any) 
 
 
 def taken_ports(world: World, **ports: range) -> Taken:
-    used = Index(world.cache).taken
+    used = Index(world.cache, lambda: world.keys).taken
     for node, numbers in ports.items():
         used = used.with_ports(node.replace("_", "-"), frozenset(numbers))
     return used
@@ -267,7 +267,7 @@ async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: 
 
 def test_plans_are_equal_whatever_was_asked_before(world: World) -> None:
     world.deploy()
-    used = Index(world.cache).taken
+    used = Index(world.cache, lambda: world.keys).taken
     fleet = fleet_of(world)
     first = choose(fleet, world.md, used, PortSettings())
     assert first == choose(copy.copy(fleet), world.md, used, PortSettings())

@@ -80,7 +80,7 @@ async def test_a_benchmark_without_a_decode_rate_leaves_the_column_empty(world: 
     assert world.condition("Benchmarked")[:3] == wanted
 
 
-async def test_the_load_is_told_by_bytes_and_layers_of_each_rank(world: World) -> None:
+async def test_load_progress_is_reported_in_bytes_and_layers_of_each_rank(world: World) -> None:
     world.deploy()
     await world.round()
     world.run_pods()
@@ -110,11 +110,12 @@ async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
     assert len(world.writes) == writes
     await world.restarted().deployment("ns/md")
     assert world.versions() == before
-    # The derived Secret alone is applied again, and is equal.
-    assert [path for _, path in world.writes[writes:]] == ["/api/v1/namespaces/ns/secrets/md-0-e1"]
+    # The derived Secret alone is created again, and exists.
+    ((verb, path),) = world.writes[writes:]
+    assert verb == "create" and path.startswith("/api/v1/namespaces/ns/secrets/md-0-e1-")
 
 
-async def test_restarted_operator_that_has_not_heard_keeps_the_status(world: World) -> None:
+async def test_a_restarted_operator_without_a_report_keeps_the_status(world: World) -> None:
     world.deploy()
     await served(world)
     before = world.versions()
@@ -158,7 +159,7 @@ async def test_deleted_pod_replaces_the_whole_group_after_the_backoff(world: Wor
     world.end_pods()
     await world.round()
     assert list(world.cache[CONFIGMAPS].items) == ["ns/md-0-e2"]
-    assert not any(path.endswith("secrets/md-0-e1") for path in world.objects)
+    assert not any("secrets/md-0-e1-" in path for path in world.objects)
     assert world.md.status.terminating_pods == ()
 
 
@@ -188,12 +189,24 @@ async def test_backoff_doubles_and_the_budget_ends(world: World) -> None:
     assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0
 
 
+async def test_a_cluster_without_macs_says_so_in_every_condition(world: World) -> None:
+    for name in ("studio-1", "studio-2", "mini"):
+        world.remove(NODES, name)
+    world.deploy()
+    await world.round()
+    for kind in ("ModelResolved", "Placed", "Ready"):
+        status, reason, message = world.condition(kind)
+        assert (status, reason) == ("False", "NoMacs"), kind
+        assert "thunderfleet-kubelet join" in message or kind == "Ready"
+
+
 async def test_missing_model_is_named_and_mends_itself(world: World, make_model: Any) -> None:
     world.deploy(model={"path": "/nope/x"})
     await world.round()
     status, reason, message = world.condition("ModelResolved")
     assert (status, reason) == ("False", "ModelNotFound")
-    assert "/nope/x" in message and "studio-1 (/models/org: 1 models)" in message
+    assert "/nope/x" in message and "studio-1 has 1 model in /models/org" in message
+    assert "the path must be below a folder of the chart's value agent.modelFolders" in message
     assert world.condition("Placed")[0] == "False" and not world.pods()
     world.put(
         NODEPROFILES,
@@ -263,14 +276,14 @@ async def test_a_faulty_mac_is_avoided_while_others_will_do(world: World) -> Non
     world.deploy()
     await world.round()
     world.run_pods()
-    failure = {"fault": "Replan", "reason": "AddressLost", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
+    failure = {"fault": "Replan", "reason": "DeviceMissing", "message": "gone", "node": "big-1", "rank": 0, "at": world.now}
     world.say("GaveUp", 1, failure=failure)
     await world.round()
     world.later(10)
     await world.round()
     assert plan_of(world, 2).ranks[0].node == "big-2"
     failed = world.md.status.groups[0].last_failure
-    assert failed is not None and failed.reason == "AddressLost"
+    assert failed is not None and failed.reason == "DeviceMissing"
 
 
 async def test_an_unready_node_alone_replans_nothing(world: World) -> None:
@@ -311,7 +324,7 @@ async def test_node_gone_places_elsewhere(world: World) -> None:
     assert plan_of(world, 2).ranks[0].node == "big-2"
 
 
-async def test_unschedulable_for_long_is_placed_anew_but_not_beside_a_predecessor(world: World) -> None:
+async def test_unschedulable_for_long_is_placed_again_but_not_beside_a_predecessor(world: World) -> None:
     world.deploy()
     await world.round()
 
@@ -389,7 +402,7 @@ async def test_who_does_not_lead_writes_nothing(world: World) -> None:
     assert world.writes == []
 
 
-async def test_pods_that_run_and_a_rank_0_that_is_silent_are_told_apart(world: World) -> None:
+async def test_running_pods_and_a_silent_rank_0_are_distinguished(world: World) -> None:
     world.deploy()
     await world.round()
     assert "waiting for the scheduler to bind pod md-0-e1-0 to studio-1" in world.condition("Ready")[2]
@@ -507,7 +520,7 @@ async def test_ending_since_when_it_was_asked(world: World) -> None:
     assert (group.last_failure.reason, group.last_failure.time) == ("PodDeleted", world.now)
 
 
-async def test_a_better_place_is_told_of_in_time_and_moves_nothing(world: World) -> None:
+async def test_a_better_placement_is_reported_in_time_and_moves_nothing(world: World) -> None:
     world.deploy()
     await served(world)
     nodes = [rank.node for rank in world.md.status.groups[0].ranks]

@@ -322,7 +322,7 @@ def test_a_benchmark_is_shown_until_the_spec_changes() -> None:
     assert conditions(built(outcome(measured())))["Benchmarked"][2] == "generation rate 37.4 tokens/s: prefill and decode"
 
 
-def test_every_mac_is_listed_under_what_it_lacks() -> None:
+def test_every_mac_is_listed_with_what_is_missing() -> None:
     macs = tuple(MacReason(f"mac-{number}", "is cordoned" if number % 2 else "is not Ready") for number in range(4))
     miss = NearMiss(("a", "b"), Transport.RING, Split.TENSOR, "1 GiB is missing")
     found = built(replace(UNPLACED, unplaceable=replace(NO_ROOM, macs=macs, near_misses=(miss,)))).unplaceable

@@ -11,6 +11,7 @@ from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.trouble import Trouble, trouble
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.placement import AddressKind, AddressKinds, Fleet, Kind, Mac
 
 from tests.unit.operator.values import NODES, NOW, group_status, not_ready, pod, report, view
 
@@ -18,8 +19,8 @@ READY = report(GroupPhase.READY, RankPhase.SERVING, RankPhase.SERVING)
 SILENT = report(None)
 
 
-def found(group: GroupView, said: Report = SILENT, nodes: dict[str, Node] | None = None) -> Trouble:
-    return trouble(group, said, NODES if nodes is None else nodes, NOW)
+def found(group: GroupView, said: Report = SILENT, nodes: dict[str, Node] | None = None, fleet: Fleet | None = None) -> Trouble:
+    return trouble(group, said, NODES if nodes is None else nodes, fleet or Fleet(), NOW)
 
 
 def failed(group: GroupView, said: Report = SILENT, nodes: dict[str, Node] | None = None) -> Failure:
@@ -38,11 +39,35 @@ def test_nothing_is_wrong_with_a_group_that_runs_or_has_no_plan() -> None:
     assert found(empty, report(GroupPhase.GAVE_UP)) == Trouble()
 
 
+def test_a_changed_address_is_the_first_cause() -> None:
+    """Whatever the runner says of it, who cannot reach its peers any more; and the Mac is not to be avoided for it."""
+    said = {"fault": "Replan", "reason": "AddressLost", "message": "no longer has", "rank": 1, "node": "b", "at": NOW}
+    gone = report(GroupPhase.GAVE_UP, failure=said)
+    nodes = {**NODES, "b": replace(NODES["b"], address="10.0.0.99")}
+    for told in (SILENT, READY, gone):
+        failure = found(view(), told, nodes).failure
+        assert failure is not None
+        assert facts(failure) == ("AddressLost", FaultClass.RETRY, "b", 1)
+        assert failure.message == "the address of Node b changed from 10.0.0.2 to 10.0.0.99"
+    assert facts(failed(view(), gone)) == ("AddressLost", FaultClass.REPLAN, "b", 1), "another one of its addresses"
+
+
+@pytest.mark.parametrize(("own", "moved"), [(("10.0.0.99",), True), (("10.0.0.99", "10.0.0.2"), False)])
+def test_a_mac_that_still_has_the_planned_address_serves_on(own: tuple[str, ...], moved: bool) -> None:
+    """Its Node has that of another interface now, say of Ethernet in place of Wi-Fi."""
+    kinds = AddressKinds.of(dict.fromkeys(own, AddressKind(Kind.ETHERNET, True, 0)))
+    fleet = Fleet([Mac("b", "10.0.0.99", 0, kinds=kinds)])
+    nodes = {**NODES, "b": replace(NODES["b"], address="10.0.0.99")}
+    assert (found(view(), READY, nodes, fleet).failure is not None) == moved
+
+
 def test_a_runner_that_gives_up_says_why() -> None:
     said = {"fault": "Reboot", "reason": "StackHung", "message": "no answer", "rank": 1, "node": "b", "at": NOW}
     failure = failed(view(), report(GroupPhase.GAVE_UP, failure=said))
     assert facts(failure) == ("StackHung", FaultClass.REBOOT, "b", 1)
     assert (failure.message, failure.time) == ("no answer", NOW)
+    blamed = failed(view(), report(GroupPhase.GAVE_UP, failure={**said, "node": "a-mac-of-others", "fault": "Reboot"}))
+    assert blamed.node is None, "it is not put into quarantine"
     nameless = failed(view(), report(GroupPhase.GAVE_UP, failure={**said, "reason": ""}))
     assert nameless.reason == Reason.GAVE_UP
     mute = failed(view(), report(GroupPhase.GAVE_UP, message="no more attempts"))
@@ -134,7 +159,7 @@ def test_a_mac_that_is_not_ready_counts_when_the_group_has_lost_it_too(said: Rep
 @pytest.mark.parametrize(
     "said", [READY, report(None, silent=59.9), report(GroupPhase.WAITING, RankPhase.ABSENT, RankPhase.JOINED)]
 )
-def test_a_mac_that_is_not_ready_alone_is_looked_at_again(said: Report) -> None:
+def test_a_mac_that_is_only_not_ready_is_checked_again(said: Report) -> None:
     assert found(view(), said, not_ready("b")) == Trouble(recheck_seconds=5.0)
 
 

@@ -9,8 +9,11 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide.account import Account
 from thunderfleet_operator.observe.fleet import occupied
-from thunderfleet_operator.observe.plans import group_views, newest_plans, read_epoch
-from thunderfleet_operator.observe.pods import RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, read_pod
+from thunderfleet_operator.observe.plans import Epoch, accepted, group_views, newest_epochs
+from thunderfleet_operator.observe.plans import read_epoch as read_signed
+from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports
+from thunderfleet_operator.observe.pods import read_pod as read_signed_pod
+from thunderfleet_operator.observe.proofs import TRUSTING, Proof
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Cable, End, Fleet, Mac
 
@@ -44,6 +47,28 @@ def test_a_plan_takes_what_its_pods_will() -> None:
     assert taken.memory == {"a": 100, "b": 100} and taken.ports == {"a": PORTS, "b": PORTS}
     assert taken.groups == {"a", "b"} and taken.addresses == {("a", "169.254.0.1"), ("b", "169.254.0.2")}
     assert Usage({}, {OWN: plan()}).taken(OWN) == Taken()
+
+
+def test_a_pod_that_is_bound_to_no_mac_takes_nothing_by_itself() -> None:
+    huge = pod(0, owner=None, memory_bytes=2**50, ports=frozenset({20000}), scheduled=False)
+    assert Usage({"ns/huge": huge}).taken() == Taken()
+    waits = {"ns/md-0-e1-0": pod(0, memory_bytes=70, scheduled=False)}
+    assert Usage(waits, {OWN: plan()}).taken() == Usage({}, {OWN: plan()}).taken(), "its plan holds the room"
+
+
+def test_a_pod_of_somebody_else_with_the_name_of_a_rank_takes_no_room_of_the_plan() -> None:
+    taken = Usage({"ns/md-0-e1-0": pod(0, owner=None, memory_bytes=1)}, {OWN: plan()}).taken()
+    assert taken.memory == {"a": 101, "b": 100}
+
+
+def test_a_plan_that_does_not_count_takes_what_its_running_pods_hold() -> None:
+    assert Usage({}, {}, {OWN: plan()}).taken() == Taken()
+    runs = {"ns/md-0-e1-0": pod(0, memory_bytes=70), "ns/md-0-e1-1": pod(1, memory_bytes=70, scheduled=False)}
+    taken = Usage(runs, {}, {OWN: plan()}).taken()
+    assert taken.memory == {"a": 70} and taken.addresses == {("a", "169.254.0.1")}
+    elsewhere = {"ns/md-0-e1-0": pod(0, node="c")}
+    assert Usage(elsewhere, {}, {OWN: plan()}).taken().addresses == frozenset()
+    assert Usage(runs, {}, {OWN: plan()}).placed(OWN, plan(2)).held == {}
 
 
 def test_a_pod_that_exists_counts_in_place_of_its_plan() -> None:
@@ -111,6 +136,16 @@ def test_the_account_of_a_round() -> None:
 # --- from objects ---
 
 
+def read_epoch(item: dict[str, Any]) -> Epoch:
+    found = read_signed(item, TRUSTING)
+    assert found is not None
+    return found
+
+
+def read_pod(item: dict[str, Any]) -> Pod:
+    return read_signed_pod(item, TRUSTING)
+
+
 def child(number: int, *, uid: str = "uid", group: int = 0, **more: Any) -> dict[str, Any]:
     labels = {"thunderfleet.io/deployment": "md", "thunderfleet.io/group": str(group), "thunderfleet.io/epoch": str(number)}
     owner = {"kind": "ModelDeployment", "name": "md", "uid": uid, "controller": True}
@@ -118,22 +153,32 @@ def child(number: int, *, uid: str = "uid", group: int = 0, **more: Any) -> dict
 
 
 def config_map(number: int, **more: Any) -> dict[str, Any]:
-    return {"metadata": child(number, **more), "data": {"plan.json": plan(number).model_dump_json(by_alias=True)}}
+    text = plan(number, uid=more.get("uid", "uid")).model_dump_json(by_alias=True)
+    return {"metadata": child(number, **more), "data": {"plan.json": text}}
 
 
 def test_the_newest_plan_that_is_not_being_deleted_counts() -> None:
     first, second = read_epoch(config_map(1)), read_epoch(config_map(2))
-    assert newest_plans([second, first]) == newest_plans([first, second]) == {OWN: second.plan}
+    assert newest_epochs([second, first]) == newest_epochs([first, second]) == {OWN: second}
     ending = read_epoch(config_map(2, deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert newest_plans([first, ending]) == {}, "an older plan does not come back"
-    broken = read_epoch({"metadata": child(3), "data": {"plan.json": "{"}})
-    assert broken.plan is None and newest_plans([first, broken]) == {}
+    assert newest_epochs([first, ending]) == {}, "an older plan does not come back"
+
+
+def test_what_is_no_plan_of_its_own_config_map() -> None:
+    text = plan(3).model_dump_json(by_alias=True)
+    other_pods = plan(3).model_copy(update={"ranks": plan(4).ranks}).model_dump_json(by_alias=True)
+    for data in ({}, None, {"plan.json": "{"}, {"plan.json": text + " " * 2**18}, {"plan.json": other_pods}):
+        assert read_signed({"metadata": child(3), "data": data}, TRUSTING) is None
+    for elsewhere in ({"name": "md-0-e4"}, {"namespace": "kube-system"}):
+        assert read_signed({"metadata": {**child(3), **elsewhere}, "data": {"plan.json": text}}, TRUSTING) is None
+    assert read_signed({"metadata": child(3), "data": {"plan.json": text}}, TRUSTING) is not None
 
 
 def test_groups_are_made_of_their_own_children_and_count_the_names_of_others() -> None:
     body = {"metadata": {"name": "md", "namespace": "ns", "uid": "uid"}, "spec": {"model": {"repository": "x"}, "replicas": 2}}
     deployment = ModelDeployment.load(body)
-    epochs = [read_epoch(config_map(number)) for number in (2, 1)] + [read_epoch(config_map(9, uid="other"))]
+    read = [read_epoch(config_map(number)) for number in (2, 1)] + [read_epoch(config_map(9, uid="other"))]
+    epochs = [epoch for epoch in (accepted(one, deployment) for one in read) if epoch is not None]
     pods = [
         read_pod({"metadata": child(1, group=3)}),
         replace(pod(1), epoch=1),
@@ -206,3 +251,33 @@ def test_annotated_ports_and_what_stops_no_round() -> None:
         with pytest.raises((ValueError, KeyError, TypeError)):
             annotated_ports(annotated(bad))
         assert read_pod(annotated(bad)).kept_ports is None
+
+
+def test_a_pod_without_labels_or_status() -> None:
+    found = read_pod({"metadata": {"name": "x", "uid": "u"}})
+    assert (found.rank, found.epoch, found.group, found.owner, found.node) == (-1, -1, -1, None, None)
+    assert (found.phase, found.message, found.waiting, found.restarts, found.last_words) == ("Pending", "", None, 0, "")
+    assert (found.memory_bytes, found.ports, found.kept_ports, found.terminating) == (0, frozenset(), None, None)
+    assert not (found.scheduled or found.ready or found.running or found.crash_looping or found.evicted)
+    assert (found.unschedulable_since, found.proof) == (None, Proof.NONE)
+
+
+def test_what_a_pod_says_of_itself() -> None:
+    looping = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    status = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "conditions": [{"type": "Ready", "status": "False"}, {"type": "DisruptionTarget", "status": "True"}],
+        "containerStatuses": [
+            {"restartCount": 2, "state": {"waiting": looping}},
+            {"restartCount": 3, "state": {"running": {}}},
+        ],
+    }
+    found = read_pod({"metadata": {"name": "x"}, "spec": {"nodeName": "a"}, "status": status})
+    assert (found.phase, found.message, found.restarts) == ("Failed", "Evicted", 3)
+    assert found.waiting == "CrashLoopBackOff: back-off 10s"
+    assert (found.scheduled, found.running, found.crash_looping, found.evicted, found.ready) == (True, True, True, True, False)
+    waits = read_pod(
+        {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "Pulling"}}}]}}
+    )
+    assert (waits.waiting, waits.crash_looping, waits.running) == ("Pulling", False, False)

@@ -11,7 +11,9 @@ from thunderfleet_crds.vocabulary import Backend, GroupPhase, RankPhase, Split
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.proofs import Finding, Proof
 
+PROVEN = Finding(Proof.VALID, "key")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = {"a": Node("a", ready=True), "b": Node("b", ready=True)}
 
@@ -74,7 +76,7 @@ def group_status(phase: GroupPhase = GroupPhase.READY, **more: Any) -> Group:
 def view(*pods: Pod, status: Group | None = None, made: Plan | None = None, spec_hash: str = "hash") -> GroupView:
     """A group of epoch 1 with these pods, or with all of them running."""
     planned = made or plan()
-    epoch = Epoch(0, planned.epoch, f"md-0-e{planned.epoch}", spec_hash, "why", planned, "uid")
+    epoch = Epoch(planned, spec_hash, "why", PROVEN, "digest", "uid-plan")
     bare = GroupView(0, epoch, (), (), (), planned.epoch, status)
     return bare.with_pods(pods or (pod(0), pod(1)))
 

@@ -20,6 +20,7 @@ from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.planning.answers import KnownAnswers
@@ -79,18 +80,20 @@ class World:
         """The Events that were created."""
         self.metrics = Metrics()
         self.is_leading = True
+        self.keys = Keyring(b"k" * 32)
+        """The operator's keys; set it and call ``restarted`` to lose or to rotate them."""
         self.reconciler = self.restarted()
 
     def restarted(self) -> Reconciler:
         """A new operator process over the same API server."""
         groups: Any = self
         settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings())
-        self.index = Index(self.cache)
+        self.index = Index(self.cache, lambda: self.keys)
         writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
         drains = Drains(groups, lambda: self.now.timestamp())
-        executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: b"k" * 32)
+        executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys)
         self.planner = InlinePlanner()
         planner: Any = self.planner
         self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, planner, lambda: self.now)
@@ -115,6 +118,9 @@ class World:
         status = path.endswith("/status")
         path = path.removesuffix("/status")
         item = self.objects.get(path)
+        uid = body["metadata"].get("uid")
+        if uid is not None and (item is None or item["metadata"]["uid"] != uid):
+            raise ApiError(409, "Conflict", f"{path}: the UID is another one")
         if item is None:
             if status:
                 raise ApiError(404, "NotFound", f"{path} not found")
@@ -143,9 +149,19 @@ class World:
         self.applied[path] = copy.deepcopy(told)
 
     async def create(self, path: str, body: Json) -> Json:
-        self._check("create", path)
-        self.events.append(body)
-        return body
+        if path.endswith("/events"):
+            self._check("create", path)
+            self.events.append(body)
+            return body
+        name = f"{path}/{body['metadata']['name']}"
+        self._check("create", name)
+        if name in self.objects:
+            kind = path.rpartition("/")[2]
+            raise ApiError(409, "AlreadyExists", f'{kind} "{body["metadata"]["name"]}" already exists')
+        item = copy.deepcopy(body)
+        item["metadata"]["uid"] = f"uid-{self.version}"
+        self.objects[name] = item
+        return self._stamp(item)
 
     async def patch(self, path: str, body: Any, content: str = "", manager: str | None = None) -> Json:
         self._check("patch", path)
@@ -157,12 +173,20 @@ class World:
     async def delete(self, path: str, *, uid: str | None = None, **_: Any) -> Json | None:
         self._check("delete", path)
         item = self.objects.get(path)
-        if item is None:
+        if item is None or (uid is not None and item["metadata"]["uid"] != uid):
             return None
         if "/pods/" in path:
             item["metadata"]["deletionTimestamp"] = self.now.isoformat()
             return self._stamp(item)
+        if "/configmaps/" in path:
+            self._collect_garbage(item["metadata"]["uid"])
         return self.objects.pop(path)
+
+    def _collect_garbage(self, uid: str) -> None:
+        """Like the garbage collector, for what belongs to a ConfigMap."""
+        for path, item in list(self.objects.items()):
+            if any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())):
+                del self.objects[path]
 
     # --- GroupClient ---
 

@@ -244,7 +244,7 @@ def test_running_requests_get_most_of_the_pods_grace_and_each_limit_leaves_room_
 
 
 @pytest.mark.parametrize("for_good", [True, False])
-def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) -> None:
+def test_requests_that_end_with_a_drain_get_a_true_reason(for_good: bool) -> None:
     draining, _ = run(formed(), Drain(for_good))
     _, actions = run(draining, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
     assert Unserve("the group failed while its deployment was being stopped or moved: rank 1: killed") in actions
@@ -257,7 +257,7 @@ def test_requests_that_end_with_a_drain_are_told_what_is_true(for_good: bool) ->
     assert Unserve(GRACE_IS_OVER) in actions
 
 
-def test_requests_that_a_failure_cuts_are_told_its_first_cause() -> None:
+def test_requests_cut_by_a_failure_end_with_its_first_cause() -> None:
     ready = formed()
     echo = Fault(FaultClass.RETRY, "PeerLost", "lost a peer", echo=True)
     ending, actions = run(ready, RankFailed(0, 1, echo, faults.Stage.SERVE))
@@ -425,7 +425,7 @@ def test_no_order_of_events_mixes_attempts_or_gives_up_early(data: st.DataObject
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), size=st.integers(1, 3))
-def test_from_wherever_it_stands_an_honest_group_comes_to_serve(data: st.DataObject, size: int) -> None:
+def test_from_any_state_a_correct_group_becomes_ready(data: st.DataObject, size: int) -> None:
     world = World(size, 3)
     for name, rank, back in data.draw(happenings(size)):
         if name not in ("drain", "member-drain"):

@@ -57,7 +57,7 @@ async def test_a_wait_that_is_none_is_refused_with_a_sentence(make_group: Any, w
     assert "wait must be a number of seconds from 0 to 30" in said["message"]
 
 
-async def test_a_supervisor_that_ends_keeps_nobody_waiting(make_group: Any) -> None:
+async def test_a_supervisor_that_ends_releases_all_waiting_requests(make_group: Any) -> None:
     group = make_group(1)
     leader = group.start(0)
     await group.until_ready()

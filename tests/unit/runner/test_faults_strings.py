@@ -95,5 +95,5 @@ def test_messages_are_really_found(text: str) -> None:
     assert any(text in entry for entry in said())
 
 
-def test_a_message_that_nobody_knows_would_be_told() -> None:
+def test_an_unknown_message_would_be_reported() -> None:
     assert not known("[ring] The moon is in the way") and "[ring] The moon is in the way" not in NO_FAILURE

@@ -21,7 +21,7 @@ KNOWN = [
     (Stage.SERVE, "[ring] Socket 4 was closed by the peer", FaultClass.RETRY, "PeerLost", True),
     (Stage.SERVE, "[ring] Too many send/recv errors. Failing pending tasks...", FaultClass.RETRY, "PeerLost", True),
     (Stage.INIT, "[ring] Rank cannot be larger than the size of the group", FaultClass.BUG, "BackendRefused", False),
-    (Stage.INIT, "NotFormed: rank 1 of 2 was planned, MLX says rank 0 of 1", FaultClass.BUG, "WrongGroup", False),
+    (Stage.INIT, "NotFormed: rank 1 of 2 was planned, MLX reports rank 0 of 1", FaultClass.BUG, "WrongGroup", False),
     (Stage.INIT, "[jaccl] Couldn't allocate protection domain", FaultClass.REBOOT, "ProtectionDomain", False),
     (Stage.INIT, "[jaccl] Couldn't create queue pair (errno 16)", FaultClass.REBOOT, "QueuePairBusy", False),
     (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "NoIPv4Address", False),

@@ -57,7 +57,7 @@ async def test_a_rank_that_is_ten_minutes_late_costs_no_attempt(
     assert (leader.state.attempt, leader.state.failure) == (1, None)
 
 
-async def test_connections_of_nobody_do_not_keep_a_group_from_forming(make_group: MakeGroup) -> None:
+async def test_connections_of_strangers_do_not_keep_a_group_from_forming(make_group: MakeGroup) -> None:
     group = make_group(2)
     held = []
     leader = group.start(0)
@@ -77,7 +77,7 @@ async def test_connections_of_nobody_do_not_keep_a_group_from_forming(make_group
             await writer.wait_closed()
 
 
-async def test_a_connection_of_nobody_to_the_rings_port_costs_an_attempt_and_no_more(make_group: MakeGroup) -> None:
+async def test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most(make_group: MakeGroup) -> None:
     group = make_group(2)
     quick = type(group.settings(0).limits)(4, 12.0, backoff_seconds=0.05)
     entry = group.plan.ranks[0]
@@ -121,7 +121,7 @@ async def test_orphans_on_all_ports_but_the_last_are_passed_over(make_group: Mak
     assert f"{entry.ring_address}:{entry.ring_ports[-1]}" in (group.folder / "state-0" / "hosts-1.json").read_text()
 
 
-async def test_no_ring_port_left_is_told_and_mends_itself(make_group: MakeGroup) -> None:
+async def test_missing_ring_ports_are_reported_and_the_group_recovers(make_group: MakeGroup) -> None:
     group = make_group(2, attempts_budget=8)
     entry = group.plan.ranks[1]
     leader = group.start(0, limits=type(group.settings(0).limits)(50, 20.0, backoff_seconds=0.3, backoff_most_seconds=0.3))
@@ -192,7 +192,7 @@ async def test_of_three_ranks_that_fail_at_once_the_first_is_named(make_group: M
     assert "SIGKILL" in failure.message
 
 
-async def test_the_peers_echoes_stand_beside_the_first_cause_also_when_they_come_before_it(make_group: MakeGroup) -> None:
+async def test_echoes_of_peers_are_listed_with_the_first_cause_even_if_they_arrive_earlier(make_group: MakeGroup) -> None:
     group = make_group(3)
     leader, *_ = [group.start(rank) for rank in range(3)]
     await group.until_ready()
@@ -231,7 +231,9 @@ async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> No
 
     nobody = unheard.model_copy(update={"control_port": 1})
     gone = group.plan.model_copy(update={"ranks": (nobody, one)})
-    with pytest.raises(ConnectionError, match=r"127\.0\.0\.98:1 cannot be joined.*; rank 0 at 127\.0\.0\.99:1"):
+    with pytest.raises(
+        ConnectionError, match=r"cannot join rank 0 at 127\.0\.0\.98:1: .*; cannot join rank 0 at 127\.0\.0\.99:1"
+    ):
         await join.join_group(gone, control.client_tls(group.keys), other._hello(), serve)
 
 

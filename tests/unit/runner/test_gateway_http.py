@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import gzip
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -14,7 +16,7 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, bodies, gateway, requests, stream
+from thunderfleet_runner.api import benchmark, bodies, gateway, requests, service, stream
 from thunderfleet_runner.api.admission import Admission, Full
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service, Vocabulary
@@ -310,6 +312,79 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
     slow = await _raw(client, CHAT, length=10_000)
     await _shown(client, 'requests_total{code="408",endpoint="/v1/chat/completions"} 1.0')
     slow.transport.abort()
+
+
+async def test_a_compressed_body_is_refused(client: TestClient[Any, Any]) -> None:
+    body = gzip.compress(json.dumps(CHAT).encode())
+    answer = await client.post("/v1/chat/completions", data=body, headers={"Content-Encoding": "gzip"})
+    assert answer.status == 415 and "Content-Encoding" in (await answer.json())["error"]["message"]
+    answer = await client.post("/v1/chat/completions", json=CHAT, headers={"Content-Encoding": "identity"})
+    assert answer.status == 200
+
+
+async def test_large_bodies_share_their_memory_and_small_ones_pass(
+    client: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SHARED_BYTES", 1 << 20)
+    large = CHAT | {"user": "x" * (1 << 20)}
+    held = await _raw(client, large, length=2 << 20)
+
+    async def status() -> int:
+        return (await client.post("/v1/chat/completions", data=io.BytesIO(json.dumps(large).encode()))).status
+
+    async with asyncio.timeout(10):
+        while (found := await status()) != 429:
+            assert found == 200
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 200
+    held.transport.abort()
+    async with asyncio.timeout(10):
+        while await status() != 200:
+            pass
+
+
+async def test_a_client_that_is_far_behind_is_cancelled(
+    client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "UNREAD_VALUES", 100)
+    script.auto = 0
+    slow = await _raw(client, CHAT | {"stream": True})
+    await until_async(lambda: script.requests)
+    for number in range(400):
+        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text="x" * 50_000))
+    assert script.cancelled == [script.requests[0].id]
+    slow.transport.abort()
+
+
+async def test_a_tool_call_that_is_none_is_text(client: TestClient[Any, Any], script: Script) -> None:
+    for streamed in (False, True):
+        script.auto = 0
+        begun = len(script.requests)
+        posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": streamed}))
+        await until_async(functools.partial(_more_than, script.requests, begun))
+        end = script.done(script.requests[-1].id, "stop", 1).model_copy(update={"tool_texts": ("find", "odd")})
+        script.service.deliver(end)
+        text = await (await posted).text()
+        assert '"name": "find"' in text and '"content": "odd"' in text and '"finish_reason": "tool_calls"' in text
+
+
+async def test_a_long_answer_with_log_probabilities_does_not_stop_the_gateway(
+    client: TestClient[Any, Any], script: Script
+) -> None:
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"logprobs": True, "top_logprobs": 20}))
+    await until_async(lambda: script.requests)
+    top = tuple(protocol.TopLogprob(token=number, text="é" * 9, logprob=-0.5) for number in range(20))
+    for number in range(3000):
+        token = protocol.Token(id=script.requests[0].id, token=number, text="x", logprob=-0.5, top_logprobs=top)
+        script.service.deliver(token)
+        await asyncio.sleep(0)
+    before = time.thread_time()
+    script.say(0, done=True)
+    answer = await posted
+    # Encoding 60,000 alternatives at once takes several times as long.
+    assert time.thread_time() - before < 0.3
+    entries = (await answer.json())["choices"][0]["logprobs"]["content"]
+    assert len(entries) == 3000 and len(entries[0]["top_logprobs"]) == 20
 
 
 async def test_an_answer_that_takes_too_long_is_ended(

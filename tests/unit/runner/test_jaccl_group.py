@@ -257,7 +257,7 @@ async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(
 
 
 @pytest.mark.parametrize("size", [2, 3])
-async def test_a_frozen_rank_is_noticed_and_nobody_is_left_spinning(macs: Callable[..., Macs], size: int) -> None:
+async def test_a_frozen_rank_is_noticed_and_no_rank_keeps_spinning(macs: Callable[..., Macs], size: int) -> None:
     group = macs(size)
     leader = await group.start()
     await group.until_ready()

@@ -31,7 +31,7 @@ def full(size: int) -> list[list[str | None]]:
     return [[None if here == there else f"rdma_en{there}" for there in range(size)] for here in range(size)]
 
 
-def test_a_mesh_is_told_every_device() -> None:
+def test_a_mesh_gets_every_device() -> None:
     assert jaccl.device_matrix(plan(full(4))) == full(4)
     told = jaccl.environment(plan(full(4)), 2, Path("/d.json"))
     assert told == {"MLX_RANK": "2", "MLX_IBV_DEVICES": "/d.json"}

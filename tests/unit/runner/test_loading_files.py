@@ -1,7 +1,9 @@
 """Loading: missing files are named, a rank holds its planned layers, and progress is complete."""
 
 import json
+import os
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +126,72 @@ def test_stop_strings_are_found_however_the_text_comes(text: str, stops: list[st
     assert stopped == any(stop in text for stop in stops)
     if not stopped:
         assert shown == text
+
+
+_HEADERS = st.dictionaries(
+    st.sampled_from(["a", "__metadata__", "layers.0.w", "\ud800", "b" * 500]) | st.text(max_size=4),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["F32", "BF16", "odd", "9" * 400]),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+            st.sampled_from(["dtype", "shape", "data_offsets"]), inner | st.just([0, 16]) | st.just([4]), max_size=3
+        ),
+        max_leaves=8,
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+def _file(header: bytes, length: int | None = None, data: bytes = bytes(16)) -> bytes:
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+@given(header=_HEADERS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40), lie=st.integers(-9, 9))
+def test_any_header_is_read_or_an_error_that_can_be_sent(
+    tmp_path_factory: pytest.TempPathFactory, header: bytes, lie: int
+) -> None:
+    folder = tmp_path_factory.mktemp("headers")
+    (folder / "model.safetensors").write_bytes(_file(header, max(len(header) + lie, 0)))
+    try:
+        tensors = weightfiles.read(folder)
+    except IncompleteModel as error:
+        assert len(str(error)) < 2000 and str(error).encode()
+    else:
+        assert all(0 <= tensor.nbytes <= 16 for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"[" + b"[]," * 3_000_000 + b"0]",
+        json.dumps({"w": {"dtype": "F32", "shape": [(1 << 62)] * 100_000, "data_offsets": [0, 16]}}).encode(),
+        json.dumps({"w": {"dtype": "F32", "shape": [1e308], "data_offsets": [0, 16]}}).encode(),
+        b'{"w": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 16]}}',
+        json.dumps({"w": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}).encode(),
+        json.dumps({"w" * 1_000_000: {"dtype": "F32", "shape": [4], "data_offsets": [0, 99]}}).encode(),
+    ],
+    ids=["deep", "deep objects", "many", "dimensions", "float", "infinity", "negative", "long name"],
+)
+def test_a_header_made_to_be_slow_is_an_error_in_a_moment(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(_file(header))
+    before = time.process_time()
+    with pytest.raises(IncompleteModel) as caught:
+        weightfiles.read(tmp_path)
+    assert time.process_time() - before < 1.0
+    assert len(str(caught.value)) < 2000
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(IncompleteModel, match="not a regular file"):
+        weightfiles.read(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(IncompleteModel, match="not a regular file"):
+        weightfiles.read(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").write_bytes(_file(b"{}"))
+    os.mkfifo(tmp_path / weightfiles.INDEX)
+    with pytest.raises(IncompleteModel, match="not a regular file"):
+        weightfiles.read(tmp_path)

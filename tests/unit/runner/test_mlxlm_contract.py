@@ -63,7 +63,7 @@ def test_what_is_overridden_is_still_there_with_its_parameters(name: str) -> Non
     assert list(inspect.signature(getattr(mlxlm.Loop, name)).parameters) == base
 
 
-def test_arguments_are_passed_by_position_where_they_still_stand() -> None:
+def test_arguments_are_passed_by_position_where_it_has_not_changed() -> None:
     def fields(kind: Any) -> list[str]:
         return [name for name in inspect.signature(kind).parameters]
 

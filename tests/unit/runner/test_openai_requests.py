@@ -129,7 +129,7 @@ def test_nulls_and_bookkeeping_are_dropped_and_seed_is_said_to_be_ignored() -> N
     assert call.options(1).sampling == protocol.Sampling()
 
 
-def test_messages_are_built_anew() -> None:
+def test_messages_are_rebuilt() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}', "more": 1}, "x": 1}]
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "evil": 1},

@@ -107,7 +107,7 @@ async def test_after_an_attempt_nothing_of_it_is_left(make_relayed: MakeGroup) -
     await group.end()
 
 
-async def test_the_end_of_a_rank_is_heard_by_its_peers_rank(make_relayed: MakeGroup) -> None:
+async def test_a_rank_notices_the_end_of_its_peer(make_relayed: MakeGroup) -> None:
     group = make_relayed(2)
     leader, other = group.start(0), group.start(1)
     await group.until_ready()
@@ -137,7 +137,7 @@ async def test_a_leaders_clean_stop_passes_the_relay(make_relayed: MakeGroup) ->
     assert leader.state.failure is None and not carried()
 
 
-async def test_bytes_are_not_kept_when_nobody_takes_them(make_keys: Callable[[Path], Path], tmp_path: Path) -> None:
+async def test_bytes_without_a_reader_are_not_kept(make_keys: Callable[[Path], Path], tmp_path: Path) -> None:
     """Both ends of one hop alone, without ranks: back-pressure, half-closed ends, and a loss."""
     async with Hop(make_keys(tmp_path)) as hop:
         near, far = await hop.join()
@@ -169,9 +169,7 @@ async def test_bytes_are_not_kept_when_nobody_takes_them(make_keys: Callable[[Pa
         assert hop.said == []
 
 
-async def test_a_hop_whose_connection_breaks_is_told_at_both_ends_at_once(
-    make_keys: Callable[[Path], Path], tmp_path: Path
-) -> None:
+async def test_both_ends_of_a_hop_notice_a_broken_connection_at_once(make_keys: Callable[[Path], Path], tmp_path: Path) -> None:
     async with Hop(make_keys(tmp_path)) as hop:
         near, far = await hop.join()
         hop.cut()
@@ -403,7 +401,7 @@ async def test_real_ranks_say_through_relays_what_they_say_without(make_group: M
     assert said[0] == said[1] and len(said[0]) == tinymodel.DEMO_TOKENS
 
 
-def test_the_plan_says_who_dials_whom(make_group: MakeGroup) -> None:
+def test_the_plan_names_the_dialling_end_of_each_hop(make_group: MakeGroup) -> None:
     plan = relayed(make_group(3).plan, backwards=(1,))
     assert [plan.relay_ends(rank) for rank in range(3)] == [(2, 0), (1, 0), (1, 2)]
     assert plan.control_addresses(0) == ("127.0.0.1",)

@@ -267,7 +267,7 @@ def test_caches_of_ranks_hold_what_was_planned(made: Made, family: str) -> None:
     assert all(layer.tensor_split != latent for layer in planned.kv)
 
 
-def test_windows_and_fixed_states_are_told_apart(made: Made) -> None:
+def test_windows_and_fixed_states_are_distinguished(made: Made) -> None:
     gemma, hybrid = made("gemma3_text")[1].kv, made("qwen3_next")[1].kv
     assert [layer.window_tokens for layer in gemma] == [128, None, 128, None]
     assert all(layer.bytes_per_token == 2 * 2 * 4 * 32 and layer.fixed_bytes == 0 for layer in gemma)

@@ -29,7 +29,7 @@ def sentence(plan: Plan, state: StateMachine, **changes: Any) -> str:
     return status.message(plan, state, **given)
 
 
-def test_a_waiting_group_says_for_whom_and_why(plan: Plan) -> None:
+def test_a_waiting_group_names_the_missing_ranks_and_why(plan: Plan) -> None:
     alone = replace(machine(Phase.WAITING), present=frozenset({0}))
     assert sentence(plan, alone) == "waiting for rank 1 (studio-1)"
     refused = {1: "epoch 2 is stale"}

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import io
 import ssl
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,7 +137,7 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     assert await running == right
 
 
-async def test_who_holds_connections_in_silence_keeps_nobody_out(
+async def test_silent_connections_block_no_other_client(
     make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "SPARE_CONNECTIONS", 8)
@@ -166,3 +169,33 @@ async def test_who_holds_connections_in_silence_keeps_nobody_out(
     finally:
         at_control.drop()
         at_gateway.drop()
+
+
+async def test_what_is_no_request_is_not_decompressed_and_leaves_no_lines_in_the_log(
+    make_group: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make_group(1)
+    entry = group.plan.ranks[0]
+    group.start(0, gateway=True)
+    await group.until_ready()
+    before = len(caplog.records)
+    odd = (
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    )
+    for data in odd:
+        reader, writer = await asyncio.open_connection(entry.address, entry.gateway_port)
+        writer.write(data)
+        async with asyncio.timeout(10):
+            assert (await reader.read(12)).startswith(b"HTTP/1.")
+        writer.transport.abort()
+    bomb = zlib.compress(bytes(256 << 20), 9)
+    used = time.process_time()
+    async with aiohttp.ClientSession(f"http://{entry.address}:{entry.gateway_port}") as client:
+        body = io.BytesIO(bomb)
+        async with client.post("/v1/completions", data=body, headers={"Content-Encoding": "deflate"}) as answer:
+            assert answer.status == 415
+    assert time.process_time() - used < 1.0
+    assert not caplog.records[before:]

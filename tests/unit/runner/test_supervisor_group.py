@@ -228,7 +228,7 @@ async def test_a_member_that_crashes_and_returns_joins_its_epoch(make_group: Mak
     assert leader.state.recoveries == 1
 
 
-async def test_a_leader_that_crashes_and_returns_leads_anew(make_group: MakeGroup) -> None:
+async def test_a_crashed_leader_that_returns_leads_again(make_group: MakeGroup) -> None:
     group = make_group(2)
     group.start(0)
     other = group.start(1)
@@ -279,7 +279,7 @@ async def test_a_stale_epoch_is_refused_at_both_ends(make_group: MakeGroup) -> N
     assert "epoch 2 is stale" in leader.state.ranks[1].message
 
 
-async def test_a_second_claimant_is_refused_and_the_group_goes_on(make_group: MakeGroup, tmp_path: Path) -> None:
+async def test_a_second_claimant_is_refused_and_the_group_continues(make_group: MakeGroup, tmp_path: Path) -> None:
     group = make_group(2)
     leader = group.start(0)
     other = group.start(1)
@@ -387,7 +387,7 @@ async def test_sigterm_drains_stops_together_and_leaves_nothing(make_group: Make
     assert leader.state.failure is None
 
 
-async def test_a_stream_that_outlasts_a_drains_grace_is_told_so(make_group: MakeGroup) -> None:
+async def test_a_stream_that_outlasts_a_drains_grace_gets_an_error(make_group: MakeGroup) -> None:
     group = make_group(2)
     leader = group.start(0, limits=replace(group.settings(0).limits, drain_seconds=0.2, stop_seconds=0.2))
     group.start(1)

@@ -105,7 +105,7 @@ async def test_a_supervisor_process_ends_0_on_sigterm(
     assert not (group.folder / "state-1" / "rank.pid").exists()
 
 
-def test_a_rank_hears_of_its_group_from_nobody_but_its_supervisor() -> None:
+def test_a_rank_gets_its_group_only_from_its_supervisor() -> None:
     said = {"MLX_RANK": "7", "MLX_HOSTFILE": "/h", "MLX_JACCL_RING": "1", "JACCL_X": "1", "THUNDERFLEET_RANK_FD": "9"}
     kept = {"PATH": "/bin", "MLX_DISABLE_COMPILE": "1", "MLX_MAX_OPS_PER_BUFFER": "50"}
     found = rankprocess.rank_environment({**said, **kept}, 5)

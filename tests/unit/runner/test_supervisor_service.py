@@ -117,7 +117,7 @@ async def test_the_groups_failure_ends_everything_as_unavailable(service: Servic
         await begin(service, "c")
 
 
-async def test_what_is_cut_is_told_the_first_cause_when_that_is_known_soon(service: Service, link: Link) -> None:
+async def test_cut_requests_get_the_first_cause_if_it_is_known_soon(service: Service, link: Link) -> None:
     running, other = begin(service, "a"), begin(service, "b")
     await settle()
     service.detach("rank 0: it lost a peer", settled=False)
@@ -180,7 +180,7 @@ async def test_a_drain_that_cuts_an_answer_says_so(service: Service) -> None:
     assert service.running == 0
 
 
-async def test_a_new_group_counts_its_turns_anew(service: Service) -> None:
+async def test_a_new_group_counts_its_turns_from_zero(service: Service) -> None:
     service.detach("gone")
     fresh = Link()
     service.attach(fresh, Vocabulary(64, True))
@@ -231,7 +231,7 @@ async def test_a_measurement_ends_with_its_group(service: Service, link: Link) -
     await again
 
 
-async def test_a_canary_comes_when_nobody_has_for_a_while(service: Service, link: Link) -> None:
+async def test_a_canary_runs_after_a_while_without_requests(service: Service, link: Link) -> None:
     now = service.used_at
     assert canary.wait_seconds(service, 60, now + 20) == 40
     running = begin(service, "a")

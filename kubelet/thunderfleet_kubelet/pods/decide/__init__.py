@@ -2,6 +2,7 @@
 
 lifecycle   which containers start and stop now
 admission   whether this node takes a pod
+eviction    which pods leave because of the disk
 status      the status to publish: phase, conditions, container states
 progress    init containers done, pod finished, pod ending
 observed    what is observed of a pod, as one value

@@ -13,16 +13,13 @@ from typing import Any
 from thunderfleet_kubelet.containers.attempt import BACKOFF_RESET_SECONDS, Attempt, Start
 from thunderfleet_kubelet.pods.decide import podspec
 from thunderfleet_kubelet.pods.decide.observed import Observed
-from thunderfleet_kubelet.pods.decide.progress import Progress, progress
+from thunderfleet_kubelet.pods.decide.progress import Ending, Progress, progress
 from thunderfleet_kubelet.pods.decide.status import pod_status
 
 Json = dict[str, Any]
 
 BACKOFF_FIRST_SECONDS = 10.0
 BACKOFF_LIMIT_SECONDS = 300.0
-
-CLOCK_SECONDS = 1.0
-"""A recorded time further in the future than this means that the clock was set back."""
 
 PROBLEM_LIMIT_SECONDS = 60.0
 """The longest wait before another try to start what failed to start."""
@@ -69,16 +66,16 @@ def decide(pod: Json, observed: Observed) -> Decision:
     state = progress(pod, observed)
     actions = _Actions()
     if state.ending is not None:
-        _stop_all(pod, observed, state.ending.value, actions)
+        _stop_all(pod, observed, state.ending, actions)
     elif state.finished:
         # Containers that fail a probe stop now; sidecars stop one after the other.
         _stop_unhealthy(pod, observed, actions)
-        _stop_last_sidecar(pod, observed, "the pod's main containers have terminated", actions)
+        _stop_last_sidecar(pod, observed, podspec.grace_of(pod), "the pod's main containers have terminated", actions)
     else:
         _stop_unhealthy(pod, observed, actions)
         for container in _due(pod, observed, state):
             _start_or_wait(container, observed, actions)
-    deadline = podspec.deadline_of(pod)
+    deadline = podspec.deadline_of(pod, observed.now)
     if state.ending is None and deadline is not None:
         actions.times.append(deadline)
     deleted = bool(observed.removed or pod["metadata"].get("deletionTimestamp"))
@@ -124,7 +121,7 @@ def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> No
             actions.times.append(observed.blocked.retry_at)
         return
     # An attempt that ended in the future was recorded before the clock was set back; its back-off would last for days.
-    if last is not None and (last.finished_at or 0.0) <= observed.now + CLOCK_SECONDS and observed.now < last.retry_at:
+    if last is not None and (last.finished_at or 0.0) <= observed.now + podspec.CLOCK_SECONDS and observed.now < last.retry_at:
         actions.times.append(last.retry_at)
         actions.backing_off.append(name)
         return
@@ -149,18 +146,19 @@ def _stop(container: Json, observed: Observed, grace: float, message: str, actio
         actions.stops.append(Stop(container["name"], last.number, grace, message))
 
 
-def _stop_all(pod: Json, observed: Observed, message: str, actions: _Actions) -> None:
+def _stop_all(pod: Json, observed: Observed, ending: Ending, actions: _Actions) -> None:
     """Main and plain init containers stop together; when they have ended, the sidecars stop in reverse order."""
+    grace = podspec.eviction_grace_of(pod) if ending is Ending.EVICTED else podspec.grace_of(pod)
     sidecars = podspec.sidecars(pod)
     first = [container for container in podspec.all_containers(pod) if container not in sidecars]
     for container in first:
-        _stop(container, observed, podspec.grace_of(pod), message, actions)
+        _stop(container, observed, grace, ending.value, actions)
     if not actions.stops:
-        _stop_last_sidecar(pod, observed, message, actions)
+        _stop_last_sidecar(pod, observed, grace, ending.value, actions)
 
 
-def _stop_last_sidecar(pod: Json, observed: Observed, message: str, actions: _Actions) -> None:
+def _stop_last_sidecar(pod: Json, observed: Observed, grace: float, message: str, actions: _Actions) -> None:
     for container in reversed(podspec.sidecars(pod)):
         if observed.is_live(container["name"]):
-            _stop(container, observed, podspec.grace_of(pod), message, actions)
+            _stop(container, observed, grace, message, actions)
             return

@@ -22,7 +22,7 @@ class Observed:
     ``attempts``: by container name, oldest first. ``ready``, ``started``: results of the readiness and startup probes of the
     live attempt; absent before the first result. ``unhealthy``: containers that failed their liveness or startup probe, with
     the message. ``problems``: by container. ``blocked``: why the whole pod cannot start. ``removed``: the API server no longer
-    has the pod.
+    has the pod. ``evicted``: the message of its eviction.
     """
 
     now: float
@@ -34,6 +34,7 @@ class Observed:
     blocked: Problem | None = None
     volumes_ready: bool = False
     removed: bool = False
+    evicted: str = ""
     host_ip: str = ""
     addresses: tuple[str, ...] = ()
 

@@ -9,6 +9,10 @@ Json = dict[str, Any]
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
 DEFAULT_GRACE_SECONDS = 30.0
+EVICTION_GRACE_SECONDS = 15.0
+
+CLOCK_SECONDS = 1.0
+"""A recorded time further in the future than this means that the clock was set back."""
 
 
 def init_containers(pod: Json) -> list[Json]:
@@ -54,6 +58,14 @@ def grace_of(pod: Json) -> float:
     return DEFAULT_GRACE_SECONDS
 
 
+def eviction_grace_of(pod: Json) -> float:
+    """Seconds between SIGTERM and SIGKILL for an evicted pod.
+
+    Kubernetes gives none. On a Mac, a killed process can leave GPU memory wired until the next reboot.
+    """
+    return min(grace_of(pod), EVICTION_GRACE_SECONDS)
+
+
 def probe_grace_of(pod: Json, container: Json) -> float:
     """Seconds between SIGTERM and SIGKILL for a container that fails its liveness or startup probe."""
     for probe in ("livenessProbe", "startupProbe"):
@@ -73,10 +85,16 @@ def has_ended(pod: Json) -> bool:
     return phase_of(pod) in TERMINAL_PHASES
 
 
-def deadline_of(pod: Json) -> float | None:
-    """When ``activeDeadlineSeconds`` runs out (seconds since the epoch); None without a deadline or before the pod starts."""
+def deadline_of(pod: Json, now: float) -> float | None:
+    """When ``activeDeadlineSeconds`` runs out (seconds since the epoch); None without a deadline or before the pod starts.
+
+    A start in the future was recorded before the clock was set back; then the time counts from the pod's creation.
+    """
     seconds, start = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
-    return parse_time(start) + float(seconds) if seconds is not None and start else None
+    if seconds is None or not start:
+        return None
+    began, created = parse_time(start), pod["metadata"].get("creationTimestamp")
+    return (parse_time(created) if began > now + CLOCK_SECONDS and created else began) + float(seconds)
 
 
 def qos_class(pod: Json) -> str:

@@ -16,6 +16,7 @@ class Ending(Enum):
     REMOVED = "the pod no longer exists in the API server"
     DELETED = "the pod is being deleted"
     TERMINAL = "the pod has terminated"
+    EVICTED = "the pod is evicted"
     DEADLINE = "the pod exceeded its activeDeadlineSeconds"
 
 
@@ -64,7 +65,10 @@ def _ending(pod: Json, observed: Observed) -> Ending | None:
         return Ending.DELETED
     if podspec.has_ended(pod):
         return Ending.TERMINAL
-    deadline = podspec.deadline_of(pod)
+    # The status says it too, if an earlier kubelet began the eviction.
+    if observed.evicted or (pod.get("status") or {}).get("reason") == "Evicted":
+        return Ending.EVICTED
+    deadline = podspec.deadline_of(pod, observed.now)
     return Ending.DEADLINE if deadline is not None and observed.now >= deadline else None
 
 

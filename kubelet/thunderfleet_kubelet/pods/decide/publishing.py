@@ -6,11 +6,18 @@ Json = dict[str, Any]
 
 
 def as_patch(status: Json) -> Json:
-    """The status as a strategic merge patch. Conditions merge by type, so fields that a condition no longer has are nulled."""
-    if "conditions" not in status:
-        return status
-    cleared = {"reason": None, "message": None}
-    return {**status, "conditions": [cleared | condition for condition in status["conditions"]]}
+    """The status as a strategic merge patch.
+
+    Conditions merge by type, so fields that a condition no longer has are nulled. Addresses would merge by address, and an old
+    one would stay.
+    """
+    patch = dict(status)
+    if "conditions" in status:
+        patch["conditions"] = [{"reason": None, "message": None} | condition for condition in status["conditions"]]
+    for key in ("hostIPs", "podIPs"):
+        if key in status:
+            patch[key] = [*status[key], {"$patch": "replace"}]
+    return patch
 
 
 def version_of(item: Json) -> int:

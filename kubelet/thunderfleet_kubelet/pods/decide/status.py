@@ -24,13 +24,15 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
     inits = [containers.status(container) for container in podspec.init_containers(pod)]
     mains = [containers.status(container) for container in podspec.main_containers(pod)]
     addresses = [{"ip": address} for address in observed.addresses]
+    # As in Kubernetes: the hostIP follows the Node, and the podIP of a pod in the host's network stays as it was first.
+    pod_ip, pod_ips = before.get("podIP") or observed.host_ip, before.get("podIPs") or addresses
     status: Json = {
         "phase": phase,
         "conditions": _conditions(pod, observed, progress, phase, mains),
         "hostIP": observed.host_ip,
         "hostIPs": addresses,
-        "podIP": observed.host_ip,
-        "podIPs": addresses,
+        "podIP": pod_ip,
+        "podIPs": pod_ips,
         "startTime": before.get("startTime") or format_time(observed.now),
         "containerStatuses": mains,
         "qosClass": before.get("qosClass") or podspec.qos_class(pod),
@@ -41,6 +43,8 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
         status["observedGeneration"] = pod["metadata"]["generation"]
     if progress.ending is Ending.DEADLINE:
         status |= {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"}
+    if progress.ending is Ending.EVICTED:
+        status |= {"reason": "Evicted", "message": observed.evicted or before.get("message", "")}
     for key in ("reason", "message"):
         if over and before.get(key):
             status.setdefault(key, before[key])
@@ -59,7 +63,7 @@ def _phase(pod: Json, observed: Observed, progress: Progress) -> str:
     lasts = [observed.last(container["name"]) for container in podspec.main_containers(pod)]
     succeeded = all(last is not None and last.exit_code == 0 for last in lasts)
     if progress.ending is not None and progress.nothing_live:
-        return "Succeeded" if succeeded and progress.ending is not Ending.DEADLINE else "Failed"
+        return "Succeeded" if succeeded and progress.ending not in (Ending.DEADLINE, Ending.EVICTED) else "Failed"
     if progress.finished:
         # Sidecars still run.
         return "Running" if not progress.nothing_live else "Succeeded" if succeeded else "Failed"
@@ -81,6 +85,9 @@ def _conditions(pod: Json, observed: Observed, progress: Progress, phase: str, m
         "ContainersReady": ready,
         "PodScheduled": {"status": "True"},
     }
+    if progress.ending is Ending.EVICTED:
+        message = observed.evicted or (pod.get("status") or {}).get("message", "")
+        fresh["DisruptionTarget"] = {"status": "True", "reason": "TerminationByKubelet", "message": message}
     return [_with_times(kind, condition, before.get(kind), observed.now) for kind, condition in fresh.items()]
 
 
@@ -198,11 +205,13 @@ def _waiting_state(reason: str, message: str = "") -> Json:
 
 def terminated_state(attempt: Attempt) -> Json:
     """The ``terminated`` state of an attempt that has ended."""
+    finished = attempt.finished_at or 0.0
     state: Json = {
         "exitCode": attempt.exit_code,
         "reason": attempt.reason or ("Completed" if attempt.exit_code == 0 else "Error"),
-        "startedAt": format_time(attempt.started_at or attempt.finished_at or 0.0),
-        "finishedAt": format_time(attempt.finished_at or 0.0),
+        # A clock that was set back in between: the end is the better time.
+        "startedAt": format_time(min(attempt.started_at or finished, finished)),
+        "finishedAt": format_time(finished),
         "containerID": attempt.container_id,
     }
     if attempt.signal:

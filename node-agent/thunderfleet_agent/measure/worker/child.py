@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from thunderfleet_agent.measure.worker.guard import guard
 from thunderfleet_agent.measure.worker.pipe import Pipe
 
-# The import of MLX takes a second, ten on a busy machine. It has a limit of its own, beside that of the measurement.
+# The import of MLX takes a second, ten on a busy machine. It has a separate limit.
 START_SECONDS = 20.0
 # The guard waits this much longer than the child, for the child's last message.
 GUARD_SECONDS = 1.0

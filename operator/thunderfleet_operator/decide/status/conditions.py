@@ -11,7 +11,8 @@ from thunderfleet_crds.vocabulary import ConditionType, GroupPhase
 
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.group import MESSAGE_LENGTH
-from thunderfleet_operator.decide.status.outcome import Outcome
+from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.observe.proofs import Proof
 
 FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
 NO_REPLICAS = "spec.replicas is 0"
@@ -46,7 +47,7 @@ def placed(
     waits = [(outcome, wait) for outcome, wait in unplaced if wait is not None]
     if not wanted:
         return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
-    if waits and not resolution.found:
+    if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
         return Verdict(False, Reason.MODEL_NOT_RESOLVED, f"no Mac has the model: see condition {ConditionType.MODEL_RESOLVED}")
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]
@@ -100,10 +101,30 @@ def benchmarked(measured: BenchmarkResult | None) -> Verdict:
     return Verdict(True, Reason.MEASURED, f"{found}: {ran}")
 
 
-def degraded(groups: Sequence[Group]) -> Verdict:
-    """Whether a group has failed."""
+def _unverified(outcome: Outcome) -> tuple[str, str] | None:
+    """What is wrong with a group whose plan cannot be verified. Nothing, if it only is older than signatures and answers."""
+    epoch = outcome.view.epoch
+    if epoch is None or epoch.proven or (epoch.finding.proof is Proof.NONE and not outcome.report.by_pods):
+        return None
+    name = f"ConfigMap {epoch.plan.namespace}/{epoch.config_map}"
+    if epoch.finding.proof is Proof.WRONG:
+        return Reason.PLAN_CHANGED, f"group {epoch.group}: {name} is not as the operator wrote it; the group keeps running"
+    return (
+        Reason.OPERATOR_KEY_LOST,
+        f"group {epoch.group} was placed with a key that the operator no longer has, so the operator cannot ask it for its "
+        "state and reads it from its pods; the group keeps running, and its next placement uses the new key",
+    )
+
+
+def degraded(groups: Sequence[Group], outcomes: Sequence[Outcome] = (), service: Blocked | None = None) -> Verdict:
+    """Whether a group has failed, or something that it needs is missing."""
     bad = [group for group in groups if group.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)]
     if not bad:
+        found = [problem for outcome in outcomes if (problem := _unverified(outcome)) is not None]
+        if service is not None:
+            found.append((service.reason, service.message))
+        if found:
+            return Verdict(True, found[0][0], _joined(message for _, message in found))
         return Verdict(False, Reason.AS_EXPECTED, "no group has failed")
     failure = bad[0].last_failure
     return Verdict(
@@ -118,8 +139,10 @@ def conditions(
     resolution: Resolution,
     measured: BenchmarkResult | None,
     now: datetime,
+    *,
+    service: Blocked | None = None,
 ) -> tuple[Condition, ...]:
-    """All conditions, with the transition times of those that stay."""
+    """All conditions, with the transition times of those that stay. ``service``: why there is no Service."""
     wanted = deployment.spec.replicas
     verdicts = {
         ConditionType.MODEL_RESOLVED: Verdict(resolution.found, resolution.reason, resolution.message),
@@ -127,7 +150,7 @@ def conditions(
         ConditionType.BOOTSTRAPPED: bootstrapped(groups, wanted),
         ConditionType.READY: ready(groups, outcomes, wanted, resolution),
         ConditionType.BENCHMARKED: benchmarked(measured),
-        ConditionType.DEGRADED: degraded(groups),
+        ConditionType.DEGRADED: degraded(groups, outcomes, service),
     }
     found = deployment.status.conditions
     for kind, verdict in verdicts.items():

@@ -13,7 +13,7 @@ from thunderfleet_operator.decide.manifests import served_name, serving_selector
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.conditions import conditions
 from thunderfleet_operator.decide.status.group import group_status, transport
-from thunderfleet_operator.decide.status.outcome import Outcome
+from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.unplaced import unplaceable
 from thunderfleet_operator.observe.pods import Pod
 
@@ -62,8 +62,14 @@ def build(
     resolution: Resolution,
     terminating: Sequence[Pod],
     now: datetime,
+    *,
+    highest: int = 0,
+    service: Blocked | None = None,
 ) -> ModelDeploymentStatus:
-    """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements."""
+    """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
+
+    ``highest``: the highest epoch of any group. ``service``: why there is no Service.
+    """
     groups = tuple(group_status(outcome, deployment) for outcome in outcomes)
     serving = [group for group in groups if group.state is GroupPhase.READY]
     measured = _measured(deployment, outcomes)
@@ -81,6 +87,7 @@ def build(
         nodes=",".join(nodes) or None,
         transport=",".join(transports)[:64] or None,
         tokens_per_second=measured.decode_tokens_per_second if measured else None,
+        highest_epoch=max(highest, deployment.status.highest_epoch or 0) or None,
         groups=groups,
         unplaceable=unplaceable(outcomes),
         terminating_pods=tuple(
@@ -88,5 +95,5 @@ def build(
             for pod in terminating[:TERMINATING_PODS]
         ),
         benchmark=measured,
-        conditions=conditions(deployment, groups, outcomes, resolution, measured, now),
+        conditions=conditions(deployment, groups, outcomes, resolution, measured, now, service=service),
     )

@@ -16,7 +16,7 @@ _NO_WARNING = (Reason.SCALED_TO_ZERO, GroupPhase.DRAINING)
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """What one Event says."""
+    """Reason and message of one Event."""
 
     reason: str
     message: str

@@ -245,6 +245,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
         index=view.index,
         uid=f"{plan.uid}-{plan.index}",
         epoch=plan.epoch,
+        plan_digest=view.epoch.digest if view.epoch else None,
         state=found.stage,
         message=found.message[:MESSAGE_LENGTH],
         transport=transport(plan),

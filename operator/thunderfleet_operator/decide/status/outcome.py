@@ -1,4 +1,4 @@
-"""One group after a round: what was decided and what came of it."""
+"""One group after a round: what was decided, and the result."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from thunderfleet_operator.placement import Unplaceable
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A refusal of the API server that keeps a group from being created."""
+    """What keeps a group or the Service from being created, such as a refusal of the API server."""
 
     reason: str
     message: str
@@ -35,5 +35,5 @@ class Outcome:
 
     @property
     def wait(self) -> Unplaceable | Blocked | None:
-        """What keeps it from being placed."""
+        """Why it has no placement."""
         return self.unplaceable or self.blocked

@@ -16,6 +16,7 @@ from thunderfleet_operator.placement.preferences import LABELS, allowed_transpor
 from thunderfleet_operator.placement.result import MacReason, NearMiss, Unplaceable
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
+NO_MACS = "the cluster has no Mac: run `thunderfleet-kubelet join` on a Mac"
 NEAR_MISSES = 16
 """Most near misses in an answer."""
 
@@ -23,7 +24,7 @@ NEAR_MISSES = 16
 def explain(search: CandidateSearch) -> Unplaceable:
     """Why a search found nothing."""
     if not search.fleet.macs:
-        return Unplaceable(Reason.NO_MACS, "the cluster has no Macs: join one with thunderfleet-kubelet join")
+        return Unplaceable(Reason.NO_MACS, NO_MACS)
     by_transport = [*_unreached(search), *filter(None, (_misses(search, kind) for kind in allowed_transports(search.request)))]
     best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
     rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)

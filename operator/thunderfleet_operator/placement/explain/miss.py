@@ -25,7 +25,7 @@ NEAR_MISS_NODES = 16
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps two Macs from being joined, or one Mac from taking part, and the cost of changing it."""
+    """Why two Macs are not connected or one Mac cannot take part, and the cost of changing it."""
 
     cost: int
     text: str

@@ -1,4 +1,4 @@
-"""What keeps two Macs from being joined, and single Macs from taking part, with the cost of changing it."""
+"""Why Macs are not connected, and why single Macs cannot take part, with the cost of changing it."""
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 

@@ -32,7 +32,7 @@ def cheapest_set(
     need: Bounds,
     lacking: Container[str] = (),
 ) -> tuple[tuple[str, ...], list[Obstacle]] | None:
-    """The set that costs least to join, and what its hops lack; None if no set has room.
+    """The set that costs least to connect, and what its hops are missing; None if no set has room.
 
     ``lacking``: Macs that need a change themselves; the set has as few of them as possible.
     """

@@ -95,7 +95,7 @@ class CandidateSearch:
         self.eligible = {name: mac for name, mac in fleet.macs.items() if name not in self.ineligible}
         self.cohorts = cohorts(self.eligible, request)
         self.unreached: list[tuple[PlacedTransport, tuple[str, ...]]] = []
-        """Sets that lack nothing but a Mac that all others can reach."""
+        """Sets in which only a Mac that all others can reach is missing."""
         self._graphs: dict[tuple[int, bool | None, bool], list[HopGraph]] = {}
 
     def candidates(self, count: int) -> Iterator[Candidate]:

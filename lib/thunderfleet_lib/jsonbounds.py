@@ -1,4 +1,4 @@
-"""JSON from strangers, bounded before any of it becomes an object. Pure.
+"""JSON from strangers, bounded before any of it becomes an object.
 
 A few megabytes of ``[],`` become gigabytes of Python objects in seconds, and ``json`` holds the interpreter meanwhile. Here the
 strings are cut out first, at the speed of copying memory; what is left shows how many values there are and how deep they nest.
@@ -18,14 +18,14 @@ class TooLarge(ValueError):
     """The text has more values or levels than allowed; the text says how many are."""
 
 
-def loads(raw: bytes, *, values: int, depth: int) -> Any:
+def loads(raw: bytes, *, values: int, depth: int, constants: bool = False) -> Any:
     """The value of ``raw``, which is JSON in UTF-8 with at most ``values`` values and names and ``depth`` levels.
 
-    Raises TooLarge, or ValueError for what is not JSON; NaN and infinities are not.
+    Raises TooLarge, or ValueError for what is not JSON. NaN and infinities are JSON only with ``constants``.
     """
     check(raw, values=values, depth=depth)
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_constant)
+        return json.loads(raw.decode("utf-8"), parse_constant=None if constants else _constant)
     except RecursionError as error:
         raise TooLarge(f"it is nested deeper than {depth} levels") from error
 

@@ -1,0 +1,98 @@
+"""Whether the file systems of pods and images are full, and how much a pod uses."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from thunderfleet_kubelet import pressure
+from thunderfleet_kubelet.pressure import DiskState, FileSystem, Threshold
+
+log = logging.getLogger(__name__)
+
+USAGE_SECONDS = 60.0
+DU_PATH = "/usr/bin:/bin"
+KIB = 1024
+
+
+class DiskWatch:
+    """Looks at the file systems. ``transition``: seconds that pressure lasts after the last threshold was met."""
+
+    def __init__(
+        self,
+        root: Path,
+        images: Iterable[Path],
+        thresholds: tuple[Threshold, ...],
+        transition: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._images = root, tuple(images)
+        self._thresholds, self._transition, self._clock = thresholds, transition, clock
+        self._since: dict[Threshold, float] = {}
+
+    def look(self) -> DiskState:
+        """The state now."""
+        systems = self._read()
+        if systems is None:
+            return DiskState()
+        found, now = pressure.met(self._thresholds, systems), self._clock()
+        self._since |= dict.fromkeys((one.threshold for one in found), now)
+        self._since = {one: at for one, at in self._since.items() if now - at < self._transition or at == now}
+        return DiskState(found, bool(self._since), tuple(self._since))
+
+    def _read(self) -> dict[str, FileSystem] | None:
+        try:
+            found = {"nodefs": _file_system(self._root)}
+            device = self._root.stat().st_dev
+        except OSError as error:
+            log.warning("%s: cannot read free space: %s", self._root, error.strerror)
+            return None
+        for folder in self._images:
+            # A folder that is missing is reported by the pods that need it.
+            with contextlib.suppress(OSError):
+                if folder.stat().st_dev != device and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+                    found["imagefs"] = _file_system(folder)
+                    break
+        return found
+
+
+def _file_system(path: Path) -> FileSystem:
+    about = os.statvfs(path)
+    return FileSystem(about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize, about.f_favail, about.f_files)
+
+
+async def used(paths: Iterable[Path], seconds: float = USAGE_SECONDS) -> Mapping[Path, int]:
+    """Bytes on disk below each path that exists; links are not followed. Raises TimeoutError.
+
+    Asks ``du``, which, unlike os.walk, needs neither a file descriptor nor a stack frame for each level of a deep folder.
+    """
+    present = [path for path in paths if path.exists()]
+    if not present:
+        return {}
+    process = await asyncio.create_subprocess_exec(
+        *("du", "-s", "-k", "-x", *map(str, present)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": DU_PATH, "LC_ALL": "C"},
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise TimeoutError(f"du did not answer within {seconds:g} s for {present[0]}") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return parse_du(output.decode("utf-8", "surrogateescape"))
+
+
+def parse_du(output: str) -> dict[Path, int]:
+    """The output of ``du -s -k``: bytes by path."""
+    rows = [line.split("\t", 1) for line in output.splitlines() if "\t" in line]
+    return {Path(path): int(size) * KIB for size, path in rows if size.strip().isdigit()}

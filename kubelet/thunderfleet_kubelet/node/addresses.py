@@ -1,0 +1,145 @@
+"""The machine's address for other machines, followed as it changes: a new DHCP lease, another interface, none at all.
+
+A loopback address does not count: a Node that publishes 127.0.0.1 looks Ready, but no other machine reaches it.
+Without another address the kubelet waits.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from thunderfleet_lib.hostcmd import Failure, FailureKind
+
+from thunderfleet_kubelet.node.facts import inet_addresses, route_interface
+from thunderfleet_kubelet.node.machine import Commands
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 5.0
+CONFIRM_SECONDS = 1.0
+"""A change counts when it is read again after this time: one command may print half of an interface that is being set up."""
+REMIND_SECONDS = 300.0
+MISSING = (
+    "this machine has no IPv4 address on the interface that reaches the API server or that has the default route; connect it "
+    "to the network, or set addresses in the kubelet's configuration"
+)
+_DOCUMENTATION_HOST = "192.0.2.1"
+
+Reading = tuple[str, ...] | None
+"""The machine's addresses, none if it is empty; None if a command failed."""
+
+
+class AddressReader:
+    """Reads the address of the interface that reaches the host ``server``, else of the one with the default route.
+
+    The API server opens connections to the kubelet, so the way to it counts, also when a VPN takes the default route.
+    """
+
+    def __init__(self, commands: Commands, server: str, *, mac: bool) -> None:
+        self._commands = commands
+        self._server = server
+        self._mac = mac
+
+    async def read(self, current: tuple[str, ...]) -> Reading:
+        """The addresses now. An interface with several keeps that of ``current``."""
+        found = await (self._read_mac(current) if self._mac else asyncio.to_thread(_routed, self._server))
+        if found is None and not current:
+            # A kubelet that starts needs an address, and the kernel may know what a broken command does not say.
+            found = await asyncio.to_thread(_routed, self._server) or None
+        # A command may print anything; what this machine cannot bind is not its address.
+        return found if found is None or all(map(_is_ours, found)) else None
+
+    async def _read_mac(self, current: tuple[str, ...]) -> Reading:
+        for destination in (self._server, "default"):
+            found = await self._towards(destination)
+            if found is None:
+                return None
+            if found:
+                return next(((one,) for one in found if one in current), found[:1])
+        return ()
+
+    async def _towards(self, destination: str) -> Reading:
+        """The addresses of the interface that reaches ``destination``; none without a route."""
+        route = await self._commands.run("route", "-n", "get", destination)
+        if isinstance(route, Failure):
+            return () if route.kind is FailureKind.FAILED and "not in table" in route.error else None
+        interface = route_interface(route.text)
+        if interface is None:
+            return None
+        shown = await self._commands.run("ifconfig", interface)
+        return None if isinstance(shown, Failure) else inet_addresses(shown.text)
+
+
+def _routed(server: str) -> Reading:
+    """The source address that the kernel would use. Sends no packet: connecting a UDP socket only looks up the route."""
+    for host in (server, _DOCUMENTATION_HOST):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((host, 9))
+            except OSError:
+                continue
+            address = str(probe.getsockname()[0])
+        if not address.startswith("127."):
+            return (address,)
+    return ()
+
+
+def _is_ours(address: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+class NodeAddresses:
+    """The Node's addresses, which the kubelet publishes and listens on.
+
+    ``fixed``: those of the configuration; they never change. Without any, ``read`` reads those of the machine. ``missing``: the
+    machine has none now; ``current`` are the last ones then.
+    """
+
+    def __init__(self, fixed: Sequence[str], read: Callable[[tuple[str, ...]], Awaitable[Reading]]) -> None:
+        self._fixed = bool(fixed)
+        self._read = read
+        self.current = tuple(fixed)
+        self.missing = False
+
+    async def wait(self) -> None:
+        """Waits until there is an address."""
+        left = 0.0
+        while not self.current:
+            found = await self._read(())
+            if found:
+                self.current = found
+                log.info("the address of this machine is %s", ", ".join(found))
+                return
+            if left <= 0:
+                log.warning("the Node waits for an address: %s", MISSING)
+                left = REMIND_SECONDS
+            await asyncio.sleep(POLL_SECONDS)
+            left -= POLL_SECONDS
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Calls ``changed`` whenever ``current`` or ``missing`` has changed, until cancelled."""
+        while not self._fixed:
+            # The condition that an address is missing keeps pods away, and can often be written only when it is over.
+            await asyncio.sleep(CONFIRM_SECONDS if self.missing else POLL_SECONDS)
+            found = await self._read(self.current)
+            if self._same(found):
+                continue
+            await asyncio.sleep(CONFIRM_SECONDS)
+            if found is None or await self._read(self.current) != found:
+                continue
+            before, self.missing = self.current, not found
+            if found:
+                self.current = found
+                log.warning("the address of this machine changed from %s to %s", ", ".join(before), ", ".join(found))
+            else:
+                log.warning("%s; the Node keeps %s until there is another", MISSING, ", ".join(before))
+            changed()
+
+    def _same(self, found: Reading) -> bool:
+        return found is None or (self.missing if not found else not self.missing and found == self.current)

@@ -1,0 +1,157 @@
+"""Evicts pods: those that use more disk than their limits, and others while the node's file system is too full."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from thunderfleet_kubelet import disk
+from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.pods.decide import eviction
+from thunderfleet_kubelet.pods.decide.eviction import Usage
+from thunderfleet_kubelet.pods.decide.podspec import all_containers
+from thunderfleet_kubelet.pods.worker import PodWorker
+from thunderfleet_kubelet.pressure import DiskState, Met
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
+"""How often free space is read."""
+
+LIMITS_SECONDS = 30.0
+"""How often the use of pods with limits is measured."""
+
+END_SECONDS = 30.0
+"""How long the next eviction waits for the space of the last one, beyond its grace period."""
+
+MEASUREMENTS = 4
+"""How many pods are measured at once."""
+
+NodeEvent = Callable[[str, str], None]
+
+
+class Evictor:
+    """Looks at ``workers`` (by uid), which the manager changes.
+
+    ``watch``: None turns disk pressure off. ``changed``: called when the pressure has changed. ``node_event``: records a
+    warning about the Node (reason, message).
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[str, PodWorker],
+        watch: DiskWatch | None,
+        changed: Callable[[], None] = lambda: None,
+        node_event: NodeEvent = lambda reason, message: None,
+    ) -> None:
+        self._workers = workers
+        self._watch = watch
+        self._changed = changed
+        self._node_event = node_event
+        self._leaving: tuple[PodWorker, float] | None = None
+        """The pod that was evicted last because of pressure, and until when its space is waited for."""
+        self._measuring = asyncio.Semaphore(MEASUREMENTS)
+        self.state = DiskState()
+
+    @property
+    def pressure(self) -> bool:
+        """Whether the node takes no pods because of its disk."""
+        return bool(self.state.pressure)
+
+    async def run(self) -> None:
+        """Evicts until cancelled. A pod that takes long to measure against its limits does not delay the look at the disk."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(self._relieve, lambda: LOOK_SECONDS))
+            tasks.create_task(_repeat(self._enforce_limits, lambda: LIMITS_SECONDS))
+
+    async def _relieve(self) -> None:
+        self.look()
+        nodefs = next((one for one in self.state.met if one.threshold.signal.startswith("nodefs")), None)
+        if nodefs is not None and not await self._space_comes():
+            await self._evict_one(nodefs)
+
+    def look(self) -> DiskState:
+        """Reads the free space, and says so if the pressure has changed."""
+        if self._watch is None:
+            return self.state
+        before, self.state = self.state, self._watch.look()
+        if before.pressure != self.state.pressure and before.pressure is not None:
+            signals = ", ".join(one.signal for one in self.state.why or before.why)
+            log.warning("disk pressure %s (%s)", "begins" if self.pressure else "is over", signals)
+        if before.pressure != self.state.pressure:
+            self._changed()
+        return self.state
+
+    def _active(self) -> list[PodWorker]:
+        return [worker for worker in self._workers.values() if worker.active and not worker.evicted]
+
+    async def _enforce_limits(self) -> None:
+        limited = [one for one in self._active() if eviction.has_limits(one.pod) and not eviction.is_critical(one.pod)]
+        await asyncio.gather(*(self._enforce(worker) for worker in limited))
+
+    async def _enforce(self, worker: PodWorker) -> None:
+        message = eviction.over_limit(worker.pod, await self._measure(worker))
+        if message:
+            worker.evict(message)
+
+    async def _measure(self, worker: PodWorker) -> Usage:
+        async with self._measuring:
+            return await measure(worker)
+
+    async def _space_comes(self) -> bool:
+        """Whether the last evicted pod has not given its space back yet."""
+        if self._leaving is None:
+            return False
+        worker, until = self._leaving
+        if worker.closed or time.monotonic() >= until:
+            self._leaving = None
+            return False
+        if time.monotonic() >= until - END_SECONDS:
+            # On a full disk the shims cannot write exit codes, without which nothing of the pod would be deleted.
+            await worker.free_space()
+        return True
+
+    async def _evict_one(self, cause: Met) -> None:
+        by_uid = {worker.uid: worker for worker in self._active()}
+        usages = await asyncio.gather(*(self._measure(worker) for worker in by_uid.values()))
+        ranked = eviction.ranked([(worker.pod, usage) for worker, usage in zip(by_uid.values(), usages, strict=True)])
+        self._node_event("EvictionThresholdMet", f"Attempting to reclaim {cause.threshold.resource}")
+        if not ranked:
+            log.warning("the disk is too full (%s), and there is no pod to evict", cause.threshold.signal)
+            return
+        pod, usage = ranked[0]
+        worker = by_uid[str(pod["metadata"]["uid"])]
+        grace = worker.evict(eviction.pressure_message(pod, usage, cause))
+        self._leaving = (worker, time.monotonic() + grace + END_SECONDS)
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
+    while True:
+        try:
+            await work()
+        except OSError as error:
+            log.warning("cannot look at the disk: %s; retrying in %g s", error, pause())
+        except Exception:
+            # Pods must be managed though the disk is not.
+            log.exception("cannot look at the disk; retrying in %g s", pause())
+        await asyncio.sleep(pause())
+
+
+async def measure(worker: PodWorker) -> Usage:
+    """What the pod uses now."""
+    folder = worker.folder
+    volumes = {str(one["name"]): folder.empty(str(one["name"])) for one in worker.pod["spec"].get("volumes") or []}
+    containers: dict[str, list[Path]] = {
+        str(one["name"]): [folder.path / "containers" / one["name"] / "sandbox", folder.path / "logs" / one["name"]]
+        for one in all_containers(worker.pod)
+    }
+    try:
+        found = await disk.used([*volumes.values(), *(path for paths in containers.values() for path in paths)])
+    except TimeoutError as error:
+        log.warning("%s: cannot measure the use of the disk: %s", worker.key, error)
+        return Usage(unknown=True)
+    return Usage(
+        {name: found[path] for name, path in volumes.items() if path in found},
+        {name: sum(found.get(path, 0) for path in paths) for name, paths in containers.items()},
+    )

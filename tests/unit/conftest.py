@@ -1,0 +1,10 @@
+"""How much generated input the properties see: a run of the tests, or ``make fuzz``."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure of a property.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unhurried"))

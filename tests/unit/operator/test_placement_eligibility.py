@@ -1,0 +1,113 @@
+"""Which Macs may take a rank, and the sentence about each that may not."""
+
+from dataclasses import replace
+
+import pytest
+from thunderfleet_operator.placement.eligibility import ineligible_reason, tolerates, untolerated, wanted_model
+from thunderfleet_operator.placement.fleet import Mac, Taint
+from thunderfleet_operator.placement.model import ModelFacts
+from thunderfleet_operator.placement.request import Request, Toleration
+
+MODEL = ModelFacts("/m", "org/m", "abc", problem="", complete=True, sized=True)
+MAC = Mac("a", "10.0.0.1", 100, models=(MODEL,), labels={"zone": "x"})
+REQUEST = Request(repository="org/m")
+
+
+def test_a_mac_that_may() -> None:
+    assert ineligible_reason(MAC, REQUEST) is None
+    assert ineligible_reason(MAC, Request(path="/m")) is None
+    assert ineligible_reason(MAC, replace(REQUEST, selector={"zone": "x"})) is None
+    second = replace(MODEL, path="/n", complete=False)
+    assert ineligible_reason(replace(MAC, models=(second, MODEL)), REQUEST) is None
+
+
+def unsized(path: str, problem: str) -> ModelFacts:
+    return replace(MODEL, path=path, sized=False, problem=problem)
+
+
+@pytest.mark.parametrize(
+    ("mac", "request_", "reason"),
+    [
+        (MAC, replace(REQUEST, avoid={"a": "is avoided"}), "is avoided"),
+        (replace(MAC, ready=False), REQUEST, "is not Ready"),
+        (replace(MAC, schedulable=False), REQUEST, "is cordoned (kubectl uncordon a)"),
+        (replace(MAC, quarantine="why"), REQUEST, "is quarantined until it reboots: why"),
+        (
+            MAC,
+            replace(REQUEST, selector={"zone": "y", "rack": "1"}),
+            "does not have the label rack=1 required by spec.nodes.selector",
+        ),
+        (
+            replace(MAC, taints=(Taint("k", "v"),)),
+            REQUEST,
+            "has the taint k=v:NoSchedule, which spec.nodes.tolerations does not tolerate",
+        ),
+        (
+            replace(MAC, taints=(Taint("k", effect="NoExecute"),)),
+            REQUEST,
+            "has the taint k:NoExecute, which spec.nodes.tolerations does not tolerate",
+        ),
+        (replace(MAC, address=""), REQUEST, "has no InternalIP address"),
+        (replace(MAC, profiled=False), REQUEST, "has no NodeProfile yet; check that the agent runs there"),
+        (
+            replace(MAC, models=()),
+            REQUEST,
+            "does not have org/m on disk; copy it into one of its model folders",
+        ),
+        (
+            replace(MAC, models=(replace(MODEL, complete=False, problem="x is missing"),)),
+            REQUEST,
+            "has an incomplete copy of the model at /m: x is missing",
+        ),
+        (
+            replace(MAC, models=(replace(MODEL, complete=False),)),
+            REQUEST,
+            "has an incomplete copy of the model at /m: files are missing",
+        ),
+        (
+            replace(MAC, models=(unsized("/m", "one"), unsized("/n", "two"))),
+            REQUEST,
+            "has not determined how much memory /m needs: one",
+        ),
+        (
+            replace(MAC, models=(unsized("/m", ""),)),
+            REQUEST,
+            "has not determined how much memory /m needs: it has not been sized",
+        ),
+    ],
+)
+def test_a_mac_that_may_not(mac: Mac, request_: Request, reason: str) -> None:
+    assert ineligible_reason(mac, request_) == reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "on_disk", "found"),
+    [("", "abc", True), ("main", "abc", True), ("abc", "abc", True), ("abc", None, True), ("abc", "abd", False)],
+)
+def test_revisions(wanted: str, on_disk: str | None, found: bool) -> None:
+    mac = replace(MAC, models=(replace(MODEL, revision=on_disk),))
+    assert bool(wanted_model(mac, replace(REQUEST, revision=wanted))) == found
+
+
+@pytest.mark.parametrize(
+    ("toleration", "taint", "matches"),
+    [
+        (Toleration(exists=True), Taint("k", "v"), True),
+        (Toleration(), Taint("k", "v"), False),
+        (Toleration("k", exists=True), Taint("k", "v"), True),
+        (Toleration("k", exists=True), Taint("l", "v"), False),
+        (Toleration("k", value="v"), Taint("k", "v"), True),
+        (Toleration("k", value="w"), Taint("k", "v"), False),
+        (Toleration("k", value="v", effect="NoExecute"), Taint("k", "v"), False),
+        (Toleration("k", value="v", effect="NoSchedule"), Taint("k", "v"), True),
+    ],
+)
+def test_tolerations(toleration: Toleration, taint: Taint, matches: bool) -> None:
+    assert tolerates(toleration, taint) == matches
+
+
+def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
+    soft, hard, last = Taint("s", effect="PreferNoSchedule"), Taint("h", effect="NoExecute"), Taint("l")
+    assert untolerated([soft], []) is None
+    assert untolerated([soft, hard, last], []) == hard
+    assert untolerated([soft, hard, last], [Toleration("h", exists=True)]) == last
