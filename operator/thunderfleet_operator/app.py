@@ -149,8 +149,8 @@ class Operator:
 
     async def _start(self, tasks: list["asyncio.Task[None]"]) -> None:
         await self.lists.fill()
-        await self._index.warm()
         await self._load_keys()
+        await self._index.warm()
         self._synced.set()
         parts = {
             "leader": self.leader.run,

@@ -107,6 +107,7 @@ class Index:
 
     async def warm(self) -> None:
         """Reads the objects of Macs and cables in parts, with pauses, so that the first round has little to read at once."""
+        self._follow_keys()
         readers: dict[Collection, Callable[[Json], object]] = {
             NODEPROFILES: _model(NodeProfile),
             LINKS: _model(ThunderboltLink),

@@ -170,7 +170,7 @@ def failed(world: World) -> bool:
 async def test_objects_are_read_in_parts_before_the_first_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "AT_ONCE", 1)
     world.deploy()
-    warm = Index(world.cache)
+    warm = Index(world.cache, lambda: world.keys)
     pauses = 0
 
     async def count() -> None:
@@ -189,4 +189,4 @@ async def test_objects_are_read_in_parts_before_the_first_round(world: World, mo
     assert warm.profiles["studio-2"] is profiles["studio-2"], "not read again"
     changed = warm.profiles["studio-1"]
     assert changed is not None and changed.status.models == ()
-    assert warm.fleet.macs == Index(world.cache).fleet.macs and set(warm.deployments) == {"ns/md"}
+    assert warm.fleet.macs == Index(world.cache, lambda: world.keys).fleet.macs and set(warm.deployments) == {"ns/md"}
