@@ -380,7 +380,8 @@ class Reason(StrEnum):
     )
     PLAN_CHANGED = (
         "PlanChanged",
-        "The ConfigMap of a group's plan is not as the operator wrote it. The group keeps serving; no pod is made from it.",
+        "The ConfigMap of a group's plan was changed after the operator wrote it. The group keeps serving; no pod is created "
+        "from it.",
         "Find out who changed the ConfigMap in the message; then run `kubectl delete pod` for a pod of the group, which places "
         "it again.",
         (On.DEGRADED,),

@@ -260,7 +260,7 @@ class Prober:
                 await asyncio.gather(running.task, return_exceptions=True)
 
     async def _probe(self, probe: Probe) -> SessionResult:
-        if probe.kind in (ProbeKind.GPU, ProbeKind.MEMORY):
+        if not probe.target.node:
             with self.lock.alone():
                 found = await parent.run({"what": probe.kind.value, "seconds": probe.seconds})
                 return SessionResult(Figures.model_validate(found))

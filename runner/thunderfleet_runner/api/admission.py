@@ -67,7 +67,7 @@ class Admission:
         started = time.monotonic()
         if self._queue or not self._fits(tokens):
             if len(self._queue) >= self._queue_limit:
-                raise Full(f"the queue is full: {self._running} requests are running and {len(self._queue)} waiting", 5)
+                raise Full(f"the queue is full ({self._running} running, {len(self._queue)} waiting); retry later", 5)
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry = (tokens, turn)
             self._queue.append(entry)

@@ -28,7 +28,7 @@ from thunderfleet_agent.measure.schedule.due import (
 )
 from thunderfleet_agent.measure.schedule.figures import Figures, moved, result
 from thunderfleet_agent.measure.schedule.freshness import benchmarks_fresh
-from thunderfleet_agent.measure.schedule.probes import Key, Need, Probe, ProbeKind, Target
+from thunderfleet_agent.measure.schedule.probes import NEEDS, Key, Need, Probe, ProbeKind, Target, local_probes
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_agent.measure.session.probe_lock import MacBusy, ProbeLock
 from thunderfleet_agent.measure.session.rates import rate_mbps, trips
@@ -158,6 +158,12 @@ def test_a_group_closes_the_gpu_its_cables_and_the_way_to_its_members() -> None:
     assert gates.blocked_by(far, by_cable) is None
     assert "network" in (gates.blocked_by(far, (group(),)) or "")
     assert RDMA.needs == {Need.PEER, Need.LINK, Need.GPU}
+    assert CABLE.needs == {Need.PEER, Need.LINK} and LAN.needs == {Need.PEER}
+
+
+def test_every_kind_of_probe_says_what_it_needs() -> None:
+    assert set(NEEDS) == set(ProbeKind)
+    assert all(probe.needs == {Need.GPU} for probe in local_probes(MeasureSettings()))
 
 
 # --- the lock ---

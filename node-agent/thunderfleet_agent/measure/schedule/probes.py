@@ -1,6 +1,6 @@
 """The probes: what is measured, on what, how long a result is valid, and the limits. Pure.
 
-To add a probe of this Mac alone, change ``ProbeKind``, ``Probe.needs`` and ``local_probes`` here; ``settings``, and the chart's
+To add a probe of this Mac alone, change ``ProbeKind``, ``NEEDS`` and ``local_probes`` here; ``settings``, and the chart's
 values with their schema; ``figures`` (a figure of its own: metrics are named after figures); ``worker.child`` with a module for
 the measurement, which ``prober`` starts; the NodeProfile's field, which ``ledger`` writes and reads back; the agent's
 ``metrics``; and ``measure_cli`` with the choices of ``cli``.
@@ -8,8 +8,10 @@ the measurement, which ``prober`` starts; the NodeProfile's field, which ``ledge
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 
@@ -34,6 +36,15 @@ class Need(StrEnum):
     GPU = "GPU"
     LINK = "link"
     PEER = "peer"
+
+
+NEEDS: Final[Mapping[ProbeKind, frozenset[Need]]] = {
+    ProbeKind.GPU: frozenset({Need.GPU}),
+    ProbeKind.MEMORY: frozenset({Need.GPU}),
+    ProbeKind.SOCKET: frozenset({Need.PEER}),
+    # A rank keeps a core busy and wires memory.
+    ProbeKind.RDMA: frozenset({Need.PEER, Need.GPU}),
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -93,15 +104,8 @@ class Probe:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """RDMA needs the GPU too: a rank keeps a core busy and wires memory."""
-        if self.kind in (ProbeKind.GPU, ProbeKind.MEMORY):
-            return frozenset({Need.GPU})
-        needs = {Need.PEER}
-        if self.target.link:
-            needs.add(Need.LINK)
-        if self.kind is ProbeKind.RDMA:
-            needs.add(Need.GPU)
-        return frozenset(needs)
+        """What must be free while the probe runs; the cable of its target too."""
+        return NEEDS[self.kind] | ({Need.LINK} if self.target.link else set())
 
 
 def local_probes(settings: MeasureSettings) -> tuple[Probe, ...]:

@@ -108,7 +108,10 @@ def _unverified(outcome: Outcome) -> tuple[str, str] | None:
         return None
     name = f"ConfigMap {epoch.plan.namespace}/{epoch.config_map}"
     if epoch.finding.proof is Proof.WRONG:
-        return Reason.PLAN_CHANGED, f"group {epoch.group}: {name} is not as the operator wrote it; the group keeps running"
+        return (
+            Reason.PLAN_CHANGED,
+            f"group {epoch.group}: {name} was changed after the operator wrote it; the group keeps running",
+        )
     return (
         Reason.OPERATOR_KEY_LOST,
         f"group {epoch.group} was placed with a key that the operator no longer has, so the operator cannot ask it for its "

@@ -26,7 +26,7 @@ from thunderfleet_operator.observe.pods import Pod
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 MESSAGE_LENGTH = 1500
-LOOKING = "the planner is looking for a place"
+LOOKING = "the planner is looking for a placement"
 
 TRANSPORTS: dict[Backend, PlacedTransport] = {
     Backend.NONE: Transport.NONE,
