@@ -182,13 +182,14 @@ class RDMA(ApiModel):
 
 
 class Reachability(ApiModel):
-    """Address of another Node that the Mac's agent can connect to."""
+    """Address of another Node that the Mac's agent has dialled."""
 
-    node: Name = Field(description="Name of the Node that answered, verified by the certificate of its agent.")
+    node: Name = Field(description="Name of the Node. Where it answered, the certificate of its agent verifies it.")
     address: Address = Field(description="IP address of the other Node.")
     interface: Word | None = Field(default=None, description="Network interface of this Mac that the connection uses.")
     state: ReachabilityState = Field(
-        description="Reachable, or Suspect after a failed attempt. Three failed attempts remove the entry."
+        description="Reachable, Suspect after a failed attempt, or Unreachable after three. Placements do not use "
+        "unreachable addresses."
     )
     since: Time = Field(description="Time of the last change of state.")
     rtt_microseconds: Int64 | None = Field(default=None, description="Round-trip time in microseconds.")

@@ -190,10 +190,11 @@ class RDMADeviceState(StrEnum):
 
 
 class ReachabilityState(StrEnum):
-    """Whether an address answers: one failed round makes it Suspect, three remove the entry."""
+    """Whether an address answers: one failed round makes it Suspect, three make it Unreachable."""
 
     REACHABLE = "Reachable"
     SUSPECT = "Suspect"
+    UNREACHABLE = "Unreachable"
 
 
 class MeasurementTransport(StrEnum):

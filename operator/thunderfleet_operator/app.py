@@ -150,6 +150,7 @@ class Operator:
     async def _start(self, tasks: list["asyncio.Task[None]"]) -> None:
         await self.lists.fill()
         await self._load_keys()
+        await self._index.warm()
         self._synced.set()
         parts = {
             "leader": self.leader.run,

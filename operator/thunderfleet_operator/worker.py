@@ -62,7 +62,8 @@ class Worker:
         kind, _, name = key.partition("/")
         started = self._busy_since = time.monotonic()
         try:
-            again = await asyncio.wait_for(self._rounds[kind](name), ROUND_SECONDS)
+            async with asyncio.timeout(ROUND_SECONDS):
+                again = await self._rounds[kind](name)
         except NotLeading as error:
             log.warning("%s: %s", key, error)
             self._metrics.reconciles.labels(kind, "not-leading").inc()

@@ -117,7 +117,8 @@ def complete(fleet: "Fleet", name: str) -> bool:
 
 
 def reaches(item: Json) -> dict[tuple[str, str], Json]:
-    return {(fact["node"], fact["address"]): fact for fact in item.get("status", {}).get("reachability", [])}
+    facts = item.get("status", {}).get("reachability", [])
+    return {(fact["node"], fact["address"]): fact for fact in facts if fact["state"] != "Unreachable"}
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ class DialRounds:
         suspects = {(fact.node, fact.address) for fact in self.facts if fact.state is ReachabilityState.SUSPECT}
         all_others = self._rounds % OTHERS_ROUNDS == 0
         self._rounds += 1
-        known = {(fact.node, fact.address) for fact in self.facts}
+        known = {(fact.node, fact.address) for fact in self.facts if fact.state is not ReachabilityState.UNREACHABLE}
         self._tries = {target.key: self._tries.get(target.key, 0) + 1 for target in wanted if target.key not in known}
         due = [
             target

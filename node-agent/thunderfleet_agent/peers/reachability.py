@@ -1,6 +1,7 @@
 """The directed facts "this Mac reaches that address": recorded from the outcomes of dials. Pure; times are arguments.
 
-The first failed round marks an address Suspect; STRIKES in a row remove it.
+The first failed round marks an address Suspect, STRIKES in a row Unreachable, also one that has never been reached: whoever
+plans must know what was tried in vain.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 
+UNREACHABLE = ReachabilityState.UNREACHABLE
 STRIKES = 3
 # The published round trip is the median of ROUNDS rounds, replaced when it moves by half, but at most every RTT_SECONDS.
 ROUNDS = 5
@@ -48,15 +50,20 @@ class ReachabilityTable:
 
     def __init__(self, facts: Iterable[Reachability] = ()) -> None:
         self._entries = {(fact.node, fact.address): Entry(fact) for fact in facts}
+        self._strangers: dict[tuple[str, str], int] = {}
+        """Failed rounds of addresses without an entry."""
 
     @property
     def facts(self) -> tuple[Reachability, ...]:
-        return tuple(self._entries[key].fact for key in sorted(self._entries))[:MAX_REACHABILITY]
+        """Sorted by node and address; the unreachable ones are left out first when there are too many."""
+        found = sorted((entry.fact.state is UNREACHABLE, key) for key, entry in self._entries.items())[:MAX_REACHABILITY]
+        return tuple(self._entries[key].fact for key in sorted(key for _, key in found))
 
     def keep(self, wanted: Sequence[PeerAddress]) -> None:
         """Removes addresses that are no longer dialled."""
         keys = {target.key for target in wanted}
         self._entries = {key: entry for key, entry in self._entries.items() if key in keys}
+        self._strangers = {key: misses for key, misses in self._strangers.items() if key in keys}
 
     def record(self, outcome: DialOutcome, now: datetime) -> None:
         """Records the outcome of one dial."""
@@ -65,6 +72,7 @@ class ReachabilityTable:
         if outcome.rtt_microseconds is None:
             self._miss(key, now)
             return
+        self._strangers.pop(key, None)
         if entry is None or entry.fact.state is not ReachabilityState.REACHABLE or entry.fact.interface != outcome.interface:
             fact = Reachability(
                 node=outcome.target.node,
@@ -86,10 +94,15 @@ class ReachabilityTable:
 
     def _miss(self, key: tuple[str, str], now: datetime) -> None:
         entry = self._entries.get(key)
-        if entry is None:
-            return
-        entry.misses += 1
-        if entry.misses >= STRIKES:
-            del self._entries[key]
-        elif entry.fact.state is not ReachabilityState.SUSPECT:
-            entry.fact = entry.fact.model_copy(update={"state": ReachabilityState.SUSPECT, "since": now})
+        misses = (self._strangers.get(key, 0) if entry is None else entry.misses) + 1
+        if misses >= STRIKES:
+            if entry is None or entry.fact.state is not UNREACHABLE:
+                gone = Reachability(node=key[0], address=key[1], state=UNREACHABLE, since=now)
+                self._entries[key] = Entry(gone, misses=misses)
+                self._strangers.pop(key, None)
+        elif entry is None:
+            self._strangers[key] = misses
+        elif entry.fact.state is not UNREACHABLE:
+            entry.misses = misses
+            if entry.fact.state is not ReachabilityState.SUSPECT:
+                entry.fact = entry.fact.model_copy(update={"state": ReachabilityState.SUSPECT, "since": now})

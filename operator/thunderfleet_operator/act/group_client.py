@@ -201,7 +201,8 @@ class GroupClient:
         waits = [poller.asked.wait() for known, poller in self._pollers.items() if known[0] == key]
         if waits:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*waits), seconds)
+                async with asyncio.timeout(seconds):
+                    await asyncio.gather(*waits)
 
     def report(self, key: str, index: int, epoch: int) -> Report:
         """What rank 0 of this placement reported last; an empty report if it is not polled."""

@@ -121,7 +121,8 @@ def _dials(status: NodeProfileStatus) -> Dials | None:
         known = [rate for rate in (entry.sent_mbps, entry.received_mbps) if rate]
         if known:
             speeds[entry.node, entry.address] = min(known)
-    return Dials.of(((entry.node, entry.address) for entry in reached), speeds)
+    failed = ((e.node, e.address) for e in status.reachability if e.state is ReachabilityState.UNREACHABLE)
+    return Dials.of(((entry.node, entry.address) for entry in reached), speeds, failed)
 
 
 def _memory_rate(status: NodeProfileStatus) -> int:

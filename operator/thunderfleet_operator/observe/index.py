@@ -4,6 +4,7 @@ One rule for all of them: a value is made from objects, and is made again when t
 from has moved. An object that has not changed keeps its value, so whatever is made from values may compare them by identity.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -33,6 +34,9 @@ from thunderfleet_operator.watch.cache import (
     Cache,
     Collection,
 )
+
+AT_ONCE = 20
+"""Objects that ``warm`` reads without a pause."""
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -100,6 +104,22 @@ class Index:
             }
             known = self._kept[collection.name] = _Kept(store.revision, items, made)
         return cast("Mapping[str, T]", known.value)
+
+    async def warm(self) -> None:
+        """Reads the objects of Macs and cables in parts, with pauses, so that the first round has little to read at once."""
+        self._follow_keys()
+        readers: dict[Collection, Callable[[Json], object]] = {
+            NODEPROFILES: _model(NodeProfile),
+            LINKS: _model(ThunderboltLink),
+        }
+        for collection, read in readers.items():
+            objects, values = dict(self._cache[collection].items), dict[str, object]()
+            for number, (key, item) in enumerate(objects.items()):
+                values[key] = read(item)
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            # No revision: what has changed meanwhile is read by the round.
+            self._kept[collection.name] = _Kept(None, objects, values)
 
     def _table(self, name: str, collections: Iterable[Collection], make: Callable[[], T]) -> T:
         """A value made from whole collections."""

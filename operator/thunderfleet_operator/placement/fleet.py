@@ -52,19 +52,30 @@ def _shared(kinds: tuple[AddressKind, ...]) -> tuple[AddressKind, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """Addresses of other Macs that a Mac has reached: columns of equal length, sorted by node and then address."""
+    """Addresses of other Macs that a Mac has dialled.
+
+    The reached ones are columns of equal length, sorted by node and then address.
+    """
 
     nodes: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     speeds: tuple[int, ...] = ()
     """Measured Mbit/s of the slower direction, 0 if not measured; empty if nothing was measured."""
+    failed: frozenset[tuple[str, str]] = frozenset()
+    """Node and address of what was dialled and not reached. What is neither reached nor here has not been dialled."""
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]], speeds: Mapping[tuple[str, str], int] | None = None) -> "Dials":
+    def of(
+        cls,
+        pairs: Iterable[tuple[str, str]],
+        speeds: Mapping[tuple[str, str], int] | None = None,
+        failed: Iterable[tuple[str, str]] = (),
+    ) -> "Dials":
         """Sorted columns of ``pairs`` (node, address) with the ``speeds`` measured between them."""
         ordered = sorted(set(pairs))
         known = tuple(speeds.get(pair, 0) for pair in ordered) if speeds else ()
-        return cls(tuple(node for node, _ in ordered), tuple(address for _, address in ordered), known if any(known) else ())
+        nodes, addresses = tuple(node for node, _ in ordered), tuple(address for _, address in ordered)
+        return cls(nodes, addresses, known if any(known) else (), frozenset(failed))
 
     @property
     def rows(self) -> Iterable[tuple[str, str, int]]:
@@ -241,6 +252,16 @@ class Fleet:
                     found.setdefault(peer, []).append(mac.name)
             self._reached_by = {peer: tuple(names) for peer, names in found.items()}
         return self._reached_by.get(node, ())
+
+    def fails(self, node: str, peer: str, address: str) -> bool:
+        """Whether a Mac has dialled another at this address and not reached it."""
+        mac = self.macs.get(node)
+        return mac is not None and mac.dials is not None and (peer, address) in mac.dials.failed
+
+    def reaches(self, node: str, peer: str, address: str) -> bool:
+        """Whether a Mac has reached another at this address."""
+        mac = self.macs.get(node)
+        return mac is not None and mac.dials is not None and address in mac.dials.at(peer)
 
     def reached_addresses(self, node: str) -> frozenset[str]:
         """Addresses at which any Mac has reached a Mac."""

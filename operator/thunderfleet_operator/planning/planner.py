@@ -115,7 +115,8 @@ class Planner:
         while client.answered == count and (left := until - self._clock()) > 0:
             self._answered.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._answered.wait()
         return client.answered != count
 
     def _may_be_next(self, key: str, client: _Client) -> bool:
@@ -149,7 +150,9 @@ class Planner:
         self._wake.clear()
         idle = seconds is None or seconds > IDLE_SECONDS
         try:
-            await asyncio.wait_for(self._wake.wait(), IDLE_SECONDS if idle else seconds)
+            # Not wait_for, which loses a cancellation that comes together with the event.
+            async with asyncio.timeout(IDLE_SECONDS if idle else seconds):
+                await self._wake.wait()
         except TimeoutError:
             if idle:
                 await self._process.end()

@@ -104,6 +104,7 @@ class PlanningProcess:
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(asyncio.shield(process.wait()), KILL_SECONDS)
+            async with asyncio.timeout(KILL_SECONDS):
+                await process.wait()
         except TimeoutError:
             log.error("planning process %d has not ended %g s after SIGKILL", process.pid, KILL_SECONDS)

@@ -69,7 +69,9 @@ class WorkQueue:
                 return key
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), wait)
+                # Not wait_for, which loses a cancellation that comes together with the event.
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

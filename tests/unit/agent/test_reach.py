@@ -132,7 +132,7 @@ def outcome(rtt: int | None, by: str = "en2") -> DialOutcome:
     return DialOutcome(target, rtt, by) if rtt else DialOutcome(target, problem="silence")
 
 
-def test_one_failure_marks_suspect_three_remove_and_time_is_of_the_change() -> None:
+def test_one_failure_marks_suspect_three_unreachable_and_time_is_of_the_change() -> None:
     table = ReachabilityTable()
     table.record(outcome(None), START)
     assert not table.facts
@@ -141,7 +141,7 @@ def test_one_failure_marks_suspect_three_remove_and_time_is_of_the_change() -> N
     for second in (1, 2, 3):
         table.record(outcome(None), START + timedelta(seconds=second))
         states.append([(fact.state.value, (fact.since - START).seconds) for fact in table.facts])
-    assert states == [[("Suspect", 1)], [("Suspect", 1)], []]
+    assert states == [[("Suspect", 1)], [("Suspect", 1)], [("Unreachable", 3)]]
     table.record(outcome(400), START + timedelta(seconds=4))
     table.record(outcome(None), START + timedelta(seconds=5))
     table.record(outcome(400), START + timedelta(seconds=6))
@@ -171,8 +171,25 @@ def test_facts_follow_the_last_answers(rounds: list[int | None]) -> None:
     for number, trip in enumerate(rounds):
         table.record(outcome(trip), START + timedelta(seconds=number))
     silent = next((i for i, trip in enumerate(reversed(rounds)) if trip), len(rounds))
-    expected = [] if silent >= min(reachability.STRIKES, len(rounds)) and (silent == len(rounds) or silent >= 3) else [silent]
-    assert [fact.state.value for fact in table.facts] == ["Suspect" if count else "Reachable" for count in expected]
+    state = "Reachable" if not silent else "Suspect" if silent < reachability.STRIKES else "Unreachable"
+    never = silent == len(rounds)
+    expected = [] if never and silent < reachability.STRIKES else [state]
+    assert [fact.state.value for fact in table.facts] == expected
+    assert all(fact.rtt_microseconds is None for fact in table.facts if fact.state.value == "Unreachable")
+
+
+def test_what_was_tried_in_vain_is_published_after_what_was_reached() -> None:
+    table = ReachabilityTable()
+    targets = [PeerAddress(f"mac-{i:03}", "10.0.0.1", 9440, "0" * 64) for i in range(MAX_REACHABILITY + 10)]
+    for target in targets:
+        for _ in range(reachability.STRIKES):
+            table.record(DialOutcome(target, problem="silence"), START)
+    assert {fact.state.value for fact in table.facts} == {"Unreachable"} and len(table.facts) == MAX_REACHABILITY
+    table.record(DialOutcome(targets[-1], 400), START)
+    reached = [fact.node for fact in table.facts if fact.state.value == "Reachable"]
+    assert reached == [targets[-1].node] and len(table.facts) == MAX_REACHABILITY
+    table.keep(targets[:1])
+    assert [fact.node for fact in table.facts] == ["mac-000"]
 
 
 def test_what_is_no_longer_dialled_is_forgotten() -> None:
@@ -328,11 +345,11 @@ async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
     lost = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)), ports={1: "en2"}).status
     assert await rounds.round(lost, [CABLE])
     assert {fact.address: fact.state.value for fact in rounds.facts} == {"127.0.0.1": "Reachable", "127.0.0.2": "Suspect"}
-    # studio-2 no longer knows us: every reachable address becomes Suspect and is removed after three rounds.
+    # studio-2 no longer knows us: every reachable address becomes Suspect, and Unreachable after three rounds.
     known.clear()
     for _ in range(3):
         await rounds.round(lost, [CABLE])
-    assert rounds.facts == ()
+    assert {fact.address: fact.state.value for fact in rounds.facts} == dict.fromkeys(("127.0.0.1", "127.0.0.2"), "Unreachable")
 
 
 async def test_the_macs_of_a_group_are_read_by_name_and_dialled(listening: Listening, make_identity: Any, kube: Any) -> None:

@@ -192,7 +192,8 @@ def test_a_lan_address_comes_before_a_tailscale_one() -> None:
 
 
 def test_a_cable_comes_before_the_lan_for_a_ring_and_after_it_for_jaccl() -> None:
-    macs = tuple(mac(n, 6, SPLITS, backends=BOTH, **dialled(n, "ab".replace(n, ""))) for n in "ab")
+    over = {"a": [("b", "10.0.0.98"), ("b", "169.254.98.97")], "b": [("a", "10.0.0.97"), ("a", "169.254.97.98")]}
+    macs = tuple(mac(n, 6, SPLITS, backends=BOTH, dials=Dials.of(over[n])) for n in "ab")
     request = Request(path=PATH, memory=NO_KV, ring_without_relay=True)
     found = placed(plan(Fleet(macs, [cable("a", "b", rdma="it is Down")]), request))
     assert found.ranks[1].ring_address == "169.254.98.97" and found.ranks[1].coordinator == "169.254.97.98"

@@ -394,3 +394,12 @@ async def test_a_question_that_is_being_answered_is_not_asked_again(run: Run) ->
     await run.wants("other", where(3))
     assert await run.asked(2) == where(3)
     run.script.says(NO)
+
+
+async def test_a_planner_that_is_cancelled_together_with_a_question_ends(run: Run) -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+    run.planner._wake.set()
+    run.task.cancel()
+    done, _ = await asyncio.wait({run.task}, timeout=30)
+    assert done

@@ -25,7 +25,7 @@ def hop_obstacle(fleet: Fleet, one: str, other: str, transport: PlacedTransport)
     cables = sorted((c for c in fleet.links(one) if c.other(one) == other), key=lambda c: (-c.speed_mbps, c.name))
     for cable in cables:
         if cable.connected:
-            problem = rdma_problem(cable) if rdma else ring_problem(cable)
+            problem = rdma_problem(cable) if rdma else ring_problem(fleet, cable)
             return Obstacle(COST_SETTING, f"{pair}: {problem}")
     if not rdma and not cables and fleet.macs[one].dials is not None:
         return Obstacle(COST_CHECK, f"{pair}: no Thunderbolt cable, and no connection over the LAN")

@@ -1,11 +1,13 @@
 """Which Macs can be rank 0, and at which address each other rank reaches it.
 
-Best is the Mac that most others can dial; then the one with the better addresses, the most free memory, the first name.
-Addresses that no Mac has reached are not used. If no Mac of the group publishes what it has reached, a Mac is assumed to be
-reachable at its Node's address.
+Best is the Mac that most others have reached; then the one with the better addresses, the most free memory, the first name. No
+Mac uses an address that it has dialled and not reached. It uses one that it has not dialled only if it has reached none: first
+those on a LAN that another Mac has reached, then those at the far ends of its cables. If no Mac of the group publishes what it
+has dialled, a Mac is assumed to be reachable at its Node's address.
 """
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 
@@ -13,42 +15,65 @@ from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
 from thunderfleet_operator.placement.graph.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank
 
 CABLE = AddressKind(Kind.THUNDERBOLT)
-Addresses = Mapping[str, tuple[int, bool]]
-"""Addresses with their ranks; less is better."""
-Route = tuple[tuple[int, bool], str, bool]
-"""How one Mac dials another: rank of the address, the address, and whether that Mac itself has reached it there."""
 
 
-def _addresses(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind, ...]) -> Mapping[str, Addresses]:
-    """Where ``one`` reaches each of the others: at the far ends of its cables, and where it has reached them."""
-    found: dict[str, dict[str, tuple[int, bool]]] = {name: {} for name in others}
-    name, by_cable = one.name, address_rank(CABLE, order)
-    for cable in fleet.links(name):
-        here, there = (cable.a, cable.b) if cable.a.node == name else (cable.b, cable.a)
-        if there.node in found and cable.connected and here.address and there.address:
-            found[there.node][there.address] = by_cable
+class Proof(IntEnum):
+    """What shows that a Mac reaches an address, the best first."""
+
+    ITSELF = 0
+    """It has reached the address."""
+    OTHERS = 1
+    """Another Mac has."""
+    CABLE = 2
+    """A cable leads there, over which it has not been dialled."""
+
+
+Route = tuple[Proof, tuple[int, bool], str]
+"""A way to dial a Mac, less is better: proof, rank of the address, address."""
+
+
+def _routes(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind, ...]) -> Mapping[str, Route]:
+    """The best way from ``one`` to each of the others that it has dialled or has a cable to."""
+    found: dict[str, Route] = {}
+    cabled: set[tuple[str, str]] = set()
+    by_cable = address_rank(CABLE, order)
+    # Without any dials, a cable is as good as any other way.
+    proof = Proof.CABLE if one.dials is not None else Proof.ITSELF
+    for cable in fleet.links(one.name):
+        here, there = (cable.a, cable.b) if cable.a.node == one.name else (cable.b, cable.a)
+        if there.node in others and cable.connected and here.address and there.address:
+            cabled.add((there.node, there.address))
+            route = (proof, by_cable, there.address)
+            if not fleet.fails(one.name, there.node, there.address) and (there.node not in found or route < found[there.node]):
+                found[there.node] = route
     if one.dials is not None:
         for node, address in zip(one.dials.nodes, one.dials.addresses, strict=True):
-            if node in found:
-                found[node][address] = address_rank(others[node].kinds.get(address, UNKNOWN), order)
+            if node in others:
+                known = (node, address) in cabled
+                rank = by_cable if known else address_rank(others[node].kinds.get(address, UNKNOWN), order)
+                route = (Proof.ITSELF, rank, address)
+                if node not in found or route < found[node]:
+                    found[node] = route
     return found
 
 
-def _route(fleet: Fleet, other: Mac, addresses: Addresses, published: bool, order: tuple[Kind, ...]) -> Route | None:
-    """How a Mac that reaches ``other`` at ``addresses`` dials it; None if no Mac has reached it.
+def _route(fleet: Fleet, one: str, other: Mac, known: Route | None, published: bool, order: tuple[Kind, ...]) -> Route | None:
+    """How the Mac ``one`` dials ``other``; None if nothing shows that it can. ``known``: by its own dials and cables.
 
-    ``published``: whether any Mac of the group publishes what it has reached.
+    ``published``: whether any Mac of the group publishes what it has dialled.
     """
-    if published and len(addresses) == 1:
-        ((only, rank),) = addresses.items()
-        return rank, only, True
-    itself = bool(addresses)
     if not published and other.address:
-        return address_rank(other.kinds.get(other.address, UNKNOWN), order), other.address, itself
-    if not itself and published:
-        addresses = {at: address_rank(other.kinds.get(at, UNKNOWN), order) for at in fleet.reached_addresses(other.name)}
-    best = min([(rank, address) for address, rank in addresses.items()], default=None)
-    return (*best, itself) if best is not None else None
+        proof = Proof.ITSELF if known is not None else Proof.OTHERS
+        return proof, address_rank(other.kinds.get(other.address, UNKNOWN), order), other.address
+    if not published or (known is not None and known[0] is Proof.ITSELF):
+        return known
+    routes = [known] if known is not None else []
+    for address in fleet.reached_addresses(other.name):
+        kind = other.kinds.get(address, UNKNOWN)
+        # The address of a port is reached over that port's cable only.
+        if kind.kind is not Kind.THUNDERBOLT and not fleet.fails(one, other.name, address):
+            routes.append((Proof.OTHERS, address_rank(kind, order), address))
+    return min(routes, default=None)
 
 
 def coordinators(fleet: Fleet, macs: Sequence[Mac], transport: PlacedTransport) -> dict[str, dict[str, str]]:
@@ -59,14 +84,18 @@ def coordinators(fleet: Fleet, macs: Sequence[Mac], transport: PlacedTransport) 
     published = any([mac.dials is not None for mac in macs])
     order = RING_ORDER if transport is Transport.RING else SIDE_ORDER
     by_name = {mac.name: mac for mac in macs}
-    known = [(mac.name, _addresses(fleet, mac, by_name, order)) for mac in macs]
+    known = [(mac.name, _routes(fleet, mac, by_name, order)) for mac in macs]
     ranked = []
     for zero in macs:
-        found = [(name, _route(fleet, zero, to[zero.name], published, order)) for name, to in known if name != zero.name]
+        found = [
+            (name, _route(fleet, name, zero, to.get(zero.name), published, order)) for name, to in known if name != zero.name
+        ]
         routes = {name: route for name, route in found if route is not None}
         if len(routes) == len(found):
-            direct = sum([itself for _, _, itself in routes.values()])
-            ranks = sorted([rank for rank, _, _ in routes.values()])
-            ranked.append(((-direct, ranks, -zero.free_bytes, zero.name), routes))
+            proofs = sorted([(proof, rank) for proof, rank, _ in routes.values()])
+            direct = sum([proof is Proof.ITSELF for proof, _ in proofs])
+            nobody = sum([proof is Proof.CABLE for proof, _ in proofs])
+            ranks = sorted([rank for _, rank in proofs])
+            ranked.append(((-direct, nobody, ranks, -zero.free_bytes, zero.name), routes))
     ranked.sort(key=lambda entry: entry[0])
-    return {key[-1]: {name: address for name, (_, address, _) in routes.items()} for key, routes in ranked}
+    return {key[-1]: {name: address for name, (_, _, address) in routes.items()} for key, routes in ranked}

@@ -2,8 +2,9 @@
 
 JACCL needs a cable that supports RDMA at both ends, and free queue pairs on both devices. A ring needs a connection from each
 rank to the next. A Thunderbolt cable with addresses at both ends provides one in both directions, even if only one end detects
-the other. Over a LAN, only what an agent has reached counts. Such a hop is relayed by the supervisors, as anyone who reaches
-a ring's port can run code there. Supervisors can open the relay from either end, so reachability in one direction is enough.
+the other, unless an agent has dialled one of these addresses and not reached it. Over a LAN, only what an agent has reached
+counts. Such a hop is relayed by the supervisors, as anyone who reaches a ring's port can run code there. Supervisors can open
+the relay from either end, so reachability in one direction is enough.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -68,22 +69,38 @@ def rdma_problem(cable: Cable) -> str | None:
     return None
 
 
-def ring_problem(cable: Cable) -> str | None:
+def ring_problem(fleet: Fleet, cable: Cable) -> str | None:
     """Why this cable cannot carry a ring's hop; None if it can."""
     if not cable.connected:
         return "neither end detects the cable"
     for end in (cable.a, cable.b):
         if not end.address:
             return f"{end.node} has no address at its end of the cable"
+    for near, far in ((cable.a, cable.b), (cable.b, cable.a)):
+        if fleet.fails(near.node, far.node, far.address or ""):
+            return f"{near.node} cannot reach {far.node} at {far.address}"
     return None
 
 
+def _is_proven(fleet: Fleet, cable: Cable) -> bool:
+    """Whether the agents at both ends have reached each other over this cable."""
+    ends = ((cable.a, cable.b), (cable.b, cable.a))
+    return all(fleet.reaches(near.node, far.node, far.address or "") for near, far in ends)
+
+
 def _cable_hops(
-    fleet: Fleet, node: str, problem: Callable[[Cable], str | None], measured: Callable[[Cable], int]
+    fleet: Fleet,
+    node: str,
+    problem: Callable[[Cable], str | None],
+    measured: Callable[[Cable], int],
+    *,
+    dialled: bool = False,
 ) -> dict[str, Hop]:
     """Hops by the one cable that each pair uses in both directions.
 
-    Of several, it is one that no other group uses, then the fastest (measured, else negotiated), then the first by name.
+    Of several, it is one over which the agents have reached each other, then one that no other group uses, then the fastest
+    (measured, else negotiated), then the first by name. ``dialled``: whether it matters what was reached, as RDMA needs no
+    address.
     """
     found: dict[str, Hop] = {}
     for cable in fleet.links(node):
@@ -93,13 +110,14 @@ def _cable_hops(
             continue
         speed = measured(cable)
         hop = Hop(speed or cable.speed_mbps, int(cable.in_use), cable, far.address, False, False, speed > 0)
-        if peer not in found or _cable_order(hop) < _cable_order(found[peer]):
+        if peer not in found or _cable_order(fleet, hop, dialled) < _cable_order(fleet, found[peer], dialled):
             found[peer] = hop
     return found
 
 
-def _cable_order(hop: Hop) -> tuple[int, int, str]:
-    return hop.shared, -hop.speed_mbps, hop.cable.name if hop.cable is not None else ""
+def _cable_order(fleet: Fleet, hop: Hop, dialled: bool) -> tuple[bool, int, int, str]:
+    assert hop.cable is not None
+    return dialled and not _is_proven(fleet, hop.cable), hop.shared, -hop.speed_mbps, hop.cable.name
 
 
 def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
@@ -147,7 +165,7 @@ def ring_hops(fleet: Fleet, node: str, lan: LANHops | None = None) -> dict[str, 
 
     A Mac that was not reached from here, but has reached this one, is reached by a relay that it opens.
     """
-    found = _cable_hops(fleet, node, ring_problem, _ring_measured)
+    found = _cable_hops(fleet, node, lambda cable: ring_problem(fleet, cable), _ring_measured, dialled=True)
     if lan is None:
         return found
     mac, macs = fleet.macs[node], fleet.macs

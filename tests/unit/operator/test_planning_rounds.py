@@ -1,0 +1,192 @@
+"""Rounds while the planner is slow, hangs or fails: the rest of the operator goes on."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.clock import Moment
+from thunderfleet_operator.observe import index
+from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.placement import Unplaceable, WherePlaced
+from thunderfleet_operator.planning.planner import Planner
+from thunderfleet_operator.planning.process import PlanningProcess
+from thunderfleet_operator.reconcile import PATIENCE_SECONDS
+from thunderfleet_operator.watch import leader as election
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES
+from thunderfleet_operator.watch.leader import Leader
+from thunderfleet_operator.watch.workqueue import WorkQueue
+from thunderfleet_operator.worker import Worker
+
+from tests.support.waiting import until_async
+from tests.unit.operator.test_leader import Leases
+from tests.unit.operator.world import GIB, World
+
+CABLE = "studio-1.tb1--studio-2.tb1"
+HANGS = ("-c", "import time; time.sleep(600)")
+
+
+async def out_of_patience(world: World) -> None:
+    """Rounds until one goes on without the planner's answer."""
+    assert await world.round() == PATIENCE_SECONDS
+    world.later(PATIENCE_SECONDS)
+    await world.round()
+
+
+async def test_nothing_is_written_before_the_planner_has_had_its_time(world: World) -> None:
+    world.planner.silent = True
+    world.deploy()
+    before = world.versions()
+    assert await world.round() == PATIENCE_SECONDS
+    assert world.versions() == before
+    world.later(PATIENCE_SECONDS)
+    await world.round()
+    assert world.condition("Placed")[:2] == ("False", "Pending")
+    assert world.md.status.groups[0].message == "the planner is looking for a place"
+    world.planner.silent = False
+    await world.round()
+    assert world.condition("Placed")[0] == "True" and world.pods()
+
+
+async def test_a_group_that_serves_does_not_wait_for_the_place_of_another(world: World) -> None:
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.deploy(nodes={"max": 1})
+    await world.round()
+    world.run_pods()
+    world.say("Ready", 1)
+    await world.round()
+    serving = set(world.pods())
+    world.planner.silent = True
+    world.edit(replicas=2)
+    await out_of_patience(world)
+    assert set(world.pods()) == serving and [group.state for group in world.md.status.groups] == ["Ready", "Pending"]
+    (question,) = [asked for asked in world.planner.asked if isinstance(asked, WherePlaced)][-1:]
+    assert question.fleet.macs["big-1"].in_use, "the group that serves keeps its memory"
+    # A changed spec is planned before the group that serves is drained for it.
+    world.edit(replicas=1, memory={"contextTokens": 1024})
+    await out_of_patience(world)
+    assert world.md.status.groups[0].state == "Ready" and not world.drained
+    world.planner.silent = False
+    await world.round()
+    assert world.md.status.groups[0].state == "Draining"
+
+
+async def test_what_a_failed_group_waits_for_is_remembered_while_the_planner_is_silent(world: World) -> None:
+    world.deploy(recovery={"maxRestarts": 3, "backoffSeconds": 10, "backoffLimitSeconds": 300})
+    await world.round()
+    world.run_pods()
+    failure = {"fault": "Bug", "reason": "Odd", "message": "it broke", "at": world.now}
+    world.say("GaveUp", 1, failure=failure)
+    await world.round()
+    due = world.md.status.groups[0].next_restart_time
+    world.planner.silent = True
+    world.later(10)
+    await out_of_patience(world)
+    group = world.md.status.groups[0]
+    assert group.next_restart_time == due and "looking for a place" in group.message and "it broke" in group.message
+    world.planner.silent = False
+    await world.round()
+    assert (world.md.status.groups[0].epoch, world.md.status.groups[0].restarts) == (2, 1)
+
+
+async def test_a_group_that_cannot_be_placed_is_not_planned_again_on_the_same_fleet(world: World) -> None:
+    world.deploy(replicas=3, nodes={"min": 9})
+    await world.round()
+    assert world.condition("Placed")[0] == "False" and len(world.planner.asked) == 1, "groups alike share an answer"
+    for _ in range(3):
+        world.later(30)
+        await world.round()
+    assert len(world.planner.asked) == 1
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.planner.silent = True
+    status = world.md.status
+    await world.round()
+    assert len(world.planner.asked) == 2 and world.md.status == status, "the last answer is shown until there is another"
+
+
+async def test_a_planner_that_fails_is_told_and_asked_again(world: World) -> None:
+    world.planner.silent = True
+    world.deploy()
+    await world.round()
+    question = world.planner.asked[-1]
+    answer = Unplaceable(Reason.PLANNING_FAILED, "the planner did not answer within 15 s")
+    world.planner.answers("ns/md").put(0, question, answer, final=False)
+    await world.round()
+    assert world.condition("Placed") == ("False", "PlanningFailed", "the planner did not answer within 15 s")
+    assert world.condition("Ready")[1] == "PlanningFailed"
+    asked = len(world.planner.asked)
+    await world.round()
+    assert len(world.planner.asked) == asked + 1
+    world.planner.silent = False
+    await world.round()
+    assert world.condition("Placed")[0] == "True"
+
+
+async def test_a_hung_planner_costs_neither_the_lease_nor_other_rounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(election, "RENEW_SECONDS", 0.02)
+    leases: Any = Leases()
+    leader = Leader(leases, "ns", "one", lambda: None, Moment.now)
+    queue, rounds = WorkQueue(), list[str]()
+
+    async def link(name: str) -> None:
+        await world.links.round(name)
+        rounds.append(name)
+
+    async def refill() -> None:
+        return
+
+    process = PlanningProcess(seconds=3, program=HANGS)
+    planner = Planner(process, lambda key: queue.add(f"{DEPLOYMENTS.name}/{key}"))
+    monkeypatch.setattr(world.reconciler, "_planner", planner)
+    worker = Worker(
+        queue, {DEPLOYMENTS.name: world.reconciler.deployment, LINKS.name: link}, world.metrics, leader.leading, refill
+    )
+    parts = [asyncio.create_task(part.run()) for part in (leader, planner, worker)]
+    try:
+        await until_async(leader.leading)
+        world.deploy()
+        queue.add(f"{DEPLOYMENTS.name}/ns/md")
+        await until_async(lambda: process.pid is not None, "the process has the question")
+        for count in range(1, 4):
+            version = leases.version
+            queue.add(f"{LINKS.name}/{CABLE}")
+            await until_async(lambda count=count: len(rounds) >= count, "another key has its round")  # type: ignore[misc]
+            await until_async(lambda version=version: leases.version > version + 3, "the Lease is renewed")  # type: ignore[misc]
+            assert leader.leading() and not worker.stuck
+        await until_async(lambda: failed(world), "status says what is wrong")
+        assert world.condition("Placed")[2] == "the planner did not answer within 3 s" and process.pid is None
+        assert leader.leading()
+    finally:
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+
+
+def failed(world: World) -> bool:
+    conditions = world.md.status.conditions
+    return any(condition.reason == "PlanningFailed" for condition in conditions)
+
+
+async def test_objects_are_read_in_parts_before_the_first_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "AT_ONCE", 1)
+    world.deploy()
+    warm = Index(world.cache, lambda: world.keys)
+    pauses = 0
+
+    async def count() -> None:
+        nonlocal pauses
+        while True:
+            pauses += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await warm.warm()
+    counting.cancel()
+    objects = len(world.cache[NODEPROFILES].items) + len(world.cache[LINKS].items)
+    assert pauses >= objects
+    profiles = dict(warm._kept["nodeprofiles"].value)
+    world.change(NODEPROFILES, "studio-1", lambda item: item["status"].update(models=[]))
+    assert warm.profiles["studio-2"] is profiles["studio-2"], "not read again"
+    changed = warm.profiles["studio-1"]
+    assert changed is not None and changed.status.models == ()
+    assert warm.fleet.macs == Index(world.cache, lambda: world.keys).fleet.macs and set(warm.deployments) == {"ns/md"}
