@@ -1,6 +1,6 @@
 """What was dialled decides what is used: against an oracle, over random dials in both directions."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -54,7 +54,7 @@ def cable(one: str, other: str, rdma: str | None = None) -> Cable:
     return Cable(one + other, *ends, 80_000, rdma_problem=rdma)
 
 
-def fleet_of(dials: dict[str, Dials | None], cables: tuple[Cable, ...]) -> Fleet:
+def fleet_of(dials: Mapping[str, Dials | None], cables: tuple[Cable, ...]) -> Fleet:
     def kinds(name: str) -> AddressKinds:
         ports = {at(name, peer): AddressKind(Kind.THUNDERBOLT) for peer in NAMES if peer != name}
         return AddressKinds.of({lan(name, 0): AddressKind(Kind.ETHERNET), lan(name, 1): AddressKind(Kind.WIFI), **ports})
@@ -81,7 +81,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
         dials[name] = None if draw(st.integers(0, 4)) == 0 else Dials.of(reached, failed=failed)
     rdma = draw(st.sampled_from((None, "it is off")))
     pairs = draw(st.sets(st.sampled_from(("ab", "ac", "bc"))))
-    return fleet_of(dials, tuple(cable(*pair, rdma=rdma) for pair in sorted(pairs)))
+    return fleet_of(dials, tuple(cable(pair[0], pair[1], rdma=rdma) for pair in sorted(pairs)))
 
 
 @dataclass(frozen=True)
