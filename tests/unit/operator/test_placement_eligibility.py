@@ -29,7 +29,7 @@ def unsized(path: str, problem: str) -> ModelFacts:
     ("mac", "request_", "reason"),
     [
         (MAC, replace(REQUEST, avoid={"a": "is avoided"}), "is avoided"),
-        (replace(MAC, ready=False), REQUEST, "is not Ready"),
+        (replace(MAC, ready=False), REQUEST, "is not Ready: switch it on, or check its kubelet"),
         (replace(MAC, schedulable=False), REQUEST, "is cordoned (kubectl uncordon a)"),
         (replace(MAC, quarantine="why"), REQUEST, "is quarantined until it reboots: why"),
         (

@@ -42,7 +42,7 @@ async def test_nothing_is_written_before_the_planner_has_had_its_time(world: Wor
     world.later(PATIENCE_SECONDS)
     await world.round()
     assert world.condition("Placed")[:2] == ("False", "Pending")
-    assert world.md.status.groups[0].message == "the planner is looking for a place"
+    assert world.md.status.groups[0].message == "the planner is looking for a placement"
     world.planner.silent = False
     await world.round()
     assert world.condition("Placed")[0] == "True" and world.pods()
