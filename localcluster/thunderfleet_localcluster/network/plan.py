@@ -96,6 +96,19 @@ def unplug_cable(plan: Layout, faults: FaultState, on: Collection[str], index: i
     return NetworkPlan("", {name: f"link del {end.interface}\n"}, ())
 
 
+def links_of(plan: Layout, faults: FaultState, name: str) -> tuple[str, list[tuple[str, str]]]:
+    """What connects a machine: its LAN port in the supervisor's namespace, and the other ends of its cables."""
+    present = faults.rewired(plan)
+    position = [machine.name for machine in present.machines].index(name)
+    others = [
+        (other, end.interface)
+        for index in sorted({end.index for end in present.machines[position].ends})
+        for other, end in ends_of(present, index)
+        if other != name
+    ]
+    return _lan_port_name(position), others
+
+
 def lan_port(index: int, plugged: bool) -> str:
     """``ip`` commands that unplug a machine from the LAN (its en0 loses its carrier), or plug it in."""
     return f"link set {_lan_port_name(index)} {'up' if plugged else 'down'}\n"

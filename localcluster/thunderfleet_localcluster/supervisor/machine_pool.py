@@ -1,6 +1,7 @@
 """All machines of the cluster: their files, their power, their network, and the faults that apply to them."""
 
 import asyncio
+import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from thunderfleet_localcluster.fleet.layout import KUBELET_PORT, Layout, Machine
 from thunderfleet_localcluster.machines.children import Children
 from thunderfleet_localcluster.machines.machine import Machine
 from thunderfleet_localcluster.network.namespaces import ip_batch, program
-from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, plug_in
+from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, links_of, plug_in
 from thunderfleet_localcluster.recorded import jaccl
 from thunderfleet_localcluster.recorded.folder import write_machine
 from thunderfleet_localcluster.supervisor.changes import Change, Situation
@@ -94,6 +95,7 @@ class MachinePool:
         await machine.switch_off()
         self.faults = self.faults.with_power(machine.name, False)
         self._write_commands()
+        await self._disconnect(machine.name)
 
     async def switch_on(self, machine: Machine) -> None:
         """Start a machine again. Raises LocalClusterError if it is on."""
@@ -107,6 +109,20 @@ class MachinePool:
     async def _connect(self, started: Sequence[str]) -> None:
         if self.plan.mode == "namespaces":
             await self._configure(plug_in(self.plan, self.faults, self._pids(), started))
+
+    async def _disconnect(self, name: str) -> None:
+        """Removes the links of a machine that is off.
+
+        The kernel removes them with the machine's namespace, but not before the last connection in it has timed out.
+        """
+        if self.plan.mode != "namespaces":
+            return
+        port, others = links_of(self.plan, self.faults, name)
+        with contextlib.suppress(LocalClusterError):
+            ip_batch(f"link del {port}\n")
+        for other, interface in others:
+            if self.machines[other].on:
+                await self._run(other, [program("ip") or "ip", "link", "del", interface], optional=True)
 
     def _pids(self) -> dict[str, int]:
         return {name: machine.pid for name, machine in self.machines.items() if machine.on}

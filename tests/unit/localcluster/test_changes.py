@@ -9,7 +9,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import FaultState
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import Layout, Mode, plan_layout
-from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, lan_commands, plug_in, rate_rule
+from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, lan_commands, links_of, plug_in, rate_rule
 from thunderfleet_localcluster.supervisor.changes import Change, Situation, decide, machine_named
 
 FLEET = """
@@ -153,6 +153,11 @@ def test_machines_that_start_get_their_lan_port_and_every_cable_whose_machines_a
     assert both.inside["b"].endswith("dev en2\nlink set en2 up\nlink set en3 up\n")
     assert both.tc == (Tc("a", rate_rule("en3", 500)), Tc("b", rate_rule("en3", 500)))
     assert plug_in(plan(), FaultState(), PIDS, []) == NetworkPlan("", {}, ())
+
+
+def test_the_links_of_a_machine_are_its_lan_port_and_the_other_ends_of_its_cables() -> None:
+    assert links_of(plan(), FaultState(), "b") == ("lan-1", [("a", "en2"), ("a", "en3")])
+    assert links_of(plan(), FaultState(), "l")[1] == []
 
 
 def test_faults_outlast_a_restart() -> None:
