@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from thunderfleet_runner.framing import BrokenStream
-from thunderfleet_runner.protocol import Prompt, Sampling
+from thunderfleet_runner.protocol import Prompt, Sampling, decode
 
 Endpoint = Literal["chat", "completion"]
 
@@ -111,15 +110,9 @@ _ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 
 def decode_question(body: bytes) -> Question:
     """The message in a frame's body. Raises BrokenStream."""
-    try:
-        return _QUESTION.validate_json(body)
-    except ValueError as error:
-        raise BrokenStream(f"not a message from a supervisor: {' '.join(str(error).split())[:300]}") from error
+    return decode(_QUESTION, body, "a supervisor")
 
 
 def decode_answer(body: bytes) -> Answer:
     """The message in a frame's body. Raises BrokenStream."""
-    try:
-        return _ANSWER.validate_json(body)
-    except ValueError as error:
-        raise BrokenStream(f"not a message from an intake: {' '.join(str(error).split())[:300]}") from error
+    return decode(_ANSWER, body, "an intake")

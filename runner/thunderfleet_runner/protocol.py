@@ -18,7 +18,7 @@ import base64
 import itertools
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from thunderfleet_crds.plan import MemoryPlan
@@ -354,6 +354,7 @@ FromRank = Annotated[
     Field(discriminator="type"),
 ]
 
+M = TypeVar("M")
 _TO_RANK: TypeAdapter[ToRank] = TypeAdapter(ToRank)
 _FROM_RANK: TypeAdapter[FromRank] = TypeAdapter(FromRank)
 
@@ -363,21 +364,19 @@ def encode(message: BaseModel) -> bytes:
     return frame(message.model_dump_json(exclude_defaults=False).encode())
 
 
-def _text(error: ValueError) -> str:
-    return " ".join(str(error).split())[:300]
+def decode(messages: TypeAdapter[M], body: bytes, sender: str) -> M:
+    """The message in a frame's body. ``sender``: for the error, such as "a rank". Raises BrokenStream."""
+    try:
+        return messages.validate_json(body)
+    except ValueError as error:
+        raise BrokenStream(f"not a message from {sender}: {' '.join(str(error).split())[:300]}") from error
 
 
 def decode_to_rank(body: bytes) -> ToRank:
     """The message in a frame's body. Raises BrokenStream."""
-    try:
-        return _TO_RANK.validate_json(body)
-    except ValueError as error:
-        raise BrokenStream(f"not a message from a supervisor: {_text(error)}") from error
+    return decode(_TO_RANK, body, "a supervisor")
 
 
 def decode_from_rank(body: bytes) -> FromRank:
     """The message in a frame's body. Raises BrokenStream."""
-    try:
-        return _FROM_RANK.validate_json(body)
-    except ValueError as error:
-        raise BrokenStream(f"not a message from a rank: {_text(error)}") from error
+    return decode(_FROM_RANK, body, "a rank")

@@ -86,7 +86,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 @dataclass(frozen=True)
 class Known:
-    """What one Mac knows of the ways to another, told without the planner's code."""
+    """What one Mac knows of the ways to another, computed without the planner's code."""
 
     reached: frozenset[str]
     usable: frozenset[str]
