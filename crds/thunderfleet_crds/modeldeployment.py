@@ -35,6 +35,7 @@ from thunderfleet_crds.fields import (
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
 from thunderfleet_crds.vocabulary import (
     ConditionType,
+    FailbackPolicy,
     FaultClass,
     GroupPhase,
     PlacedSplit,
@@ -201,6 +202,11 @@ class Recovery(ApiModel):
     backoff_limit_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=300, description="Maximum delay before a restart in seconds."
     )
+    failback: FailbackPolicy = Field(
+        default=FailbackPolicy.WHEN_IDLE,
+        description="Whether a group that a broken cable has moved goes back to a better placement: WhenIdle (when no request "
+        "runs and the cable has worked for 30 s, twice as long after each further interruption, at most 30 min), or Never.",
+    )
 
 
 class BenchmarkSpec(ApiModel):
@@ -284,8 +290,24 @@ class Failure(ApiModel):
         default=None, description="Number of the rank that failed first."
     )
     node: Name | None = Field(default=None, description="Name of the Node that the failure occurred on.")
+    link: Name | None = Field(
+        default=None, description="Name of the ThunderboltLink, if a cable that the group uses has a known fault."
+    )
     message: Message = Field(default="", description="Human-readable description of the failure and of what to do.")
     time: Time = Field(description="Time of the failure.")
+
+
+class LostPlace(ApiModel):
+    """The placement that a group has lost because of a cable. See spec.recovery.failback."""
+
+    transport: PlacedTransport | None = Field(default=None, description="Transport of the placement.")
+    nodes: Annotated[tuple[Name, ...], Field(max_length=MAX_RANKS)] = Field(
+        default=(), description="Names of the Nodes of the placement, by rank."
+    )
+    links: Annotated[tuple[Name, ...], Field(max_length=8)] = Field(
+        default=(), description="Names of the ThunderboltLinks that failed, the most recent last."
+    )
+    returning: bool = Field(default=False, description="Whether the group drains to go back to a better placement.")
 
 
 class Group(ApiModel):
@@ -317,6 +339,10 @@ class Group(ApiModel):
     restarts: Count = Field(default=0, description="Number of restarts after failures that count against recovery.maxRestarts.")
     next_restart_time: Time | None = Field(default=None, description="Time of the next restart, while the group backs off.")
     last_failure: Failure | None = Field(default=None, description="Most recent failure of the group.")
+    lost_place: LostPlace | None = Field(
+        default=None,
+        description="Placement that the group has lost because of a cable, until it has gone back to a better one.",
+    )
 
 
 class Unplaceable(ApiModel):

@@ -136,6 +136,9 @@ class Plan(_Value):
     """JACCL: use a ring even if all pairs have a cable. Without a cable for every pair it is always a ring."""
     split: PlacedSplit
     ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1, max_length=MAX_RANKS)]
+    links: tuple[str, ...] = ()
+    """Names of the ThunderboltLinks that the ranks use, by hop, empty for a hop over a LAN: in a ring, hop i leads from rank i
+    to the next; in a JACCL mesh there is one for each pair: (0, 1), (0, 2), …, (1, 2), … The runner does not read them."""
     memory: MemoryPlan
     bootstrap: BootstrapPlan = BootstrapPlan()
     benchmark: BenchmarkPlan = BenchmarkPlan()

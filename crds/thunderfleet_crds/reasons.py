@@ -88,13 +88,13 @@ class Reason(StrEnum):
         "CommandFailed",
         "A command that Thunderfleet runs on the Mac failed, or its output cannot be parsed.",
         "On the Mac, run the command in the message to see the error.",
-        (On.INVENTORY_COMPLETE, On.RDMA_READY, On.BRIDGE_FREE, FAILURE),
+        (On.INVENTORY_COMPLETE, On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
     )
     NOT_OBSERVED = (
         "NotObserved",
         "The agent has not finished its first observation.",
         "Wait a minute; if the reason stays, read the log of the agent's pod on that Mac.",
-        (On.RDMA_READY, On.BRIDGE_FREE),
+        (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE),
     )
     USABLE = ("Usable", "Both ends of the cable are ready for RDMA.", "", (On.RDMA_USABLE,))
     READY = (
@@ -247,6 +247,12 @@ class Reason(StrEnum):
 
     # Placement.
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
+    FAILBACK_PENDING = (
+        "FailbackPending",
+        "Every group has a placement. One that a broken cable has moved goes back to a better one; the message says when.",
+        "",
+        (On.PLACED,),
+    )
     MOVED = ("Moved", "A group is now placed on other Macs.", "", (EVENT,))
     PENDING = (
         "Pending",

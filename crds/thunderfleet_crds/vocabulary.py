@@ -94,6 +94,14 @@ class FaultClass(StrEnum):
     """A defect of Thunderfleet or of a library; please report it."""
 
 
+class FailbackPolicy(StrEnum):
+    """Whether a group that lost its place through a failure goes back to a better one."""
+
+    WHEN_IDLE = "WhenIdle"
+    """When no request is running."""
+    NEVER = "Never"
+
+
 class GroupPhase(StrEnum):
     """Lifecycle phase of a group. Only Ready serves requests."""
 

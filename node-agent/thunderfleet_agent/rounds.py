@@ -42,6 +42,8 @@ Answer = TypeVar("Answer")
 
 # Publishing starts at the latest this long after the start, even if the first round of commands is not over.
 FIRST_ROUND_SECONDS = 15.0
+# How often carriers are looked at between the fast rounds: groups must leave a cable within seconds after it was pulled.
+CARRIER_SECONDS = 2.0
 # Changes within this time are written together.
 SETTLE_SECONDS = 0.5
 # The API server is read again after this time, sooner after a change: objects may have been deleted, peers may have appeared.
@@ -105,6 +107,7 @@ class Rounds:
         self._metrics = metrics
         self._changed = asyncio.Event()
         self._look_around = asyncio.Event()
+        self._fast_now = asyncio.Event()
         self._read_once = asyncio.Event()
         self._turned = time.monotonic()
         self._peers: dict[str, PeerPort] = {}
@@ -126,7 +129,9 @@ class Rounds:
     async def run(self) -> None:
         """Runs until cancelled."""
         async with asyncio.TaskGroup() as rounds:
-            rounds.create_task(self._every("fast", self._settings.fast_seconds, self._fast))
+            rounds.create_task(self._every("fast", self._settings.fast_seconds, self._fast, self._fast_now))
+            if self._settings.fast_seconds > CARRIER_SECONDS:
+                rounds.create_task(self._every("carriers", CARRIER_SECONDS, self._watch_carriers))
             rounds.create_task(self._every("slow", self._settings.slow_seconds, self._slow, self._look_around))
             rounds.create_task(self._every("models", self._settings.models_seconds, self._models))
             rounds.create_task(self._publish_for_ever())
@@ -164,6 +169,13 @@ class Rounds:
         self._lost = lost
         if before is not None and _carriers(self._collector.facts) != before:
             # A cable was plugged or unplugged: read the Thunderbolt report now instead of at its interval.
+            self._look_around.set()
+
+    async def _watch_carriers(self) -> None:
+        before = _carriers(self._collector.facts)
+        await self._observe(self._collector.carriers)
+        if before is not None and _carriers(self._collector.facts) != before:
+            self._fast_now.set()
             self._look_around.set()
 
     async def _slow(self) -> None:

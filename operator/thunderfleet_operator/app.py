@@ -73,12 +73,15 @@ class Operator:
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
         writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity)
-        macs, links = MacController(self._index, writer, _now), LinkController(self._index, writer, _now)
+        macs = MacController(self._index, writer, _now)
+        links = LinkController(self._index, writer, _now, lambda: self._add(DEPLOYMENTS))
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
         self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
-        self.reconciler = Reconciler(self._index, self.groups, drains, executor, self.metrics, settings, self.planner, _now)
+        self.reconciler = Reconciler(
+            self._index, self.groups, drains, executor, self.metrics, settings, self.planner, _now, time.monotonic
+        )
         rounds = {
             DEPLOYMENTS.name: self.reconciler.deployment,
             LINKS.name: links.round,
@@ -126,10 +129,11 @@ class Operator:
         except ValueError as error:
             log.error("%s; acting with the keys that were read before", error)
         self._took_over = True
-        self._add_all()
+        self._add(DEPLOYMENTS, LINKS, NODEPROFILES)
 
-    def _add_all(self) -> None:
-        for collection in (DEPLOYMENTS, LINKS, NODEPROFILES):
+    def _add(self, *collections: Collection) -> None:
+        """Puts every object of these collections on the queue."""
+        for collection in collections:
             for key in self.cache[collection].items:
                 self.queue.add(work_key(collection, key))
 

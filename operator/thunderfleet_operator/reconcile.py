@@ -20,6 +20,7 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.reader import groups_of, observe_deployment
+from thunderfleet_operator.observe.steadiness import Steadiness
 from thunderfleet_operator.placement import Fleet, WhatIsBetter
 from thunderfleet_operator.planning.planner import Planner
 
@@ -37,7 +38,7 @@ def _epoch(observed: Observed, group: int) -> int:
 
 
 class Reconciler:
-    """``clock`` is UTC now."""
+    """``clock`` is UTC now, ``monotonic`` a clock in seconds for how long cables have worked."""
 
     def __init__(
         self,
@@ -49,7 +50,10 @@ class Reconciler:
         settings: Settings,
         planner: Planner,
         clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
     ) -> None:
+        self._steadiness = Steadiness()
+        self._monotonic = monotonic
         self._index = index
         self._groups = groups
         self._drains = drains
@@ -126,6 +130,7 @@ class Reconciler:
             fleet, epoch = self._asked.pop((key, index), (None, 0))
             if fleet is not None:
                 advice[index] = Advice(fleet, epoch, now, text)
+        self._steadiness = self._steadiness.with_fleet(self._index.fleet, self._monotonic())
         return observe_deployment(
             self._index,
             deployment,
@@ -133,6 +138,7 @@ class Reconciler:
             report=lambda view: self._groups.report(key, view.index, view.epoch.number if view.epoch else 0),
             draining_seconds=lambda view: self._drains.seconds(key, view),
             advice=dict(advice),
+            steadiness=self._steadiness,
         )
 
     def _deployment(self, key: str) -> ModelDeployment | None:

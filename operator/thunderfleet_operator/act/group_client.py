@@ -151,8 +151,9 @@ class _Poller:
                 self._answered = now
                 if self.state is None or self.state.phase is not state.phase:
                     self._phase_since = now
-                if state != self.state or back:
-                    self.state = state
+                news = self.state is None or state != self.state.model_copy(update={"requests": state.requests})
+                self.state = state
+                if news or back:
                     self._changed()
             elif now - self._answered > REMIND_SECONDS and now - reminded > REMIND_SECONDS:
                 reminded = now

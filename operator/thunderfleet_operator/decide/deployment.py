@@ -14,6 +14,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.account import Account
+from thunderfleet_operator.decide.failback import Failback, failback, lost_place
 from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
 from thunderfleet_operator.decide.mac_usage import quarantine_for
 from thunderfleet_operator.decide.manifests import Manifest, PodSettings
@@ -39,6 +40,8 @@ EPOCHS_TRIED = 64
 """Epochs that are looked at for one whose names are free."""
 ADVICE_SECONDS = 30.0
 """How often at most the planner is asked whether a group that serves would be placed better."""
+LOST_ADVICE_SECONDS = 3.0
+"""The same for a group that has lost its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class GroupDecision:
     """Ranks without a pod."""
     drain: bool = False
     better: str | None = None
+    waits: str | None = None
+    """What a group that has lost its place waits for to go back."""
     planning: bool = False
     """Whether the planner has not answered yet where it goes. ``unplaceable`` is its last answer then."""
 
@@ -152,10 +157,11 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     groups: list[GroupDecision] = []
     questions: dict[int, Question] = {}
     waiting = False
-    rechecks: list[float | None] = []
+    rechecks: list[float | None] = [observed.steady_seconds]
     stuck: set[int] = set()
     # Groups that serve come last: whether one of them may be replaced depends on the others.
     for index, view in sorted(wanted.items(), key=lambda item: (ready(observed.reports[item[0]]), item[0])):
+        back = _failback(observed, view, wanted, moving=any(group.next.returns for group in groups))
         step = next_step(
             view,
             observed.reports[index],
@@ -165,6 +171,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
             deployment.spec.recovery,
             observed.now,
             may_roll=index == next_to_roll(wanted, observed.reports, wanted_hash, stuck),
+            returns=back.due,
             draining_seconds=observed.draining_seconds[index],
         )
         held = quarantine_for(observed.profiles, observed.nodes, step.failure, f"{name}-{index}", observed.now)
@@ -172,7 +179,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
             quarantines.append((step.failure, f"{name}-{index}"))
             account = account.quarantined(step.failure.node or "", held.reason)
         group, place = _group(observed, settings, account, view, step, wanted_hash, answers, waiting=waiting)
-        group, advice, again = _with_advice(observed, group)
+        group, advice, again = _with_advice(observed, replace(group, waits=back.waits))
         waiting = waiting or group.planning
         question = place or advice
         if question is not None:
@@ -181,7 +188,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
             account = account.placed(_key(deployment, index), group.placement.plan)
         if group.unplaceable is not None:
             stuck.add(index)
-        rechecks += [step.recheck_seconds, again]
+        rechecks += [step.recheck_seconds, again, back.recheck_seconds]
         unplaced = group.unplaceable or group.planning
         rechecks.append(UNPLACED_SECONDS if unplaced else PLACED_SECONDS if group.placement else None)
         groups.append(group)
@@ -230,16 +237,38 @@ def _group(
     if step.step is not Step.PLACE and (step.step is not Step.DRAIN or step.failure is not None):
         return replace(group, drain=step.step is Step.DRAIN), None
     found = _placement(observed, settings, account, view, step, wanted_hash, answers)
+    if step.ends and not isinstance(found, NewPlacement):
+        group = replace(group, delete=_alive(view.all_pods))
     if isinstance(found, _Asked):
         return replace(group, planning=True, unplaceable=found.before), None if waiting else found.question
     if waiting and isinstance(found, NewPlacement):
         return replace(group, planning=True), None
     if isinstance(found, Unplaceable):
         return replace(group, unplaceable=found), None
+    if step.returns and view.plan is not None and _same_place(view.plan, found.plan) and ready(group.report):
+        # What was better is gone again.
+        return replace(group, next=NextStep(Step.KEEP)), None
     if step.step is Step.DRAIN:
         return replace(group, drain=True), None
     ranks = tuple(rank.rank for rank in found.plan.ranks)
     return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks), None
+
+
+def _same_place(one: Plan, other: Plan) -> bool:
+    nodes = ({rank.node for rank in plan.ranks} for plan in (one, other))
+    return next(nodes) == next(nodes) and transport(one) == transport(other) and set(one.links) == set(other.links)
+
+
+def _failback(observed: Observed, view: GroupView, wanted: Mapping[int, GroupView], *, moving: bool) -> Failback:
+    """Whether a group goes back. ``moving``: whether another one does."""
+    report, known = observed.reports[view.index], observed.advice.get(view.index)
+    lost = lost_place(view)
+    if lost is None or not (ready(report) or lost.returning):
+        return Failback()
+    current = known is not None and known.epoch == view.last_epoch and known.fleet is observed.fleet
+    others = not moving and all(ready(observed.reports[index]) for index in wanted if index != view.index)
+    better = known.text if known is not None and current else None
+    return failback(view, report, better, observed.fleet, observed.deployment.spec.recovery, alone=others)
 
 
 def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:
@@ -262,8 +291,10 @@ def _placement(
     if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
         # A program that is no pod holds one of the group's ports there.
         taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
+    # A group that has lost a cable takes the best place there is, not the best of the same Macs.
+    current = () if step.ends or step.returns else view.current
     question = port_aware_placement.question(
-        fleet, deployment, taken, settings.ports, current=view.current, avoid=step.avoid, kept=kept
+        fleet, deployment, taken, settings.ports, current=current, avoid=step.avoid, kept=kept
     )
     found = answers.where(view.index, question)
     if found is None:
@@ -333,13 +364,15 @@ def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecisio
     known = observed.advice.get(view.index)
     if known is not None and known.epoch == plan.epoch:
         group = replace(group, better=known.text)
-        left = ADVICE_SECONDS - age_seconds(known.time, observed.now)
+        # A group that has lost its place is about to go back.
+        every = ADVICE_SECONDS if lost_place(view) is None else LOST_ADVICE_SECONDS
+        left = every - age_seconds(known.time, observed.now)
         if known.fleet is observed.fleet:
             return group, None, None
         if left > 0:
             return group, None, left
     fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
-    return group, WhatIsBetter(fleet, request(observed.deployment.spec, view.current), transport(plan)), None
+    return group, WhatIsBetter(fleet, request(observed.deployment.spec, view.current), transport(plan), plan.links), None
 
 
 # --- after the writes ------------------------------------------------------------------------------------------------
@@ -380,6 +413,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             planning=group.planning,
             blocked=result.blocked,
             better=group.better,
+            waits=group.waits,
         )
         outcomes.append(outcome)
     wanted = decision.deployment.spec.replicas

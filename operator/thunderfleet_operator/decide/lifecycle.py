@@ -23,6 +23,12 @@ UNANSWERED_SECONDS = 10.0
 DRAIN_SECONDS = 45.0
 """How long a group may drain. Its runner's own limits are well below it."""
 DRAIN_RECHECK_SECONDS = 1.0
+CABLE_SECONDS = 3.0
+"""How long a cable of a group must have had a fault before the group is placed elsewhere. A plug that is reseated, a port that
+comes up again after sleep and an agent that reads two reports a moment apart take less, and a group whose connections survive
+goes on. Until then the group is not Ready."""
+SILENT_LEADER_SECONDS = 6.0
+"""A group that serves is asked every five seconds. If rank 0 does not answer, its Mac may be off, and not only its cable out."""
 PROVEN_SECONDS = 600.0
 """A group that has been Ready for this long gets its restarts back."""
 
@@ -53,6 +59,10 @@ class NextStep:
     avoid: Mapping[str, str] | None = None
     recheck_seconds: float | None = None
     """When to look again although nothing may have changed."""
+    ends: bool = False
+    """Whether the present placement ends even if there is no other: no attempt in it can succeed."""
+    returns: bool = False
+    """Whether the group goes back to a better placement."""
 
 
 def ready(report: Report) -> bool:
@@ -92,12 +102,13 @@ def next_step(
     now: datetime,
     *,
     may_roll: bool,
+    returns: bool = False,
     draining_seconds: float = 0.0,
 ) -> NextStep:
     """What happens to a group next.
 
     ``wanted_hash``: hash of the spec. ``may_roll``: whether a changed spec may replace this group now although it serves.
-    ``draining_seconds``: for how long it has been draining.
+    ``returns``: whether it goes back to a better placement. ``draining_seconds``: for how long it has been draining.
     """
     if view.epoch is None or view.plan is None:
         return NextStep(Step.PLACE)
@@ -105,8 +116,12 @@ def next_step(
     if view.epoch.spec_hash != wanted_hash and (may_roll or not serves(view, report)):
         return NextStep(Step.DRAIN, recheck_seconds=DRAIN_RECHECK_SECONDS) if drains else NextStep(Step.PLACE)
     found = trouble(view, report, nodes, fleet, now)
+    if returns and found.failure is None:
+        return NextStep(Step.DRAIN if drains else Step.PLACE, returns=True, recheck_seconds=DRAIN_RECHECK_SECONDS)
     status = view.status if view.status is not None and view.status.epoch == view.plan.epoch else None
     failure = found.failure
+    if failure is not None and by_cable(failure) and not _given_up(view, status, recovery):
+        return _leave_cable(view, report, failure, status, now)
     if failure is None and report.state is None and status is not None and _waits(status):
         # A restarted operator may have no report of rank 0 yet. The status counts until rank 0 reports.
         failure = status.last_failure
@@ -116,6 +131,39 @@ def next_step(
             return NextStep(Step.PLACE)
         return NextStep(Step.KEEP, recheck_seconds=found.recheck_seconds)
     return _recover(view, failure, status, recovery, now, drains=drains)
+
+
+def by_cable(failure: Failure | None) -> bool:
+    """Whether a failure is that of a cable, as the operator sees it."""
+    return failure is not None and failure.link is not None
+
+
+def _given_up(view: GroupView, status: Group | None, recovery: Recovery) -> bool:
+    restarts = view.status.restarts if view.status else 0
+    return status is not None and status.state is GroupPhase.GAVE_UP and restarts >= recovery.max_restarts
+
+
+def _leave_cable(view: GroupView, report: Report, failure: Failure, status: Group | None, now: datetime) -> NextStep:
+    """A cable is out: soon another placement, without a restart that counts. Nothing can drain over it."""
+    known = status.last_failure if status is not None and status.next_restart_time is not None else None
+    if status is not None and known is not None and (known.link, known.reason) == (failure.link, failure.reason):
+        failure = failure.model_copy(update={"time": known.time})
+    until = now + timedelta(seconds=CABLE_SECONDS)
+    pending = status.next_restart_time if status is not None else None
+    until = until if pending is None else min(until, pending)
+    if now < until:
+        return NextStep(Step.BACK_OFF, failure, until, recheck_seconds=(until - now).total_seconds())
+    return NextStep(Step.PLACE, failure, until, avoid=_absent(view, report), ends=True)
+
+
+def _absent(view: GroupView, report: Report) -> dict[str, str]:
+    """Macs of the group that do not answer over the LAN either: they may be off, whatever their cables say."""
+    if view.plan is None or report.state is None:
+        return {}
+    ranks = {rank.rank for rank in report.state.ranks if rank.phase is RankPhase.ABSENT}
+    if report.silent_seconds >= SILENT_LEADER_SECONDS:
+        ranks = {0}
+    return {entry.node: "does not answer the other ranks" for entry in view.plan.ranks if entry.rank in ranks}
 
 
 def _waits(status: Group) -> bool:
@@ -132,6 +180,9 @@ def _recover(
     if cause is not None and (failure.class_ is not FaultClass.CONFIGURE or cause.reason == Reason.EVICTED):
         # The failure that started the back-off is the cause; later ones follow from it.
         failure = cause
+    if by_cable(failure):
+        # The cable works again, or its link is gone; the placement has ended, unless the wait was not over.
+        return NextStep(Step.PLACE, failure, now, ends=True) if pending is not None and now >= pending else NextStep(Step.KEEP)
     if failure.reason == Reason.EVICTED:
         # An eviction, such as `kubectl drain`, costs neither a restart nor a back-off.
         if drains:

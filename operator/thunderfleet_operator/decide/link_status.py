@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.conditions import Condition, find_condition, set_condition
 from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
-from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport
 from thunderfleet_lib.rdma import rules
 
 Json = dict[str, Any]
@@ -195,9 +195,20 @@ def _rdma(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], spee
     found = rules.first_fault(sides.values())
     if found is None:
         return Verdict(True, Reason.USABLE, "both ends are ready for RDMA")
+    unread = next(filter(None, (_unread(profiles.get(node)) for node in endpoints)), None)
+    if unread is not None:
+        return unread
     reason, index = found
     node = list(sides)[index]
     return Verdict(False, reason, rules.explain(reason, node, sides[node][1]))
+
+
+def _unread(profile: NodeProfile | None) -> Verdict | None:
+    """Why the state of RDMA on a Mac is not known: a device that its agent could not read is not missing."""
+    found = find_condition(profile.status.conditions, ConditionType.RDMA_READY) if profile is not None else None
+    if profile is None or found is None or found.status is not ConditionStatus.UNKNOWN:
+        return None
+    return Verdict(False, Reason(found.reason), f"{profile.metadata.name}: {found.message}")
 
 
 def _stack(status: NodeProfileStatus | None) -> rules.Stack:

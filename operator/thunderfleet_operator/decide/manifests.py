@@ -56,6 +56,14 @@ REASON_LENGTH = 4096
 """As long as the status shows it."""
 
 
+STARTUP_PROBES = 60
+"""Seconds until a supervisor must answer: before that it reads the headers of the model's files."""
+FROZEN_PROBES, FROZEN_TIMEOUT = 3, 2
+"""A supervisor is restarted when it has left three requests in a row unanswered, each for two seconds: nine seconds after it
+froze. The other supervisors of its group count it as lost after three, so a restart then costs a group nothing more. The kubelet
+asks from the same Mac: a network that is down, or a Mac that sleeps or is busy for a while, stops no supervisor."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodSettings:
     """The fields of runner pods that the operator's command line sets."""
@@ -144,6 +152,7 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
         jaccl_ring=placement.transport is Transport.JACCL_RING,
         split=placement.split,
         ranks=ranks,
+        links=placement.cables,
         memory=MemoryPlan(
             context_tokens=spec.memory.context_tokens,
             concurrent_requests=spec.memory.concurrent_requests,
@@ -237,9 +246,9 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
     ]
     tolerations += [toleration.dump() for toleration in deployment.spec.nodes.tolerations]
 
-    def probe(path: str, seconds: int, failures: int) -> Manifest:
+    def probe(path: str, seconds: int, failures: int, timeout: int = 5) -> Manifest:
         get = {"host": entry.address, "path": path, "port": entry.gateway_port, "scheme": "HTTP"}
-        return {"httpGet": get, "periodSeconds": seconds, "timeoutSeconds": 5, "failureThreshold": failures}
+        return {"httpGet": get, "periodSeconds": seconds, "timeoutSeconds": timeout, "failureThreshold": failures}
 
     container: Manifest = {
         "name": "runner",
@@ -255,7 +264,8 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         "readinessProbe": probe("/readyz", 2, 2),
         # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "livenessProbe": {**probe("/healthz", 10, 3), "initialDelaySeconds": 30},
+        "startupProbe": probe("/healthz", 1, STARTUP_PROBES),
+        "livenessProbe": {**probe("/healthz", 1, FROZEN_PROBES, FROZEN_TIMEOUT), "terminationGracePeriodSeconds": 1},
         "volumeMounts": mounts,
     }
     affinity = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [entry.node]}]}

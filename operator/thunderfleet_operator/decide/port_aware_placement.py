@@ -67,7 +67,10 @@ def question(
         wanted = request(deployment.spec, current, {**avoided, **no_ports})
         return replace(wanted, no_ring_ports=no_ring_ports)
 
-    return WherePlaced(fleet, (asked(avoid), asked({})) if avoid else (asked({}),))
+    requests: tuple[Request, ...] = (asked(avoid), asked({})) if avoid else (asked({}),)
+    if fleet.last_resort:
+        requests = tuple(one for request in requests for one in (request, replace(request, steady_cables=False)))
+    return WherePlaced(fleet, requests)
 
 
 def ports(

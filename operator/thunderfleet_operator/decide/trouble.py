@@ -11,6 +11,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.timestamps import age_seconds
 
+from thunderfleet_operator.decide.cables import broken_cable
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
@@ -41,9 +42,9 @@ def _failure(
 
 
 def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: Fleet, now: datetime) -> Trouble:
-    """The first failure of a group's newest placement: a lost address, what its runner reports, its pods, its Macs.
+    """The first failure of a group's newest placement: a lost address, a cable, what its runner reports, its pods, its Macs.
 
-    A lost address comes first, because it causes the others.
+    A lost address and a cable come first, because they cause the others.
     """
     plan = view.plan
     if plan is None:
@@ -51,6 +52,11 @@ def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: F
     moved = _moved(plan, nodes, fleet, now)
     if moved is not None:
         return Trouble(moved)
+    broken = broken_cable(plan, fleet)
+    if broken is not None:
+        # It has two ends, so no Mac is to blame.
+        found = _failure(now, broken.fault.reason, broken.message, None, None)
+        return Trouble(found.model_copy(update={"link": broken.name}))
     failure = _gave_up(plan, report, now)
     if failure is not None:
         return Trouble(failure)

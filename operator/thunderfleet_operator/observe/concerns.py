@@ -35,10 +35,10 @@ def _only_heartbeat(before: Json | None, after: Json | None) -> bool:
 
 
 def _fleet_keys(index: Index, collection: Collection, key: str) -> Iterator[str]:
-    """A change of the fleet concerns every ModelDeployment, and a change of a Mac its own cables."""
-    yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
+    """A change of the fleet concerns every ModelDeployment, and before that a change of a Mac its own cables."""
     if collection is not LINKS:
         yield from (work_key(LINKS, link.metadata.name) for link in index.links_of.get(key, ()))
+    yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
 
 
 def concerned(

@@ -16,6 +16,7 @@ from thunderfleet_crds.vocabulary import (
     MeasurementTransport,
     ReachabilityState,
 )
+from thunderfleet_lib.rdma import rules
 
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.usage import Taken
@@ -24,6 +25,7 @@ from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
     Cable,
+    CableFault,
     Dials,
     End,
     Fleet,
@@ -39,6 +41,14 @@ KINDS = {
     InterfaceKind.ETHERNET: Kind.ETHERNET,
     InterfaceKind.WIFI: Kind.WIFI,
 }
+FAULTS = {
+    Reason.UNPLUGGED: Reason.PORT_DOWN,
+    Reason.NOTHING_PLUGGED_IN: Reason.PORT_DOWN,
+    Reason.FLAPPING: Reason.FLAPPING,
+}
+"""By the reason of Connected, the reason why nothing can be sent. Where a Node is not Ready, that is not known."""
+RDMA_FAULTS = frozenset({*rules.FAULT_CLASS, Reason.BELOW_THUNDERBOLT5}) - {Reason.COMMAND_FAILED}
+"""Reasons of RDMAUsable that say what is wrong, not what is unknown."""
 SHARED_LIMIT = 65_536
 """Values that are kept to be shared between Macs."""
 Nodes = Mapping[str, Node]
@@ -166,15 +176,39 @@ def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int |
     return None
 
 
+def _faults(link: ThunderboltLink) -> tuple[CableFault | None, CableFault | None]:
+    """What is known to be wrong with a cable, and with RDMA on it, by its conditions."""
+    connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
+    usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
+    if connected is not None and connected.reason in FAULTS:
+        fault = CableFault(FAULTS[Reason(connected.reason)], connected.message)
+        return fault, fault
+    if connected is None or connected.status is not ConditionStatus.TRUE or usable is None:
+        return None, None
+    if usable.status is ConditionStatus.TRUE or usable.reason not in RDMA_FAULTS:
+        return None, None
+    return None, CableFault(usable.reason, usable.message)
+
+
+def _end(end: LinkEnd, endpoint: Endpoint | None, profile: NodeProfile | None) -> End:
+    # An agent that cannot read the interfaces reports its end without an address.
+    reported = endpoint is not None and (profile is None or profile.status.network is not None)
+    return End(
+        end.node,
+        endpoint.address if endpoint is not None else None,
+        endpoint.rdma_device if endpoint is not None else None,
+        reported=reported,
+    )
+
+
 def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
     endpoints = [endpoint_of(link, end, profiles.get(end.node)) for end in (link.spec.a, link.spec.b)]
     known = [endpoint for endpoint in endpoints if endpoint is not None]
     usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
     lack = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
-    connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
-    unsteady = connected is not None and connected.reason in (Reason.FLAPPING, Reason.NOTHING_PLUGGED_IN)
+    fault, rdma_fault = _faults(link)
     a, b = (
-        End(end.node, endpoint.address if endpoint else None, endpoint.rdma_device if endpoint else None)
+        _end(end, endpoint, profiles.get(end.node))
         for end, endpoint in zip((link.spec.a, link.spec.b), endpoints, strict=True)
     )
     return Cable(
@@ -182,17 +216,17 @@ def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
         a=a,
         b=b,
         speed_mbps=min((endpoint.speed_mbps for endpoint in known if endpoint.speed_mbps), default=0),
-        connected=any(endpoint.sees_peer for endpoint in known) and not unsteady,
+        connected=any(endpoint.sees_peer for endpoint in known) and fault is None,
         rdma_problem=None if usable is not None and usable.status is ConditionStatus.TRUE else lack,
         ring_mbps=_measured(link, MeasurementTransport.RING, MeasurementTransport.SOCKET),
         rdma_mbps=_measured(link, MeasurementTransport.RDMA),
+        fault=fault,
+        rdma_fault=rdma_fault,
     )
 
 
 def _cable_sources(link: ThunderboltLink, profiles: Profiles) -> object:
-    """What a cable's value is made from: the link, and the profiles of its ends if one of them has not reported."""
-    if len(link.status.endpoints) > 1:
-        return link
+    """What a cable's value is made from: the link, and the profiles of its ends."""
     return link, profiles.get(link.spec.a.node), profiles.get(link.spec.b.node)
 
 
@@ -217,7 +251,7 @@ class FleetBuilder:
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
         """By Mac, what it was made from."""
         self._cables: dict[str, object] = {}
-        """By cable, what it was made from: the link, or a tuple of it and profiles."""
+        """By cable, what it was made from."""
         self._inputs: tuple[object, ...] = ()
         self._taken = Taken()
         self._fleet = Fleet()
@@ -270,11 +304,7 @@ class FleetBuilder:
         for name, link in links.items():
             if link is None:
                 continue
-            known = past.get(name)
-            if known is link:
-                following[name] = link
-                continue
-            sources = _cable_sources(link, profiles)
+            known, sources = past.get(name), _cable_sources(link, profiles)
             if known is not None and _same(known, sources):
                 following[name] = known
                 continue

@@ -62,6 +62,8 @@ class Observed:
     """The sums of ``usage``, with which ``fleet`` was made."""
     service: ServiceView | None
     """The Service of its name that carries the operator's label."""
+    steady_seconds: float | None
+    """Seconds until a cable of ``fleet`` counts as steady."""
     loopback: bool
     """Whether any Node's address is in 127.0.0.0/8."""
 

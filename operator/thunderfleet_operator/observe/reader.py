@@ -13,6 +13,7 @@ from thunderfleet_operator.observe.objects import annotation, owner_uid
 from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac, ServiceView
 from thunderfleet_operator.observe.plans import GroupView, Report, group_views
 from thunderfleet_operator.observe.proofs import Proof
+from thunderfleet_operator.observe.steadiness import Steadiness
 
 
 def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupView]:
@@ -60,8 +61,9 @@ def observe_deployment(
     report: Callable[[GroupView], Report],
     draining_seconds: Callable[[GroupView], float],
     advice: Mapping[int, Advice],
+    steadiness: Steadiness,
 ) -> Observed:
-    """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each."""
+    """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each; ``steadiness`` is of now."""
     groups = groups_of(index, deployment)
     return Observed(
         deployment=deployment,
@@ -72,7 +74,8 @@ def observe_deployment(
         advice=advice,
         nodes=index.live_nodes,
         profiles=index.profiles,
-        fleet=index.fleet,
+        fleet=steadiness.marked,
+        steady_seconds=steadiness.next_seconds,
         usage=index.usage,
         taken=index.taken,
         service=_service(index, f"{deployment.metadata.namespace}/{deployment.metadata.name}"),

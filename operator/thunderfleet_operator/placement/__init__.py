@@ -27,6 +27,7 @@ from thunderfleet_operator.placement.fleet import (
     AddressKind,
     AddressKinds,
     Cable,
+    CableFault,
     Dials,
     Difference,
     End,
@@ -34,6 +35,7 @@ from thunderfleet_operator.placement.fleet import (
     Kind,
     Mac,
     Taint,
+    Unsteady,
 )
 from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
 from thunderfleet_operator.placement.planner import better, confirm, plan
@@ -57,6 +59,7 @@ __all__ = [
     "Answer",
     "Answers",
     "Cable",
+    "CableFault",
     "Dials",
     "Difference",
     "End",
@@ -79,6 +82,7 @@ __all__ = [
     "TensorFacts",
     "Toleration",
     "Unplaceable",
+    "Unsteady",
     "WhatIsBetter",
     "WherePlaced",
     "better",

@@ -6,7 +6,7 @@ are computed on first use and carried over to the next snapshot when little has 
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 
@@ -144,11 +144,35 @@ class End:
     address: str | None = None
     device: str | None = None
     queue_pairs: int = QUEUE_PAIRS
+    reported: bool = True
+    """Whether its agent reports it; otherwise that it has no address is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CableFault:
+    """What is known to be wrong with a cable. ``message`` is the rest of a sentence that begins with the cable's name."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsteady:
+    """A cable that works again after an interruption, and that nothing new is placed on yet.
+
+    ``problem`` says why not. ``last_resort``: whether it may be used where nothing else will do.
+    """
+
+    problem: str
+    last_resort: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """One Thunderbolt cable, the same in both directions. ``connected``: at least one end detects the other."""
+    """One Thunderbolt cable, the same in both directions. ``connected``: at least one end detects the other.
+
+    A cable without ``fault`` may still be unusable: what is unknown, because an agent or a Node does not report, is no fault.
+    """
 
     name: str
     a: End
@@ -164,6 +188,13 @@ class Cable:
     """Measured over RDMA, the slower direction."""
     in_use: bool = False
     """Whether another group's traffic runs over it."""
+    fault: CableFault | None = None
+    """Why nothing can be sent over it."""
+    rdma_fault: CableFault | None = None
+    """Why RDMA does not work on it."""
+    unsteady: Unsteady | None = None
+    rdma_unsteady: Unsteady | None = None
+    """The same for RDMA alone."""
 
     def end(self, node: str) -> End:
         """The end at a Mac."""
@@ -308,6 +339,21 @@ class Fleet:
         if not new and not gone:
             made._top_mbps = self._top_mbps
         return made
+
+    @property
+    def last_resort(self) -> tuple[Cable, ...]:
+        """Cables that are not steady yet, but may be used where nothing else will do: as if they were steady."""
+        found = []
+        for cable in self.cables.values():
+            kept = [mark if mark is None or not mark.last_resort else None for mark in (cable.unsteady, cable.rdma_unsteady)]
+            if (cable.unsteady, cable.rdma_unsteady) != tuple(kept):
+                found.append(replace(cable, unsteady=kept[0], rdma_unsteady=kept[1]))
+        return tuple(found)
+
+    def with_last_resort(self) -> "Fleet":
+        """This fleet, in which these cables count as steady."""
+        cables = self.last_resort
+        return self.changed(cables=cables) if cables else self
 
     def difference(self, before: "Fleet") -> Difference:
         """What has changed since ``before``. Costs little where both share their values."""

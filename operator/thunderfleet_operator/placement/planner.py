@@ -5,10 +5,13 @@ from dataclasses import replace
 from thunderfleet_crds.vocabulary import PlacedTransport
 
 from thunderfleet_operator.placement.assembly import assemble
+from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.explain.explanation import explain
 from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.preferences import LAN_RING
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplaceable
+from thunderfleet_operator.placement.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 
@@ -60,11 +63,25 @@ def _runner_up(loser: Candidate, winner: Candidate) -> RunnerUp:
     return RunnerUp(loser.nodes, loser.transport, loser.split, why)
 
 
-def better(fleet: Fleet, request: Request, running: PlacedTransport | None = None) -> str | None:
+def _as_running(fleet: Fleet, kept: Candidate, links: tuple[str, ...]) -> Score:
+    """The score of a group on its present cables. That of ``kept`` is for the best cables that its Macs have."""
+    score = kept.score
+    if not links or set(links) == {hop.cable.name if hop.cable is not None else "" for hop in kept.found.hops}:
+        return score
+    if "" in links:
+        return replace(score, transport=LAN_RING, neg_speed=0, speed_mbps=0)
+    cables = [fleet.cables[name] for name in links if name in fleet.cables]
+    speed = min((cable.speed_mbps for cable in cables), default=0)
+    slower = min(speed, score.speed_mbps)
+    return replace(score, neg_speed=-speed_bucket(slower), speed_mbps=slower)
+
+
+def better(fleet: Fleet, request: Request, running: PlacedTransport | None = None, links: tuple[str, ...] = ()) -> str | None:
     """What would be better about another placement of a group that stays where it is (``request.current``); None if nothing.
 
-    ``running``: the transport that the group uses, because its Macs may support a better one by now. Only what users would
-    notice counts: transport, number of Macs, split and slowest hop.
+    ``running``: the transport that the group uses, because its Macs may support a better one by now. ``links``: its cables by
+    hop, empty for a hop over a LAN, for the same reason; none if they are not known. Only what users would notice counts:
+    transport, number of Macs, split and slowest hop.
     """
     search = CandidateSearch(fleet, request, StepBudget(MAX_STEPS))
     kept = search.current(running)
@@ -73,7 +90,7 @@ def better(fleet: Fleet, request: Request, running: PlacedTransport | None = Non
     best = next(search.candidates(1), None)
     if best is None:
         return None
-    one, other = best.score, kept.score
+    one, other = best.score, _as_running(fleet, kept, links)
     if (one.transport, one.macs, one.split, one.neg_speed) >= (other.transport, other.macs, other.split, other.neg_speed):
         return None
     if (one.transport, one.macs, one.split) == (other.transport, other.macs, other.split) and one.shared > other.shared:

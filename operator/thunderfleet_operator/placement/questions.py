@@ -37,6 +37,8 @@ class WhatIsBetter:
     fleet: Fleet
     request: Request
     running: PlacedTransport | None
+    links: tuple[str, ...] = ()
+    """Its present cables by hop, empty for a hop over a LAN; none if they are not known."""
 
 
 Question = WherePlaced | WhatIsBetter
@@ -57,13 +59,13 @@ class Answers(Protocol):
 
 
 def _wanted(request: Request) -> Request:
-    return replace(request, avoid={}, no_ring_ports={})
+    return replace(request, avoid={}, no_ring_ports={}, steady_cables=True)
 
 
 def answer(question: Question) -> Answer:
     """Answers at once. Takes up to seconds for a large fleet."""
     if isinstance(question, WhatIsBetter):
-        return better(question.fleet, question.request, question.running)
+        return better(question.fleet, question.request, question.running, question.links)
     return where(question)
 
 

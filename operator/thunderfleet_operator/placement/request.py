@@ -49,6 +49,8 @@ class Request:
     """By Mac that must not take a rank of this group: why, as the end of a sentence that begins with its name."""
     no_ring_ports: Mapping[str, str] = field(default_factory=dict)
     """By Mac without free ring ports: why. It joins no TCP ring, and is not rank 0 over JACCL."""
+    steady_cables: bool = True
+    """Whether cables that are not steady yet are left out; otherwise those that may be used as a last resort are used."""
     ring_without_relay: bool = False
     """Whether ring traffic may cross a LAN directly instead of through the supervisors' encrypted relay."""
 

@@ -40,6 +40,7 @@ class AskedBetter:
 
     request: Request
     running: PlacedTransport | None
+    links: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

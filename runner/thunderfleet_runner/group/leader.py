@@ -103,6 +103,7 @@ class Leader:
                 status.rank_report(self._with_peak(rank), machine, refusals.get(rank, ""))
                 for rank in range(self.plan.world_size)
             ),
+            requests=self._service().running,
             benchmark=self._service().benchmark,
         )
 

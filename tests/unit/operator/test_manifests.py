@@ -68,12 +68,18 @@ def test_the_pod_of_a_rank() -> None:
             "failureThreshold": 2,
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "startupProbe": {
+            "httpGet": {**get, "path": "/healthz"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 60,
+        },
         "livenessProbe": {
             "httpGet": {**get, "path": "/healthz"},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
+            "periodSeconds": 1,
+            "timeoutSeconds": 2,
             "failureThreshold": 3,
-            "initialDelaySeconds": 30,
+            "terminationGracePeriodSeconds": 1,
         },
         "volumeMounts": [
             {"name": "plan", "mountPath": "/etc/thunderfleet/plan", "readOnly": True},

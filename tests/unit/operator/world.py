@@ -96,7 +96,17 @@ class World:
         executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys)
         self.planner = InlinePlanner()
         planner: Any = self.planner
-        self.reconciler = Reconciler(self.index, groups, drains, executor, self.metrics, settings, planner, lambda: self.now)
+        self.reconciler = Reconciler(
+            self.index,
+            groups,
+            drains,
+            executor,
+            self.metrics,
+            settings,
+            planner,
+            lambda: self.now,
+            lambda: self.now.timestamp(),
+        )
         return self.reconciler
 
     # --- Kube ---

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from thunderfleet_crds.conditions import Condition, set_condition
 from thunderfleet_crds.modeldeployment import BenchmarkResult, Group, ModelDeployment
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionType, GroupPhase
+from thunderfleet_crds.vocabulary import ConditionType, FailbackPolicy, GroupPhase
 
+from thunderfleet_operator.decide.lifecycle import by_cable
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.group import MESSAGE_LENGTH
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
@@ -57,12 +58,21 @@ def placed(
     if not all(outcome.view.plan for outcome in outcomes):
         return Verdict(False, Reason.PENDING, "waiting for a placement")
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
-    better = [
-        f"a better placement exists for group {outcome.view.index}, but serving groups are not moved: {outcome.better}"
-        for outcome in outcomes
-        if outcome.better
-    ]
-    return Verdict(True, Reason.PLACED, _joined([*where, *better]))
+    pending = any(outcome.waits and deployment.spec.recovery.failback is FailbackPolicy.WHEN_IDLE for outcome in outcomes)
+    reason = Reason.FAILBACK_PENDING if pending else Reason.PLACED
+    return Verdict(True, reason, _joined([*where, *map(_better, outcomes)]))
+
+
+def _better(outcome: Outcome) -> str:
+    """Whether there is a better placement for a group, and when it goes there."""
+    index = outcome.view.index
+    if outcome.waits is not None:
+        return f"group {index} goes back to a better placement {outcome.waits}" + (
+            f" ({outcome.better})" if outcome.better else ""
+        )
+    if outcome.better is not None:
+        return f"a better placement exists for group {index}, but serving groups are not moved: {outcome.better}"
+    return ""
 
 
 def bootstrapped(groups: Sequence[Group], wanted: int) -> Verdict:
@@ -88,8 +98,10 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
         return Verdict(False, Reason.PARTLY_READY, f"{serving} of {wanted} groups are Ready; {message}")
     if not resolution.found:
         return Verdict(False, resolution.reason, resolution.message)
-    wait = next(outcome.wait for outcome in outcomes if outcome.view.index == waiting[0].index)
-    return Verdict(False, wait.reason if wait else waiting[0].state.value, message)
+    first = next(outcome for outcome in outcomes if outcome.view.index == waiting[0].index)
+    if first.next.failure is not None and by_cable(first.next.failure):
+        return Verdict(False, first.next.failure.reason, message)
+    return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)
 
 
 def benchmarked(measured: BenchmarkResult | None) -> Verdict:

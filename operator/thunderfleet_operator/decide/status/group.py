@@ -6,7 +6,7 @@ from datetime import datetime
 
 from thunderfleet_crds import group as report
 from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Rank
+from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, LostPlace, ModelDeployment, Rank
 from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.vocabulary import (
     Backend,
@@ -19,13 +19,15 @@ from thunderfleet_crds.vocabulary import (
     Transport,
 )
 
-from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step
+from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step, by_cable
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.observe.pods import Pod
 
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 MESSAGE_LENGTH = 1500
+LOST_LINKS = 8
+RETURNS = "the group goes back to a better placement"
 LOOKING = "the planner is looking for a placement"
 
 TRANSPORTS: dict[Backend, PlacedTransport] = {
@@ -162,11 +164,13 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
     if step.step is Step.GIVE_UP:
         used = f"all {restarts} restarts used (spec.recovery.maxRestarts); edit spec to retry"
         return _Stage(GroupPhase.GAVE_UP, used + _because(failure))
+    if step.step is Step.BACK_OFF and step.until is not None and by_cable(failure) and failure is not None:
+        return _Stage(GroupPhase.BACKING_OFF, f"{failure.message}; the group is placed elsewhere if this lasts")
     if step.step is Step.BACK_OFF and step.until is not None:
         count = f"restart {restarts + 1} of {deployment.spec.recovery.max_restarts}"
         return _Stage(GroupPhase.BACKING_OFF, f"{count} at {step.until:%H:%M:%S} UTC" + _because(failure))
     if step.step is Step.DRAIN and not outcome.unplaceable and not outcome.planning:
-        why = step.failure.message if step.failure else "the spec has changed"
+        why = step.failure.message if step.failure else RETURNS if step.returns else "the spec has changed"
         progress = state.message if state and state.phase is GroupPhase.DRAINING else "admitting no new requests"
         return _Stage(GroupPhase.DRAINING, f"{why}: {progress}; the group is replaced when it has drained")
     if step.step is Step.PLACE and not outcome.placed_now and not outcome.outdated:
@@ -209,6 +213,22 @@ def _restarts(outcome: Outcome) -> int:
     return 0 if outcome.outdated else before
 
 
+def _lost_place(outcome: Outcome) -> LostPlace | None:
+    """The place that a cable took from the group, until it is back at a better one or has another spec."""
+    before, step = outcome.view.status, outcome.next
+    lost = before.lost_place if before is not None else None
+    if not outcome.placed_now:
+        return lost.model_copy(update={"returning": step.returns and step.step is Step.DRAIN}) if lost is not None else None
+    if outcome.outdated or step.returns or before is None:
+        return None
+    if step.failure is None or not by_cable(step.failure):
+        return lost
+    if lost is None:
+        lost = LostPlace(transport=before.transport, nodes=tuple(rank.node for rank in before.ranks))
+    links = [name for name in lost.links if name != step.failure.link]
+    return lost.model_copy(update={"links": (*links, step.failure.link or "")[-LOST_LINKS:]})
+
+
 def _carried(outcome: Outcome, plan: Plan) -> Group | None:
     """The last status of this placement, while rank 0 has been silent only briefly."""
     before = outcome.view.status
@@ -230,6 +250,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
             message=message[:MESSAGE_LENGTH],
             restarts=restarts,
             last_failure=failure,
+            lost_place=_lost_place(outcome),
         )
     state = outcome.report.state if outcome.report.silent_seconds < FRESH_SECONDS else None
     carried = _carried(outcome, plan) if state is None else None
@@ -257,4 +278,5 @@ def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
         restarts=restarts,
         next_restart_time=_next_restart(outcome),
         last_failure=failure,
+        lost_place=_lost_place(outcome),
     )

@@ -31,7 +31,9 @@ class Outcome:
     """Whether the planner has not answered yet where it goes."""
     blocked: Blocked | None = None
     better: str | None = None
-    """A better placement, if there is one. Serving groups are not moved to it."""
+    """A better placement, if there is one."""
+    waits: str | None = None
+    """When the group goes back to it; None if it does not, because it has not lost a place."""
 
     @property
     def wait(self) -> Unplaceable | Blocked | None:

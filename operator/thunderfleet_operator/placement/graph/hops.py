@@ -55,12 +55,24 @@ def _ring_measured(cable: Cable) -> int:
     return cable.ring_mbps or 0
 
 
-def rdma_problem(cable: Cable) -> str | None:
-    """Why this cable cannot carry RDMA of one more peer; None if it can."""
+def _problem(cable: Cable) -> str | None:
+    """Why nothing is placed on this cable, over whatever transport."""
+    if cable.fault is not None:
+        return cable.fault.message
     if not cable.connected:
         return "neither end detects the cable"
+    return cable.unsteady.problem if cable.unsteady is not None else None
+
+
+def rdma_problem(cable: Cable) -> str | None:
+    """Why this cable cannot carry RDMA of one more peer; None if it can."""
+    problem = _problem(cable)
+    if problem is not None:
+        return problem
     if cable.rdma_problem is not None:
         return cable.rdma_problem
+    if cable.rdma_unsteady is not None:
+        return cable.rdma_unsteady.problem
     for end in (cable.a, cable.b):
         if end.device is None:
             return f"{end.node} has no RDMA device at its end"
@@ -71,8 +83,9 @@ def rdma_problem(cable: Cable) -> str | None:
 
 def ring_problem(fleet: Fleet, cable: Cable) -> str | None:
     """Why this cable cannot carry a ring's hop; None if it can."""
-    if not cable.connected:
-        return "neither end detects the cable"
+    problem = _problem(cable)
+    if problem is not None:
+        return problem
     for end in (cable.a, cable.b):
         if not end.address:
             return f"{end.node} has no address at its end of the cable"

@@ -86,7 +86,7 @@ class CandidateSearch:
     """One request on one fleet."""
 
     def __init__(self, fleet: Fleet, request: Request, budget: StepBudget) -> None:
-        self.fleet = fleet
+        self.fleet = fleet = fleet if request.steady_cables else fleet.with_last_resort()
         self.request = request
         self.budget = budget
         reasons = ((name, ineligible_reason(mac, request)) for name, mac in fleet.macs.items())

@@ -1,0 +1,67 @@
+"""What is known to be wrong with the cables that a placement uses.
+
+The conditions of the ThunderboltLinks decide, for placements that exist as for new ones: what the planner would not use for a
+known reason ends a group that uses it. What is unknown, such as a cable whose Macs do not report, ends nothing.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import Backend
+
+from thunderfleet_operator.placement import Cable, CableFault, Fleet
+
+
+class BrokenCable(NamedTuple):
+    """A cable of a placement, and what is wrong with it."""
+
+    name: str
+    nodes: tuple[str, str]
+    fault: CableFault
+
+    @property
+    def message(self) -> str:
+        """The fault for people. Both ends are named."""
+        return f"cable {self.name} between {self.nodes[0]} and {self.nodes[1]}: {self.fault.message}"
+
+
+def broken_cable(plan: Plan, fleet: Fleet) -> BrokenCable | None:
+    """The first cable of a placement that has a known fault."""
+    for name, ranks in _hops(plan):
+        cable = fleet.cables.get(name)
+        fault = _fault(plan, ranks, cable) if cable is not None else None
+        if cable is not None and fault is not None:
+            return BrokenCable(name, (cable.a.node, cable.b.node), fault)
+    return None
+
+
+def _hops(plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The cable of each hop that has one, and the hop's ranks."""
+    size = plan.world_size
+    ring = plan.backend is Backend.RING or plan.jaccl_ring
+    pairs = [(i, (i + 1) % size) for i in range(size)] if ring else [(i, j) for i in range(size) for j in range(i + 1, size)]
+    # Plans of earlier versions do not name their cables.
+    yield from ((name, pair) for name, pair in zip(plan.links, pairs, strict=False) if name)
+
+
+def _fault(plan: Plan, ranks: tuple[int, int], cable: Cable) -> CableFault | None:
+    if cable.fault is not None:
+        return cable.fault
+    return cable.rdma_fault if plan.backend is Backend.JACCL else _address_fault(plan, ranks[1], cable)
+
+
+def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
+    """A ring dials the address that the end of the cable at ``rank`` had when the group was placed."""
+    entry = plan.ranks[rank]
+    end = cable.end(entry.node)
+    if end.node != entry.node or not cable.connected or entry.relay is not None or end.address == entry.ring_address:
+        return None
+    if end.address is None and not end.reported:
+        return None
+    if end.address is None:
+        text = f"{end.node} has no address at its end: give the port an IPv4 address, such as 10.0.0.1/30"
+        return CableFault(Reason.NO_IPV4_ADDRESS, text)
+    text = f"the address of {end.node} at its end changed from {entry.ring_address} to {end.address}"
+    return CableFault(Reason.ADDRESS_LOST, text)

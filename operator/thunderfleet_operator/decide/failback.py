@@ -1,0 +1,67 @@
+"""Whether a group that has lost its place goes back to a better one, and what it waits for.
+
+It goes back only where the planner knows a better placement on steady cables, and only between requests.
+"""
+
+from dataclasses import dataclass
+
+from thunderfleet_crds.modeldeployment import LostPlace, Recovery
+from thunderfleet_crds.vocabulary import FailbackPolicy, Transport
+
+from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.placement import Fleet
+
+IDLE_SECONDS = 2.0
+"""How often a group that is about to go back is checked for running requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failback:
+    """``due``: the group goes back now. Otherwise ``waits`` says what for; None where it does not go back."""
+
+    due: bool = False
+    waits: str | None = None
+    recheck_seconds: float | None = None
+
+
+def lost_place(view: GroupView) -> LostPlace | None:
+    """The place that a group has lost, if its newest placement has taken the place of that."""
+    status = view.status
+    return status.lost_place if status is not None and status.epoch == view.last_epoch else None
+
+
+def failback(view: GroupView, report: Report, better: str | None, fleet: Fleet, recovery: Recovery, *, alone: bool) -> Failback:
+    """What happens to a group that serves.
+
+    ``better``: a better placement on the present fleet. ``alone``: whether all other groups of the deployment serve.
+    """
+    lost = lost_place(view)
+    if lost is None:
+        return Failback()
+    if lost.returning:
+        return Failback(due=True)
+    if recovery.failback is FailbackPolicy.NEVER:
+        return Failback(waits="never, by spec.recovery.failback") if better is not None else Failback()
+    if better is None:
+        return Failback(waits=_missing(lost, fleet))
+    if report.state is None or report.state.requests:
+        return Failback(waits="when no request is running", recheck_seconds=IDLE_SECONDS)
+    if not alone:
+        return Failback(waits="when all other groups serve", recheck_seconds=IDLE_SECONDS)
+    return Failback(due=True)
+
+
+def _missing(lost: LostPlace, fleet: Fleet) -> str | None:
+    """What is wrong with the cables of the lost place."""
+    for name in lost.links:
+        cable = fleet.cables.get(name)
+        if cable is None:
+            return f"when cable {name} is back: neither end reports it"
+        rdma = lost.transport in (Transport.JACCL, Transport.JACCL_RING)
+        fault = cable.fault or (cable.rdma_fault if rdma else None)
+        if fault is not None:
+            return f"when cable {name} works: {fault.message}"
+        unsteady = cable.unsteady or (cable.rdma_unsteady if rdma else None)
+        if unsteady is not None:
+            return f"when cable {name} is steady: {unsteady.problem}"
+    return None

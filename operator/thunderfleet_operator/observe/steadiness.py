@@ -1,0 +1,116 @@
+"""Which cables have worked long enough since their last interruption.
+
+A cable that was interrupted counts as steady when it has worked for 30 s, and after each further interruption for twice as
+long, up to half an hour; then its interruptions are forgotten. So a group that follows a cable that comes and goes moves less
+and less often. Where nothing else will do, a cable is used earlier by one step: after its first interruption at once.
+
+Only here and in memory: an operator that restarts takes every cable that works as steady. The clock is monotonic, because steps
+of the wall clock must not make a cable steady. What is unknown is neither an interruption nor its end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from thunderfleet_operator.placement import Cable, Fleet, Unsteady
+
+STEADY_SECONDS = 30.0
+STEADY_LIMIT_SECONDS = 1800.0
+
+
+class Key(NamedTuple):
+    """A cable by name, and whether it is about RDMA on it or about everything."""
+
+    name: str
+    rdma: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptions:
+    """``count`` of a cable. ``since``: when it worked again; None while it does not."""
+
+    count: int
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steadiness:
+    """A fleet as it was last seen, and the interruptions of its cables until then. ``with_fleet`` returns the next value."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+    known: tuple[tuple[Key, Interruptions], ...] = ()
+    marked: Fleet = field(default_factory=Fleet)
+    """The fleet, in which cables that are not steady yet say so."""
+    marks: tuple[tuple[Key, Unsteady], ...] = ()
+    next_seconds: float | None = None
+    """Seconds until a mark changes if nothing else does."""
+
+    def with_fleet(self, fleet: Fleet, now: float) -> "Steadiness":
+        """The value after ``fleet`` has been seen at ``now`` (monotonic seconds)."""
+        known = dict(self.known)
+        if fleet is not self.fleet:
+            known |= _seen(self.fleet, fleet, known, now)
+        known = {key: past for key, past in known.items() if past.since is None or now - past.since < STEADY_LIMIT_SECONDS}
+        marks = tuple((key, mark) for key, past in sorted(known.items()) if (mark := _mark(past, now)) is not None)
+        same = fleet is self.fleet and marks == self.marks
+        marked = self.marked if same else _marked(fleet, marks)
+        left = min((left for past in known.values() for left in _left(past, now)), default=None)
+        return Steadiness(fleet, tuple(sorted(known.items())), marked, marks, left)
+
+
+def needed_seconds(count: int) -> float:
+    """How long a cable must work after so many interruptions to count as steady."""
+    return float(min(STEADY_SECONDS * 2 ** min(count - 1, 20), STEADY_LIMIT_SECONDS)) if count > 0 else 0.0
+
+
+def _works(cable: Cable, rdma: bool) -> bool:
+    return cable.connected and cable.fault is None and (not rdma or cable.rdma_problem is None)
+
+
+def _fails(cable: Cable, rdma: bool) -> bool:
+    return cable.fault is not None or (rdma and cable.rdma_fault is not None)
+
+
+def _seen(before: Fleet, fleet: Fleet, known: dict[Key, Interruptions], now: float) -> Iterator[tuple[Key, Interruptions]]:
+    """What has changed. A cable that has never been seen to work is not interrupted by not working."""
+    for name, cable in fleet.cables.items():
+        old = before.cables.get(name)
+        for key in (Key(name, False), Key(name, True)) if cable is not old else ():
+            past = known.get(key)
+            if past is None:
+                if old is not None and _works(old, key.rdma) and _fails(cable, key.rdma):
+                    yield key, Interruptions(1)
+            elif past.since is not None and _fails(cable, key.rdma):
+                yield key, Interruptions(past.count + 1)
+            elif past.since is None and _works(cable, key.rdma):
+                yield key, replace(past, since=now)
+
+
+def _mark(past: Interruptions, now: float) -> Unsteady | None:
+    needed = needed_seconds(past.count)
+    if past.since is None or now - past.since >= needed:
+        return None
+    times = "once" if past.count == 1 else f"{past.count} times"
+    problem = f"it was interrupted {times} and counts as steady again when it has worked for {needed:g} s"
+    return Unsteady(problem, now - past.since >= _last_resort_seconds(past.count))
+
+
+def _last_resort_seconds(count: int) -> float:
+    return needed_seconds(count - 1)
+
+
+def _left(past: Interruptions, now: float) -> Iterator[float]:
+    """Seconds until each of its marks changes."""
+    if past.since is not None:
+        for needed in (_last_resort_seconds(past.count), needed_seconds(past.count)):
+            if past.since + needed > now:
+                yield past.since + needed - now
+
+
+def _marked(fleet: Fleet, marks: tuple[tuple[Key, Unsteady], ...]) -> Fleet:
+    changed: dict[str, Cable] = {}
+    for key, mark in marks:
+        cable = changed.get(key.name) or fleet.cables.get(key.name)
+        if cable is not None and _works(cable, key.rdma):
+            changed[key.name] = replace(cable, rdma_unsteady=mark) if key.rdma else replace(cable, unsteady=mark)
+    return fleet.changed(cables=changed.values()) if changed else fleet
