@@ -250,7 +250,7 @@ class Reason(StrEnum):
     FAILBACK_PENDING = (
         "FailbackPending",
         "Every group has a placement. One that a broken cable has moved goes back to a better one; the message says when.",
-        "",
+        "None, or set `spec.recovery.failback: Never` to keep the group where it is.",
         (On.PLACED,),
     )
     MOVED = ("Moved", "A group is now placed on other Macs.", "", (EVENT,))

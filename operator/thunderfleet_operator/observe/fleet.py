@@ -208,8 +208,7 @@ def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
     lack = usable.message if usable is not None else "it is not known yet whether RDMA can be used"
     fault, rdma_fault = _faults(link)
     a, b = (
-        _end(end, endpoint, profiles.get(end.node))
-        for end, endpoint in zip((link.spec.a, link.spec.b), endpoints, strict=True)
+        _end(end, endpoint, profiles.get(end.node)) for end, endpoint in zip((link.spec.a, link.spec.b), endpoints, strict=True)
     )
     return Cable(
         name=link.metadata.name,

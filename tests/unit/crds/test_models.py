@@ -98,7 +98,7 @@ def test_defaults_of_the_crd_and_of_the_models_are_the_same(
         "memory": {"contextTokens": 32768, "concurrentRequests": 4, "cachedTokens": 65536, "headroomPercent": 10},
         "server": {},
         "bootstrap": {"attempts": 8, "attemptTimeoutSeconds": 60, "ringWithoutRelay": False},
-        "recovery": {"maxRestarts": 10, "backoffSeconds": 10, "backoffLimitSeconds": 300},
+        "recovery": {"maxRestarts": 10, "backoffSeconds": 10, "backoffLimitSeconds": 300, "failback": "WhenIdle"},
         "benchmark": {"promptTokens": 512, "generationTokens": 128, "every": "24h"},
     }
 
