@@ -288,7 +288,7 @@ async def test_a_second_claimant_is_refused_and_the_group_continues(make_group: 
     async def serve(_: connection.Connection) -> str:
         raise AssertionError("a second claimant was let in")
 
-    with pytest.raises(join.JoinRefused, match="held by a supervisor that is still connected"):
+    with pytest.raises(join.JoinRefused, match="another supervisor of rank"):
         await join.join_group(group.plan, control.client_tls(group.keys), other._hello(), serve)
     assert leader.state.phase is GroupPhase.READY
 
