@@ -138,7 +138,7 @@ def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacRe
     if more > 0:
         parts.append(f"and {more} more {'reason' if more == 1 else 'reasons'} for other Macs")
     if search.budget.exhausted:
-        parts.append("the search reached its step limit")
+        parts.append("the search reached its step limit, so a placement may exist: limit the Macs with spec.nodes.selector")
     wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
     return f"{request.model} cannot be placed on {wanted}: " + "; ".join(dict.fromkeys(parts))
 
