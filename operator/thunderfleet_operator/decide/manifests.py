@@ -58,10 +58,10 @@ REASON_LENGTH = 4096
 
 STARTUP_PROBES = 60
 """Seconds until a supervisor must answer: before that it reads the headers of the model's files."""
-FROZEN_PROBES, FROZEN_TIMEOUT = 3, 2
-"""A supervisor is restarted when it has left three requests in a row unanswered, each for two seconds: nine seconds after it
-froze. The other supervisors of its group count it as lost after three, so a restart then costs a group nothing more. The kubelet
-asks from the same Mac: a network that is down, or a Mac that sleeps or is busy for a while, stops no supervisor."""
+FROZEN_PROBES, FROZEN_TIMEOUT = 2, 3
+"""A supervisor is restarted when it has left two requests in a row unanswered, each for three seconds: ten seconds after it
+froze, at the latest. The other supervisors of its group count it as lost after three, so a restart costs the group nothing more.
+The kubelet asks from the same Mac: a network that is down, or a Mac that sleeps, stops no supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "startupProbe": probe("/healthz", 1, STARTUP_PROBES),
-        "livenessProbe": {**probe("/healthz", 1, FROZEN_PROBES, FROZEN_TIMEOUT), "terminationGracePeriodSeconds": 1},
+        "livenessProbe": {**probe("/healthz", 2, FROZEN_PROBES, FROZEN_TIMEOUT), "terminationGracePeriodSeconds": 1},
         "volumeMounts": mounts,
     }
     affinity = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [entry.node]}]}

@@ -76,9 +76,9 @@ def test_the_pod_of_a_rank() -> None:
         },
         "livenessProbe": {
             "httpGet": {**get, "path": "/healthz"},
-            "periodSeconds": 1,
-            "timeoutSeconds": 2,
-            "failureThreshold": 3,
+            "periodSeconds": 2,
+            "timeoutSeconds": 3,
+            "failureThreshold": 2,
             "terminationGracePeriodSeconds": 1,
         },
         "volumeMounts": [
