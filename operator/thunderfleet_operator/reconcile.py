@@ -65,6 +65,8 @@ class Reconciler:
         self._advice: dict[str, dict[int, Advice]] = {}
         self._asked: dict[tuple[str, int], tuple[Fleet, int]] = {}
         """By ModelDeployment and group, the fleet and the epoch that the planner has been asked for advice about."""
+        self._settling: dict[tuple[str, int], float] = {}
+        """By ModelDeployment and group, since when (monotonic) its first placement waits for reports about a cable."""
         self._waiting: dict[str, datetime] = {}
         """Since when a round waits for the planner."""
         self.unplaced: set[str] = set()
@@ -75,6 +77,7 @@ class Reconciler:
         decision = await self._decide(key)
         if decision is None:
             return None
+        self._settle(key, decision)
         if any(group.planning and group.unplaceable is None for group in decision.groups):
             left = self._patience(key)
             if left > 0:
@@ -88,6 +91,16 @@ class Reconciler:
             self.unplaced.discard(key)
         self._count_groups()
         return done.recheck_seconds
+
+    def _settle(self, key: str, decision: Decision) -> None:
+        """Remembers since when groups wait for reports about a cable."""
+        waiting = {(key, group.view.index) for group in decision.groups if group.unknown is not None}
+        self._settling = {of: at for of, at in self._settling.items() if of[0] != key or of in waiting}
+        for group in waiting:
+            self._settling.setdefault(group, self._monotonic())
+        if waiting:
+            # The next round asks again: what was planned over TCP still holds, but something better may be there.
+            self._planner.keep(key, {group.view.index for group in decision.groups if group.unknown is None})
 
     def _patience(self, key: str) -> float:
         """Seconds to wait for the planner before the round continues without it.
@@ -137,6 +150,7 @@ class Reconciler:
             now,
             report=lambda view: self._groups.report(key, view.index, view.epoch.number if view.epoch else 0),
             draining_seconds=lambda view: self._drains.seconds(key, view),
+            settling_seconds={index: self._monotonic() - at for (of, index), at in self._settling.items() if of == key},
             advice=dict(advice),
             steadiness=self._steadiness,
         )
@@ -153,6 +167,7 @@ class Reconciler:
             self._executor.forget(key)
             self._advice.pop(key, None)
             self._waiting.pop(key, None)
+            self._settling = {of: at for of, at in self._settling.items() if of[0] != key}
             self._asked = {asked: about for asked, about in self._asked.items() if asked[0] != key}
             self._planner.forget(key)
             self.unplaced.discard(key)

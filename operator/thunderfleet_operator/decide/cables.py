@@ -4,7 +4,7 @@ The conditions of the ThunderboltLinks decide, for placements that exist as for 
 known reason ends a group that uses it. What is unknown, such as a cable whose Macs do not report, ends nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from thunderfleet_crds.plan import Plan
@@ -65,3 +65,15 @@ def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
         return CableFault(Reason.NO_IPV4_ADDRESS, text)
     text = f"the address of {end.node} at its end changed from {entry.ring_address} to {end.address}"
     return CableFault(Reason.ADDRESS_LOST, text)
+
+
+def unknown_rdma(fleet: Fleet, nodes: Collection[str]) -> str | None:
+    """A cable between these Macs of which it is not known yet whether it carries RDMA, though their MLX could use that."""
+    for node in nodes:
+        for cable in fleet.links(node):
+            ends = [fleet.macs.get(end) for end in (cable.a.node, cable.b.node) if end in nodes]
+            able = len(ends) == 2 and all(mac is not None and Backend.JACCL in mac.backends for mac in ends)
+            known = cable.fault is not None or cable.rdma_fault is not None or cable.rdma_problem is None
+            if able and cable.connected and not known:
+                return cable.name
+    return None

@@ -10,10 +10,12 @@ from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDep
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
 from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.account import Account
+from thunderfleet_operator.decide.cables import unknown_rdma
 from thunderfleet_operator.decide.failback import Failback, failback, lost_place
 from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
 from thunderfleet_operator.decide.mac_usage import quarantine_for
@@ -40,6 +42,9 @@ EPOCHS_TRIED = 64
 """Epochs that are looked at for one whose names are free."""
 ADVICE_SECONDS = 30.0
 """How often at most the planner is asked whether a group that serves would be placed better."""
+SETTLE_SECONDS = 15.0
+"""How long a first placement over TCP waits for the agents to report whether a cable of its Macs carries RDMA. A group that is
+applied seconds after the installation would else stay on TCP."""
 LOST_ADVICE_SECONDS = 3.0
 """The same for a group that has lost its place."""
 
@@ -80,6 +85,8 @@ class GroupDecision:
     """What a group that has lost its place waits for to go back."""
     planning: bool = False
     """Whether the planner has not answered yet where it goes. ``unplaceable`` is its last answer then."""
+    unknown: str | None = None
+    """The cable whose first report the placement waits for. ``planning`` then."""
 
     @property
     def plan(self) -> Plan | None:
@@ -189,6 +196,8 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         if group.unplaceable is not None:
             stuck.add(index)
         rechecks += [step.recheck_seconds, again, back.recheck_seconds]
+        if group.unknown is not None:
+            rechecks.append(SETTLE_SECONDS - observed.settling_seconds.get(index, 0.0))
         unplaced = group.unplaceable or group.planning
         rechecks.append(UNPLACED_SECONDS if unplaced else PLACED_SECONDS if group.placement else None)
         groups.append(group)
@@ -245,6 +254,9 @@ def _group(
         return replace(group, planning=True), None
     if isinstance(found, Unplaceable):
         return replace(group, unplaceable=found), None
+    unknown = _unknown_cable(observed, view, found.plan)
+    if unknown is not None:
+        return replace(group, planning=True, unknown=unknown), None
     if step.returns and view.plan is not None and _same_place(view.plan, found.plan) and ready(group.report):
         # What was better is gone again.
         return replace(group, next=NextStep(Step.KEEP)), None
@@ -252,6 +264,16 @@ def _group(
         return replace(group, drain=True), None
     ranks = tuple(rank.rank for rank in found.plan.ranks)
     return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks), None
+
+
+def _unknown_cable(observed: Observed, view: GroupView, plan: Plan) -> str | None:
+    """A cable that may soon allow a better first placement than this one."""
+    asked = observed.deployment.spec.transport
+    if view.plan is not None or transport(plan) is not Transport.RING or asked is not Transport.AUTO:
+        return None
+    if observed.settling_seconds.get(view.index, 0.0) >= SETTLE_SECONDS:
+        return None
+    return unknown_rdma(observed.fleet, [rank.node for rank in plan.ranks])
 
 
 def _same_place(one: Plan, other: Plan) -> bool:
@@ -411,6 +433,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             outdated=group.outdated,
             unplaceable=group.unplaceable,
             planning=group.planning,
+            unknown=group.unknown,
             blocked=result.blocked,
             better=group.better,
             waits=group.waits,

@@ -29,7 +29,7 @@ CABLE_SECONDS = 3.0
 comes up again after sleep and an agent that reads two reports a moment apart take less, and a group whose connections survive
 goes on. Until then the group is not Ready."""
 SILENT_LEADER_SECONDS = 6.0
-"""A group that serves is asked every five seconds. If rank 0 does not answer, its Mac may be off, and not only its cable out."""
+"""A group that serves is asked every five seconds. If rank 0 does not answer, its Mac may be off, not only its cable out."""
 PROVEN_SECONDS = 600.0
 """A group that has been Ready for this long gets its restarts back."""
 

@@ -60,7 +60,7 @@ STARTUP_PROBES = 60
 """Seconds until a supervisor must answer: before that it reads the headers of the model's files."""
 FROZEN_PROBES, FROZEN_TIMEOUT = 2, 3
 """A supervisor is restarted when it has left two requests in a row unanswered, each for three seconds: ten seconds after it
-froze, at the latest. The other supervisors of its group count it as lost after three, so a restart costs the group nothing more.
+froze, at the latest. The other supervisors of its group count it as lost after three, so a restart costs the group nothing.
 The kubelet asks from the same Mac: a network that is down, or a Mac that sleeps, stops no supervisor."""
 
 

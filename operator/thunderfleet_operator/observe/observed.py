@@ -51,6 +51,8 @@ class Observed:
     """By group, the last report of rank 0 of its newest placement."""
     draining_seconds: Mapping[int, float]
     """By group, for how long it has been draining; 0 if it is not."""
+    settling_seconds: Mapping[int, float]
+    """By group, for how long its first placement has waited for reports about a cable."""
     advice: Mapping[int, Advice]
     """By group, from an earlier round."""
     nodes: Mapping[str, Node]

@@ -60,6 +60,7 @@ def observe_deployment(
     *,
     report: Callable[[GroupView], Report],
     draining_seconds: Callable[[GroupView], float],
+    settling_seconds: Mapping[int, float],
     advice: Mapping[int, Advice],
     steadiness: Steadiness,
 ) -> Observed:
@@ -71,6 +72,7 @@ def observe_deployment(
         groups=groups,
         reports={i: _report(view, report(view)) for i, view in groups.items()},
         draining_seconds={i: draining_seconds(view) for i, view in groups.items()},
+        settling_seconds=settling_seconds,
         advice=advice,
         nodes=index.live_nodes,
         profiles=index.profiles,

@@ -12,6 +12,7 @@ from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 from thunderfleet_operator.decide.cables import broken_cable
+from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
 from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
 from thunderfleet_operator.observe.fleet import FleetBuilder
 from thunderfleet_operator.observe.steadiness import (
@@ -481,3 +482,82 @@ async def test_a_mac_that_does_not_answer_either_is_avoided(lan: World) -> None:
 def test_marks_do_not_hide_faults() -> None:
     one = replace(cable(), fault=OUT)
     assert ring_problem(Fleet(), one) == OUT.message
+
+
+# --- what is not known yet ---
+
+
+def report_rdma(world: World, rdma: str, status: str) -> None:
+    conditions = [
+        {"type": "Connected", "status": "True", "reason": "Connected", "message": "", **SINCE},
+        {"type": "RDMAUsable", "status": status, "reason": rdma, "message": f"{rdma}.", **SINCE},
+    ]
+
+    def change(item: Any) -> None:
+        for end, device in zip(item["status"]["endpoints"], ("rdma_en2", "rdma_en2"), strict=True):
+            end["rdmaDevice"] = device
+        item["status"]["conditions"] = conditions
+
+    world.change(LINKS, CABLE, change)
+
+
+@pytest.fixture
+def able(world: World) -> World:
+    for name in ("studio-1", "studio-2"):
+        world.change(NODEPROFILES, name, lambda item: item["status"]["runtime"].update(backends=["ring", "jaccl"]))
+    join_lan(world)
+    return world
+
+
+async def test_a_first_placement_waits_a_moment_for_what_the_agents_are_about_to_report(able: World) -> None:
+    able.deploy()
+    await able.round()
+    able.later(1.1)
+    recheck = await able.round()
+    assert group(able).state == "Pending" and able.pods() == {}
+    assert group(able).message == f"it is not known yet whether cable {CABLE} carries RDMA"
+    assert recheck is not None and recheck <= SETTLE_SECONDS
+    report_rdma(able, "Usable", "True")
+    await able.round()
+    assert (group(able).epoch, group(able).transport) == (1, "JACCL")
+
+
+@pytest.mark.parametrize(("reason", "waits"), [("EndMissing", True), ("RDMADisabled", False)])
+async def test_it_waits_for_what_is_unknown_and_not_for_ever(able: World, reason: str, waits: bool) -> None:
+    report_rdma(able, reason, "False")
+    able.deploy()
+    await able.round()
+    able.later(1.1)
+    await able.round()
+    assert (group(able).state == "Pending") == waits
+    able.later(SETTLE_SECONDS)
+    await able.round()
+    assert (group(able).epoch, group(able).transport) == (1, "Ring")
+
+
+@pytest.mark.parametrize("spec", [{"transport": "Ring"}, {"nodes": {"min": 1, "max": 1}}])
+async def test_a_placement_that_could_not_be_better_does_not_wait(able: World, spec: dict[str, Any]) -> None:
+    if "nodes" in spec:
+        able.mac("studio-1", "10.0.0.1", 60 * GIB)
+    able.deploy(**spec)
+    await able.round()
+    assert group(able).epoch == 1
+
+
+async def test_a_group_that_leaves_a_cable_does_not_wait(able: World) -> None:
+    report_rdma(able, "Usable", "True")
+    able.deploy()
+    await able.round()
+    await served(able)
+    report_rdma(able, "RDMADisabled", "False")
+    await able.round()
+    assert able.condition("Ready")[:2] == ("False", "RDMADisabled")
+    able.later(CABLE_SECONDS)
+    report_rdma(able, "EndMissing", "False")
+    await able.round()
+    able.later(CABLE_SECONDS)
+    report_rdma(able, "RDMADisabled", "False")
+    await able.round()
+    able.later(CABLE_SECONDS)
+    await able.round()
+    assert (group(able).epoch, group(able).transport) == (2, "Ring")

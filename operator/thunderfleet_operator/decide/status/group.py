@@ -242,7 +242,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
     view, plan = outcome.view, outcome.view.plan
     restarts, failure = _restarts(outcome), _last_failure(outcome)
     if plan is None:
-        message = outcome.wait.message if outcome.wait else LOOKING if outcome.planning else "not placed yet"
+        looking = f"it is not known yet whether cable {outcome.unknown} carries RDMA" if outcome.unknown else LOOKING
+        message = outcome.wait.message if outcome.wait else looking if outcome.planning else "not placed yet"
         return Group(
             index=view.index,
             epoch=view.last_epoch,

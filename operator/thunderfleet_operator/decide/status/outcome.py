@@ -29,6 +29,8 @@ class Outcome:
     unplaceable: Unplaceable | None = None
     planning: bool = False
     """Whether the planner has not answered yet where it goes."""
+    unknown: str | None = None
+    """The cable whose first report the placement waits for."""
     blocked: Blocked | None = None
     better: str | None = None
     """A better placement, if there is one."""
