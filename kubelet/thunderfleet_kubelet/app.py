@@ -32,7 +32,7 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses

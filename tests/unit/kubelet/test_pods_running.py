@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_kubelet.containers import exec_session, launch, user, volumes
+from thunderfleet_kubelet.containers import exec_session, launch
 from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.inputs import user, volumes
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
-from thunderfleet_kubelet.pods import mounter, publisher, stopper
+from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod

@@ -5,16 +5,16 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import ApiError, Json
 
-from thunderfleet_kubelet.containers import environment, volumes
 from thunderfleet_kubelet.containers.attempt import START_ERROR, Start
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, StartFailed
+from thunderfleet_kubelet.containers.inputs import environment, volumes
 from thunderfleet_kubelet.containers.launch import Launch
-from thunderfleet_kubelet.pods import probes
+from thunderfleet_kubelet.pods.act import probes
+from thunderfleet_kubelet.pods.act.mounter import Mounter
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.lifecycle import PROBLEM_LIMIT_SECONDS
 from thunderfleet_kubelet.pods.decide.observed import Problem
 from thunderfleet_kubelet.pods.decide.podspec import grace_of
-from thunderfleet_kubelet.pods.mounter import Mounter
 
 RETRY_SECONDS = 10.0
 """The delay before the second try of a container that could not be created; it doubles with every try."""
