@@ -77,7 +77,7 @@ class Trial:
             # A mutant may have the size and time of the module before it, by which Python knows its bytecode.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow")
+        options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not soak")
         limited = ("sh", "-c", f'ulimit -t {math.ceil(seconds)}; exec "$@"', "sh")
         command = [*limited, sys.executable, "-m", "pytest", *options, *files]
         with subprocess.Popen(
