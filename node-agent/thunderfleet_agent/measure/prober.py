@@ -301,12 +301,12 @@ class Prober:
             with contextlib.suppress(SessionFailed):
                 await connection.send(ProbeReply(refused=str(error)[:MAX_ERROR], again=again))
         except Preempted as error:
-            log.info("the probe of %s was preempted: %s", peer, error)
+            log.info("the benchmark requested by %s was preempted: %s", peer, error)
             with contextlib.suppress(SessionFailed):
                 await connection.send(SessionMessage(error=str(error)[:MAX_ERROR]))
         except (SessionFailed, parent.WorkerFailed) as error:
             # The peer, which requested the probe, records the failure.
-            log.info("the probe of %s failed: %s", peer, error)
+            log.info("the benchmark requested by %s failed: %s", peer, error)
 
     def _admit(self, request: ProbeRequest, peer: str, here: str, there: str) -> Probe:
         """The probe as this Mac sees it. Raises ProbeRefused."""

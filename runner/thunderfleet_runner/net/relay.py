@@ -125,7 +125,7 @@ class Relays:
             local.end(clean=False)
             return
         if known is False or self._dialled.done() or self._closed:
-            log.warning("closed a connection from %s to the relay: it is not our rank's", peer)
+            log.warning("closed a connection from %s to the relay: only the rank of this pod may connect", peer)
             local.end(clean=False)
             return
         self._dialled.set_result(local)
