@@ -157,7 +157,8 @@ async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -
         monkeypatch.setattr(rounds_module, name, 0.01)
     monkeypatch.setattr(rounds_module, "RETRY", Backoff(0.01, 0.01))
     monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 0.2)
-    chosen = AgentSettings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
+    brief = {"fast_seconds": 0.05, "slow_seconds": 0.1, "models_seconds": 0.1}
+    chosen = AgentSettings("studio-1", "127.0.0.1", 0, 0, **{**brief, **settings})
     metrics = Metrics()
     collector = Collector(Host(), chosen.model_folders, metrics.observed)
     loop = Rounds(chosen, collector, Publisher(kube, "studio-1", metrics.wrote), metrics)
@@ -519,3 +520,28 @@ def test_metrics_distinguish_failure_kinds() -> None:
     metrics = Metrics()
     metrics.observed(Source.RDMA_INFO, 5.0, Failure("ibv_devinfo -v", FailureKind.TIMED_OUT, "did not answer within 5 s"))
     assert b'thunderfleet_agent_command_failures_total{kind="TimedOut",source="rdma-info"} 1.0' in metrics.text()
+
+
+async def test_a_carrier_is_seen_between_the_rounds_and_its_failures_are_left_to_them(machine: Any, shapes: Any) -> None:
+    collector = Collector(Host())
+    await asyncio.gather(collector.fast(), collector.slow())
+    before = rounds_module._carriers(collector.facts)
+    machine.script("ifconfig", "exit 1")
+    for _ in range(PATIENCE + 1):
+        await collector.carriers()
+    assert not collector.facts.failures and rounds_module._carriers(collector.facts) == before
+    machine.says("ifconfig", shapes.ifconfig.replace("status: active", "status: inactive"))
+    await collector.carriers()
+    assert rounds_module._carriers(collector.facts) != before
+
+
+async def test_a_pulled_cable_is_published_long_before_the_next_round(
+    machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds_module, "CARRIER_SECONDS", 0.02)
+    neighbour(kube, shapes)
+    async with running(kube, monkeypatch, fast_seconds=3600.0, slow_seconds=3600.0):
+        await until(lambda: endpoints(kube) == ["studio-1"])
+        machine.tree(shapes.report(shapes.bus(1, domain=shapes.mine), shapes.bus(2, domain=shapes.mine_too)))
+        machine.says("ifconfig", shapes.ifconfig.replace("status: active", "status: inactive"))
+        await until(lambda: endpoints(kube) == [])

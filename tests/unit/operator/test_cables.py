@@ -296,11 +296,18 @@ async def plugged(world: World) -> None:
     await linked(world)
 
 
+def add_reached(world: World, node: str, entry: dict[str, str]) -> None:
+    def change(item: Any) -> None:
+        item["status"]["reachability"] = [*item["status"].get("reachability", []), entry]
+
+    world.change(NODEPROFILES, node, change)
+
+
 def join_lan(world: World) -> None:
     """The agents have reached each other over Ethernet."""
     for node, peer, address in (("studio-1", "studio-2", "10.0.0.2"), ("studio-2", "studio-1", "10.0.0.1")):
         entry = {"node": peer, "address": address, "state": "Reachable", "since": "2026-01-01T00:00:00Z"}
-        world.change(NODEPROFILES, node, lambda item, entry=entry: item["status"].update(reachability=[entry]))
+        add_reached(world, node, entry)
 
 
 @pytest.fixture
@@ -462,11 +469,7 @@ async def test_a_mac_that_does_not_answer_either_is_avoided(lan: World) -> None:
         ("studio-2", "studio-3", "10.0.0.4"),
     ):
         entry = {"node": peer, "address": address, "state": "Reachable", "since": "2026-01-01T00:00:00Z"}
-        lan.change(
-            NODEPROFILES,
-            node,
-            lambda item, entry=entry: item["status"].update(reachability=[*item["status"].get("reachability", []), entry]),
-        )
+        add_reached(lan, node, entry)
     lost = group(lan).ranks[1].node
     ranks = [
         {"rank": rank.rank, "node": rank.node, "phase": "Absent" if rank.node == lost else "Joined"}

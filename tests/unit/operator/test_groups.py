@@ -20,6 +20,7 @@ from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 
+from tests.support.waiting import until_async
 from tests.unit.operator.values import plan
 
 MASTER = b"m" * 32
@@ -92,6 +93,11 @@ async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypat
             await changed.get()
         heard = groups.report("ns/md", 0, 1)
         assert heard.state is not None and heard.state.phase is GroupPhase.READY
+        # How many requests run changes all the time, and is known without a round for each change.
+        state["requests"] = 3
+        monkeypatch.setattr(listening, "QUIET_SECONDS", 0.01)
+        await until_async(lambda: (said := groups.report("ns/md", 0, 1).state) is not None and said.requests == 3)
+        assert changed.empty()
         assert groups.report("ns/md", 0, 2).state is None
         groups.listen("ns/md", {})
         assert groups.report("ns/md", 0, 1).state is None

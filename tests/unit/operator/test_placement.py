@@ -441,6 +441,20 @@ def test_transport_comes_before_the_number_of_macs_and_one_mac_before_all() -> N
     assert len(found.ranks) == 3
 
 
+def test_a_group_is_told_about_a_better_cable_between_its_own_macs() -> None:
+    """It took the LAN or another cable while the best one was out."""
+    fleet = Fleet(
+        tuple(mac(name, 6, SPLITS) for name in "ab"), [cable("a", "b"), replace(cable("a", "b", 20_000), name="slow")]
+    )
+    request = Request(path=PATH, memory=NO_KV, current=("a", "b"))
+    assert better(fleet, request, Transport.RING, ("a--b", "a--b")) is None
+    assert better(fleet, request, Transport.RING) is None, "a plan of an earlier version names no cables"
+    over_lan = better(fleet, request, Transport.RING, ("", ""))
+    assert over_lan == "a, b: here TCP ring over a LAN instead of TCP ring"
+    slower = better(fleet, request, Transport.RING, ("slow", "slow"))
+    assert slower is not None and slower.startswith("a, b: here slowest hop 20 Gb/s")
+
+
 def test_a_group_stays_and_a_better_placement_is_reported() -> None:
     macs = tuple(mac(name, 6, SPLITS, backends=BOTH) for name in "abcd")
     fleet = Fleet(macs, [cable("a", "b", rdma="it is Down"), cable("c", "d")])
@@ -450,6 +464,7 @@ def test_a_group_stays_and_a_better_placement_is_reported() -> None:
     assert better(fleet, request) == "c, d: here TCP ring instead of JACCL mesh"
     assert better(fleet, replace(request, current=("c", "d"))) is None
     # Changes to other Macs make no difference.
+    assert better(fleet, request, Transport.RING, ("a--b", "a--b")) == "c, d: here TCP ring instead of JACCL mesh"
     other = fleet.changed(macs=[replace(macs[3], free_bytes=600)])
     assert placed(plan(other, request)).nodes == ("a", "b")
     assert not placed(plan(fleet, replace(request, avoid={"a": "has failed"}))).kept
