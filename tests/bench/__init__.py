@@ -10,6 +10,7 @@ models      the models that benchmarks serve
 client      streams completions and times their tokens
 byhand      the baseline: the same two ranks without Thunderfleet
 serving     many clients at once
+cables      groups that lose their cable or their supervisor
 formation   how soon groups form and recover
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses

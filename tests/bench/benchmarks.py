@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import audit, discovery, formation, measure, models, placement, processes, serving
+from tests.bench import audit, cables, discovery, formation, measure, models, placement, processes, serving
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -198,6 +198,7 @@ ALL = (
         "serving", "1, 4 and 16 clients at once through the gateway, against mlx_lm.server on two ranks", serving.serving
     ),
     Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
+    Benchmark("cables", "a pulled cable: named, served elsewhere, back; a frozen supervisor to Ready", cables.cables),
     Benchmark("formation", "groups that form with a late rank, and come back from a death, without a cluster", formation.run),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),

@@ -1,0 +1,179 @@
+"""A group and the state of its cable, with a client that asks all the time: it leaves a cable that is out, and goes back.
+
+Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.line import Alone, Deploy, Deployment, Line, condition, on_fleet
+from tests.support.waiting import until
+
+Json = dict[str, Any]
+
+FLEET = """
+machines:
+  - {name: linux-1, kind: linux}
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
+"""
+VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
+LINK = "studio-1.tb1--studio-2.tb1"
+END = "studio-1:1"
+PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
+SUPERVISOR = "thunderfleet-runner serve"
+BACK_SECONDS = 120.0
+"""The cable must have worked for half a minute or, after earlier tests, for longer: their interruptions count."""
+
+
+@pytest.fixture(scope="module")
+def line() -> Iterator[Line]:
+    with on_fleet(FLEET, "cables", "THUNDERFLEET_E2E_CABLES", *VALUES) as found:
+        yield found
+
+
+class Client:
+    """Asks one question after the other, and keeps wrong answers. What fails while the group moves is no answer."""
+
+    def __init__(self, served: Deployment, expected: list[int]) -> None:
+        self._served, self._expected = served, expected
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.answers = 0
+        self.wrong: list[object] = []
+
+    def __enter__(self) -> "Client":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(150)
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                answer = self._served.ask(PROMPT, TOKENS)
+            except (OSError, AssertionError, KeyError, IndexError):
+                answer = None
+            if answer is not None and answer.status == 200:
+                self.answers += 1
+                found = answer.json["choices"][0]["token_ids"]
+                if found != self._expected:
+                    self.wrong.append(found)
+            # So that the group is idle now and then.
+            self._ends.wait(0.5)
+
+
+def links(served: Deployment) -> set[str]:
+    """The cables of the newest plan; an empty name is a hop over the LAN."""
+    epoch = served.group()["epoch"]
+    item = served.line.json("get", "configmap", f"{served.name}-0-e{epoch}", "-n", served.namespace)
+    return set(json.loads(item["data"]["plan.json"]).get("links", []))
+
+
+def named(served: Deployment, reason: str) -> Json | None:
+    """The condition Ready, once it is False with the reason of the link."""
+    found = condition(served.get(), "Ready")
+    return found if (found.get("status"), found.get("reason")) == ("False", reason) else None
+
+
+def rested(line: Line) -> None:
+    """The link is usable. A restarted operator takes every cable that works as steady."""
+
+    def usable() -> bool:
+        found = condition(line.json("get", "tbl", LINK), "RDMAUsable")
+        return found.get("status") == "True"
+
+    until(usable, "the cable can be used")
+    line.kubectl("rollout", "restart", "deployment/thunderfleet-operator", "-n", "thunderfleet-system")
+    line.cluster.kubectl(
+        "rollout", "status", "deployment/thunderfleet-operator", "-n", "thunderfleet-system", "--timeout=90s", seconds=100
+    )
+
+
+@pytest.mark.parametrize("transport", ["Auto", "Ring"])
+def test_a_pulled_cable_is_left_and_taken_again(line: Line, deploy: Deploy, alone: Alone, transport: str) -> None:
+    rested(line)
+    served = deploy("pulled", transport=transport).until_ready()
+    before = served.group()
+    assert links(served) == {LINK} and served.status["transport"] == ("Ring" if transport == "Ring" else "JACCL")
+    expected = alone(PROMPT, TOKENS)
+    with Client(served, expected) as client:
+        line.cluster.cable("pull", END)
+        try:
+            found = served.until(lambda: named(served, "PortDown"), "not Ready, and the cable is named")
+            assert LINK in found["message"] and "studio-1" in found["message"] and "studio-2" in found["message"]
+            served.until(lambda: served.group()["epoch"] != before["epoch"] and served.is_ready(), "it serves over the LAN")
+            group = served.group()
+            assert links(served) == {""} and group["restarts"] == before["restarts"]
+            assert group["lastFailure"]["link"] == LINK and group["lostPlace"]["links"] == [LINK]
+            answered = client.answers
+            served.until(lambda: client.answers > answered, "the client gets answers")
+            waits = condition(served.get(), "Placed")
+            assert waits["reason"] == "FailbackPending" and LINK in waits["message"]
+        finally:
+            line.cluster.cable("plug", END)
+        served.until(lambda: links(served) == {LINK} and served.is_ready(), "it is back on the cable", BACK_SECONDS)
+        answered = client.answers
+        served.until(lambda: client.answers > answered, "the client gets answers again")
+    assert client.wrong == []
+    assert served.group()["restarts"] == 0 and "lostPlace" not in served.group()
+
+
+def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: Deploy, alone: Alone) -> None:
+    rested(line)
+    served = deploy("switched").until_ready()
+    before = served.group()
+    assert served.status["transport"] == "JACCL"
+    line.cluster.rdma("off", "studio-2")
+    try:
+        found = served.until(lambda: named(served, "RDMADisabled"), "not Ready, and the cable is named")
+        assert LINK in found["message"] and "rdma_ctl enable" in found["message"]
+        served.until(lambda: served.group()["epoch"] != before["epoch"] and served.is_ready(), "it serves over TCP")
+        assert served.status["transport"] == "Ring" and links(served) == {LINK}
+        assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    finally:
+        line.cluster.rdma("on", "studio-2")
+
+
+def test_with_nowhere_to_go_nothing_starts_until_the_cable_is_back(line: Line, deploy: Deploy, alone: Alone) -> None:
+    rested(line)
+    served = deploy("stuck", transport="JACCL", parallelism="Tensor").until_ready()
+    line.cluster.cable("pull", END)
+    try:
+        served.until(lambda: named(served, "PortDown"), "not Ready, and the cable is named")
+        lacks = served.until_condition("Placed", "False")
+        assert "studio-1 ↔ studio-2" in lacks["message"], lacks
+        served.until(lambda: not [c for c in served.children() if c["kind"] == "Pod"], "no pod is left")
+    finally:
+        line.cluster.cable("plug", END)
+    served.until_ready()
+    assert served.group()["restarts"] == 0
+    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+def test_a_frozen_supervisor_of_rank_0_is_restarted(line: Line, deploy: Deploy, alone: Alone) -> None:
+    rested(line)
+    served = deploy("frozen", transport="Ring").until_ready()
+    hit = served.ranks()[0]
+    done = line.run(hit["node"], "pkill", "-STOP", "-f", SUPERVISOR)
+    assert done.returncode == 0, done.stderr
+    began = time.monotonic()
+
+    def restarted() -> bool:
+        pod = next(pod for pod in served.children() if pod["metadata"]["name"] == hit["pod"])
+        return bool(pod["status"]["containerStatuses"][0]["restartCount"])
+
+    served.until(restarted, "its container was restarted")
+    served.until(lambda: served.is_ready() and served.ask(PROMPT, 1).status == 200, "the group serves")
+    print(f"frozen supervisor: serves after {time.monotonic() - began:.1f} s")
+    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
