@@ -39,50 +39,50 @@ class Reason(StrEnum):
         "RDMAUnsupported",
         "The Mac has no RDMA over Thunderbolt: macOS is older than 26.2, or it is a virtual machine.",
         "Update macOS to 26.2 or newer; use a physical Mac instead of a virtual machine.",
-        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     RDMA_DISABLED = (
         "RDMADisabled",
         "RDMA is switched off on the Mac.",
         "Start the Mac in Recovery, run `rdma_ctl enable` in Terminal and restart.",
-        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     STACK_HUNG = (
         "StackHung",
         "An RDMA command does not return: the RDMA stack of the Mac is stuck.",
         "Reboot the Mac.",
-        (On.RDMA_READY, On.RDMA_USABLE, On.QUARANTINED, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.QUARANTINED, On.READY, FAILURE),
     )
     NO_DEVICES = (
         "NoDevices",
         "RDMA is switched on, but the Mac lists no RDMA device.",
         "Use a Mac with Thunderbolt 5.",
-        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     DEVICE_MISSING = (
         "DeviceMissing",
         "The Mac does not list the RDMA device of the port.",
         "Replug the cable, then run `ibv_devices` on the Mac; if the device stays missing, reboot the Mac.",
-        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     PORT_DOWN = (
         "PortDown",
-        "The RDMA device is not Active.",
+        "The RDMA device is not Active, or the cable is unplugged.",
         "Check the cable, check that RDMA is enabled at both ends, and replug the cable to reset the port.",
-        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
         "Run the command in the message, such as `sudo ifconfig bridge0 deletem en2`, and switch the Thunderbolt Bridge "
         "service off in System Settings > Network.",
-        (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.READY, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
-        "The RDMA device is Active, but has no GID for an IPv4 address.",
+        "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
         "Give the port an IPv4 address, such as `sudo ifconfig en2 inet 10.0.0.1/30`.",
-        (On.RDMA_READY, On.RDMA_USABLE, FAILURE),
+        (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     COMMAND_FAILED = (
         "CommandFailed",
@@ -119,7 +119,7 @@ class Reason(StrEnum):
         "BelowThunderbolt5",
         "The cable runs at 40 Gb/s or less; RDMA needs Thunderbolt 5.",
         "Use a Thunderbolt 5 cable, without a Thunderbolt 3 or 4 hub in between.",
-        (On.RDMA_USABLE,),
+        (On.RDMA_USABLE, On.READY, FAILURE),
     )
 
     # The Mac.
@@ -170,7 +170,7 @@ class Reason(StrEnum):
         "Flapping",
         "The cable connects and disconnects often; no group is placed on it.",
         "Reseat both plugs; if that does not help, replace the cable.",
-        (On.CONNECTED,),
+        (On.CONNECTED, On.READY, FAILURE),
     )
     NOTHING_PLUGGED_IN = (
         "NothingPluggedIn",
@@ -457,7 +457,7 @@ class Reason(StrEnum):
         "The Mac no longer has an address that the plan uses.",
         "None: the group is placed again with the present addresses. If it repeats, give the Mac a static address or a "
         "DHCP reservation.",
-        (FAILURE,),
+        (On.READY, FAILURE),
     )
     DEVICE_MATRIX = (
         "DeviceMatrix",

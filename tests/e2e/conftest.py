@@ -56,7 +56,8 @@ def deploy(line: Line) -> Iterator[Deploy]:
 
 @pytest.fixture(scope="session")
 def the_pair(line: Line) -> Deployment:
-    return line.deploy("pair", parallelism="Pipeline", transport="Ring", benchmark={})
+    recovery = {"backoffSeconds": 1, "failback": "Never"}
+    return line.deploy("pair", parallelism="Pipeline", transport="Ring", benchmark={}, recovery=recovery)
 
 
 @pytest.fixture
