@@ -114,6 +114,6 @@ class GroupState(_Value):
     failure: Failure | None = None
     """The most recent failure, kept after the group has recovered."""
     ranks: tuple[RankReport, ...] = ()
-    requests: int = 0
-    """Number of requests that rank 0 works on."""
+    requests: int | None = None
+    """Number of requests that rank 0 works on; None from a runner of an earlier version."""
     benchmark: BenchmarkReport | None = None

@@ -289,8 +289,7 @@ def _failback(observed: Observed, view: GroupView, wanted: Mapping[int, GroupVie
         return Failback()
     current = known is not None and known.epoch == view.last_epoch and known.fleet is observed.fleet
     others = not moving and all(ready(observed.reports[index]) for index in wanted if index != view.index)
-    better = known.text if known is not None and current else None
-    return failback(view, report, better, observed.fleet, observed.deployment.spec.recovery, alone=others)
+    return failback(view, report, known if current else None, observed.fleet, observed.deployment.spec.recovery, alone=others)
 
 
 def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from thunderfleet_crds.modeldeployment import LostPlace, Recovery
 from thunderfleet_crds.vocabulary import FailbackPolicy, Transport
 
+from thunderfleet_operator.observe.observed import Advice
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.placement import Fleet
+from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
 
 IDLE_SECONDS = 2.0
 """How often a group that is about to go back is checked for running requests."""
@@ -30,21 +32,25 @@ def lost_place(view: GroupView) -> LostPlace | None:
     return status.lost_place if status is not None and status.epoch == view.last_epoch else None
 
 
-def failback(view: GroupView, report: Report, better: str | None, fleet: Fleet, recovery: Recovery, *, alone: bool) -> Failback:
+def failback(
+    view: GroupView, report: Report, advice: Advice | None, fleet: Fleet, recovery: Recovery, *, alone: bool
+) -> Failback:
     """What happens to a group that serves.
 
-    ``better``: a better placement on the present fleet. ``alone``: whether all other groups of the deployment serve.
+    ``advice``: whether there is a better placement on ``fleet``; None if that is not known yet. ``alone``: whether all other
+    groups of the deployment serve.
     """
     lost = lost_place(view)
     if lost is None:
         return Failback()
     if lost.returning:
         return Failback(due=True)
+    better = advice.text if advice is not None else None
     if recovery.failback is FailbackPolicy.NEVER:
         return Failback(waits="never, by spec.recovery.failback") if better is not None else Failback()
     if better is None:
         return Failback(waits=_missing(lost, fleet))
-    if report.state is None or report.state.requests:
+    if report.state is None or report.state.requests != 0:
         return Failback(waits="when no request is running", recheck_seconds=IDLE_SECONDS)
     if not alone:
         return Failback(waits="when all other groups serve", recheck_seconds=IDLE_SECONDS)
@@ -53,15 +59,12 @@ def failback(view: GroupView, report: Report, better: str | None, fleet: Fleet, 
 
 def _missing(lost: LostPlace, fleet: Fleet) -> str | None:
     """What is wrong with the cables of the lost place."""
+    rdma = lost.transport in (Transport.JACCL, Transport.JACCL_RING)
     for name in lost.links:
         cable = fleet.cables.get(name)
         if cable is None:
             return f"when cable {name} is back: neither end reports it"
-        rdma = lost.transport in (Transport.JACCL, Transport.JACCL_RING)
-        fault = cable.fault or (cable.rdma_fault if rdma else None)
-        if fault is not None:
-            return f"when cable {name} works: {fault.message}"
-        unsteady = cable.unsteady or (cable.rdma_unsteady if rdma else None)
-        if unsteady is not None:
-            return f"when cable {name} is steady: {unsteady.problem}"
+        problem = rdma_problem(cable) if rdma else ring_problem(fleet, cable)
+        if problem is not None:
+            return f"when cable {name} can be used: {problem}"
     return None

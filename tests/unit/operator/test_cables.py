@@ -256,7 +256,7 @@ def test_a_cable_without_a_known_fault_is_never_the_cause(faults: list[tuple[boo
 
 async def served(world: World, epoch: int = 1, **more: Any) -> None:
     world.run_pods()
-    world.say("Ready", epoch, **more)
+    world.say("Ready", epoch, **{"requests": 0, **more})
     await world.round()
 
 
@@ -377,6 +377,7 @@ async def test_with_nowhere_to_go_the_placement_ends_and_the_message_says_what_h
     assert (group(world).epoch, group(world).restarts, world.pods()) == (1, 0, {})
     await plugged(world)
     assert (group(world).epoch, group(world).restarts) == (2, 0), "after its first interruption at once"
+    assert group(world).lost_place is None, "it is where it was"
 
 
 async def test_a_link_that_is_removed_meanwhile_stays_the_cause(world: World) -> None:
@@ -415,7 +416,7 @@ async def test_it_goes_back_when_idle_and_the_cable_is_steady(lan: World) -> Non
     await served(lan, 2)
     status, reason, message = lan.condition("Placed")
     assert (status, reason) == ("True", "FailbackPending")
-    assert f"goes back to a better placement when cable {CABLE} works" in message
+    assert f"goes back to a better placement when cable {CABLE} can be used" in message
     await plugged(lan)
     lan.later(STEADY_SECONDS - 1)
     await served(lan, 2)
@@ -435,6 +436,18 @@ async def test_it_goes_back_when_idle_and_the_cable_is_steady(lan: World) -> Non
     assert (group(lan).epoch, group(lan).restarts, group(lan).lost_place) == (3, 0, None)
     plan_ = Plan.model_validate_json(lan.cache[CONFIGMAPS].items["ns/md-0-e3"]["data"][PLAN_KEY])
     assert plan_.links == (CABLE, CABLE)
+
+
+async def test_a_runner_that_does_not_tell_of_its_requests_is_not_interrupted(lan: World) -> None:
+    await pulled(lan)
+    lan.later(CABLE_SECONDS)
+    await lan.round()
+    lan.end_pods()
+    await plugged(lan)
+    for _ in range(3):
+        lan.later(100)
+        await served(lan, 2, requests=None)
+    assert lan.drained == [] and "when no request is running" in lan.condition("Placed")[2]
 
 
 async def test_never_goes_back(lan: World) -> None:

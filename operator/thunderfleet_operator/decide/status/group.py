@@ -223,6 +223,10 @@ def _lost_place(outcome: Outcome) -> LostPlace | None:
         return None
     if step.failure is None or not by_cable(step.failure):
         return lost
+    plan = outcome.view.plan
+    if plan is not None and step.failure.link in plan.links and transport(plan) is before.transport:
+        # The cable was back before there was another place.
+        return lost
     if lost is None:
         lost = LostPlace(transport=before.transport, nodes=tuple(rank.node for rank in before.ranks))
     links = [name for name in lost.links if name != step.failure.link]
