@@ -32,7 +32,7 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
@@ -189,7 +189,8 @@ class Kubelet:
                 task.cancel()
             await asyncio.gather(stopped, work, return_exceptions=True)
             try:
-                await asyncio.wait_for(self._close(), STOP_SECONDS)
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._close()
             except TimeoutError:
                 log.warning("shutdown did not finish within %g s", STOP_SECONDS)
 

@@ -356,7 +356,7 @@ def test_a_lost_key_stops_no_group(line: Line, policies: None, deploy: Deploy) -
     line.kubectl("rollout", "restart", OPERATOR, "-n", SYSTEM)
     line.cluster.kubectl("rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=90s", seconds=100)
     told = serves.until_condition("Degraded", "True", "OperatorKeyLost")
-    assert "its next placement uses the new key" in told["message"]
+    assert "to place it again with the new key" in told["message"]
     assert untouched(serves) == before and serves.is_ready()
     assert serves.tokens(PROMPT, TOKENS) == answer
     serves.kubectl("delete", "pod", next(iter(before["pods"])), "--wait=false")

@@ -20,7 +20,10 @@ PURE = {
         "faults framing group/attempts group/rendezvous group/stall group/status api/requests api/responses rank/stops "
         "net/jaccl net/ports sizing/arithmetic",
     ),
-    "kubelet": ("kubelet/thunderfleet_kubelet", "pods/decide/* node/status serving/parameters containers/environment"),
+    "kubelet": (
+        "kubelet/thunderfleet_kubelet",
+        "pods/decide/* node/status serving/parameters containers/inputs/environment",
+    ),
     "localcluster": ("localcluster/thunderfleet_localcluster", "fleet/* network/plan recorded/thunderbolt recorded/rdma"),
 }
 UNIT = {program: f"tests/unit/{'operator' if program == 'placement' else program}" for program in PURE}

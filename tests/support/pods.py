@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_kubelet.containers import user
 from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.inputs import user
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.manager import PodManager

@@ -12,13 +12,15 @@ import os
 import signal
 import struct
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from thunderfleet_kubelet.containers.folder import PodFolder, read_json
 from thunderfleet_kubelet.shim.program import Program, explain
 
 Json = dict[str, Any]
+RunCommand = Callable[[list[str], float], Awaitable[tuple[int, str]]]
+"""Runs a command in a container, for that many seconds at most. Returns its exit code and output; raises TimeoutError."""
 
 OUTPUT_LIMIT = 10 * 1024
 READ_BYTES = 65536

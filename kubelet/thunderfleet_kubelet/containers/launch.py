@@ -13,8 +13,8 @@ from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.attempt import Start
 from thunderfleet_kubelet.containers.errors import StartFailed
 from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.inputs.user import ContainerUser
 from thunderfleet_kubelet.containers.termination import message_file
-from thunderfleet_kubelet.containers.user import ContainerUser
 from thunderfleet_kubelet.shim import files
 
 START_SECONDS = 30.0

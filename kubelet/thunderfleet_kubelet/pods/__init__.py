@@ -4,13 +4,8 @@ manager    all pods: adopts, admits, starts one worker per pod
 queries    answers the server's questions: logs, exec, usage
 evictor    evicts pods that use too much disk, or all that must leave while it is full
 worker     drives one pod: observes, decides, acts, publishes
-starter    starts containers, runs postStart hooks
-stopper    stops containers, runs preStop hooks
-mounter    sets up volumes and keeps them current
-prober     runs the probes of live containers
-publisher  writes the status to the API server
+act        what a worker does for its pod: volumes, starts, probes, stops, status
 context    what the parts of a worker share
-probes     runs one probe or hook: exec, HTTP, TCP
 events     writes Events
 objects    reads ConfigMaps, Secrets and tokens, with a cache
 users      which pod has which user

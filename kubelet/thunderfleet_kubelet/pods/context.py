@@ -7,15 +7,15 @@ from typing import Literal
 
 from thunderfleet_lib.kube import Json, Kube
 
-from thunderfleet_kubelet.containers import exec_session, images, user
+from thunderfleet_kubelet.containers import exec_session
 from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.inputs import images, user
+from thunderfleet_kubelet.containers.inputs.sources import Sources
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
-from thunderfleet_kubelet.containers.sources import Sources
 from thunderfleet_kubelet.pods.decide.admission import Rejection
 from thunderfleet_kubelet.pods.decide.podspec import all_containers
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.objects import FRESH_SECONDS, Objects
-from thunderfleet_kubelet.pods.probes import Exec
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.pods.users import UserPool
 
@@ -94,7 +94,7 @@ class PodContext:
         """The container's user. Raises ContainerConfigError."""
         return user.decide(self.pod, container, image.user, self.services.users.of(self.folder), self.services.kubelet)
 
-    def runner(self, name: str, number: int) -> Exec:
+    def runner(self, name: str, number: int) -> exec_session.RunCommand:
         """Runs commands in one attempt of a container."""
 
         async def run(command: list[str], seconds: float) -> tuple[int, str]:

@@ -15,8 +15,8 @@ from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
+from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
-from thunderfleet_kubelet.containers.user import KubeletUser
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission

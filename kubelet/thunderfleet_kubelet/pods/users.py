@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from thunderfleet_kubelet.containers.folder import PodFolder
-from thunderfleet_kubelet.containers.user import PodUser
+from thunderfleet_kubelet.containers.inputs.user import PodUser
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,11 @@ from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.attempt import Attempt, Start
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.pods.act.mounter import Mounter
+from thunderfleet_kubelet.pods.act.prober import Prober
+from thunderfleet_kubelet.pods.act.publisher import StatusPublisher
+from thunderfleet_kubelet.pods.act.starter import Starter
+from thunderfleet_kubelet.pods.act.stopper import Stopper
 from thunderfleet_kubelet.pods.context import NodeServices, PodContext
 from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.lifecycle import Decision, decide
@@ -22,11 +27,6 @@ from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
 from thunderfleet_kubelet.pods.decide.podspec import TERMINAL_PHASES, eviction_grace_of
 from thunderfleet_kubelet.pods.decide.publishing import version_of
 from thunderfleet_kubelet.pods.decide.status import rejected_status
-from thunderfleet_kubelet.pods.mounter import Mounter
-from thunderfleet_kubelet.pods.prober import Prober
-from thunderfleet_kubelet.pods.publisher import StatusPublisher
-from thunderfleet_kubelet.pods.starter import Starter
-from thunderfleet_kubelet.pods.stopper import Stopper
 
 log = logging.getLogger(__name__)
 

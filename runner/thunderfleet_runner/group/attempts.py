@@ -14,6 +14,7 @@ from enum import StrEnum
 from thunderfleet_crds.plan import DRAIN_SECONDS
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
@@ -72,6 +73,8 @@ class Phase(StrEnum):
     STOPPED = "Stopped"
 
 
+BACKOFF = Backoff(0.5, 30.0)
+
 RUNNING = frozenset({Phase.FORMING, Phase.LOADING, Phase.COMPARING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
 """Phases in which processes of the attempt may exist."""
 
@@ -87,8 +90,7 @@ class Limits:
     end_seconds: float = 20.0
     drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0
-    backoff_seconds: float = 0.5
-    backoff_most_seconds: float = 30.0
+    backoff: Backoff = BACKOFF
     slow_retry_seconds: float = 60.0
     """Between attempts while a person must change something."""
     steady_seconds: float = 60.0
@@ -111,7 +113,7 @@ class StateMachine:
     """Whether ranks of ``attempt`` were started or a check of it failed."""
     spent: int = 0
     failures: int = 0
-    """Consecutive failures; the exponent of the back-off."""
+    """Consecutive failures, which set the back-off."""
     load_failures: int = 0
     load_texts: frozenset[tuple[int | None, str]] = frozenset()
     recoveries: int = 0
@@ -357,7 +359,7 @@ class StateMachine:
     @property
     def backoff(self) -> float:
         """Seconds before the next attempt after ``failures`` consecutive failures."""
-        return min(self.limits.backoff_most_seconds, self.limits.backoff_seconds * 2.0 ** max(0, min(self.failures - 1, 30)))
+        return self.limits.backoff.seconds(self.failures)
 
     # --- stopping ---
 

@@ -158,6 +158,11 @@ class Refusal(_Message):
     reason: str
     message: str
 
+    @property
+    def explanation(self) -> str:
+        """Reason and message, for logs and the state of the group."""
+        return f"{self.reason}: {self.message}"
+
 
 class Preflight(_Message):
     """Run the preflight checks; answer ``Checked`` or ``RankFailed``."""

@@ -253,7 +253,7 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
         (key,) = a.prober.ledger.failures
         assert a.prober.ledger.history[key].failures == 1
         a.prober.ledger.history[key] = a.prober.ledger.history[key].__class__(failures=1, failed=time.monotonic())
-        assert a.prober.benchmarks_fresh.reason == "ProbeFailed" and "next attempt at" in a.prober.benchmarks_fresh.message
+        assert a.prober.benchmarks_fresh.reason == "BenchmarkFailed" and "next attempt at" in a.prober.benchmarks_fresh.message
 
 
 # --- interactive measurements ---
@@ -306,7 +306,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
         lease, prober = interactive(a)
         probing = asyncio.create_task(a.prober.run_once(a.probe(b)))
         await until(lambda: a.prober.running and b.prober.running)
-        with pytest.raises(ProbeRefused, match="studio-00 is running a probe with studio-01"):
+        with pytest.raises(ProbeRefused, match="studio-00 is running a benchmark with studio-01"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -331,7 +331,7 @@ async def test_an_interactive_measurement_preempts_background_probes(tmp_path: P
         lease, prober = interactive(a)
         probing = asyncio.create_task(c.prober.run_once(c.probe(fleet[busy])))
         await until(lambda: fleet[busy].prober.running and c.prober.running)
-        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} is running a probe with {c.name}"):
+        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} is running a benchmark with {c.name}"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -881,7 +881,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
             await probing
             assert a.prober.ledger.history[probe.key].failures == 1
             said = a.prober.benchmarks_fresh
-            assert said.reason == "ProbeFailed" and b.name in said.message and "next attempt at" in said.message, said
+            assert said.reason == "BenchmarkFailed" and b.name in said.message and "next attempt at" in said.message, said
         await until(lambda: not a.prober.running and a.prober.lock.peer is None, seconds=90)
         assert not pair_processes() and not a.prober.ledger.results
         if how in (signal.SIGSTOP, CUT):

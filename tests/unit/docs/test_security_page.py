@@ -86,7 +86,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
     "somebody who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
-    "a stranger on the LAN |": (
+    "anyone else on the LAN |": (
         "kubelet-pods",
         "agent-peers",
         "agent-metrics",
@@ -159,7 +159,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_chart.py::test_a_token_without_a_node_writes_nothing",
     ),
     "A ValidatingAdmissionPolicy accepts writes": ("np-own", "np-other", "link-own", "link-other", "link-between-others"),
-    "Towards each other agents use": ("agent-peers", "unit/agent/test_reach.py::test_strangers_and_wrong_names_are_refused"),
+    "Connections between agents use": ("agent-peers", "unit/agent/test_reach.py::test_strangers_and_wrong_names_are_refused"),
     "**Runners** have no Kubernetes credentials": (f"{MATRIX}::test_runners_have_no_credentials",),
     "Members of a group authenticate": (
         "control-state",
@@ -181,7 +181,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "creates an earlier plan": (f"{FORGERY}::test_an_old_plan_does_not_come_back",),
     "creates a pod that requests a whole Mac": (f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory",),
     "changes or deletes a plan": (f"{FORGERY}::test_labels_taken_off_a_plan_replace_the_group_and_nothing_else", "plan-delete"),
-    "creates objects with the names": (
+    "creates objects with names that a group needs": (
         f"{FORGERY}::test_pods_of_somebody_else_with_the_names_of_a_placement_are_avoided",
         f"{FORGERY}::test_a_placement_whose_names_are_all_taken_says_so",
     ),

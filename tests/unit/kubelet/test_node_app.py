@@ -17,7 +17,7 @@ from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.containers.user import KubeletUser
+from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
 from thunderfleet_kubelet.node.facts import GIB, Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader

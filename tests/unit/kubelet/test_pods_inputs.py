@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_kubelet.containers import environment, images, usage, user, volume_content, volumes
-from thunderfleet_kubelet.containers.environment import expand
+from thunderfleet_kubelet.containers import usage
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
-from thunderfleet_kubelet.containers.images import Image
-from thunderfleet_kubelet.containers.sources import Sources
-from thunderfleet_kubelet.containers.user import ContainerUser, KubeletUser, PodUser
-from thunderfleet_kubelet.containers.volume_content import File, References, TokenRequest
+from thunderfleet_kubelet.containers.inputs import environment, images, user, volume_content, volumes
+from thunderfleet_kubelet.containers.inputs.environment import expand
+from thunderfleet_kubelet.containers.inputs.images import Image
+from thunderfleet_kubelet.containers.inputs.sources import Sources
+from thunderfleet_kubelet.containers.inputs.user import ContainerUser, KubeletUser, PodUser
+from thunderfleet_kubelet.containers.inputs.volume_content import File, References, TokenRequest
 from thunderfleet_kubelet.pods.decide import admission
 from thunderfleet_kubelet.pods.objects import Token
 from thunderfleet_kubelet.shim import processes

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.models import tinymodel
@@ -107,7 +108,7 @@ class Macs:
                     env={**os.environ, **self.environment(rank)}, stdout=log, stderr=log,
                 )  # fmt: skip
             self.processes.append(process)
-        limits = attempts.Limits(self.group.plan.bootstrap.attempts, form_seconds, backoff_seconds=0.05)
+        limits = attempts.Limits(self.group.plan.bootstrap.attempts, form_seconds, backoff=Backoff(0.05, 30.0))
         return self.group.start(0, command=rank_command, limits=limits, **changes)
 
     def rank_pid(self, rank: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from thunderfleet_lib.quantity import parse_quantity
 
-from thunderfleet_kubelet.containers import volume_content
+from thunderfleet_kubelet.containers.inputs import volume_content
 from thunderfleet_kubelet.pods.decide import eviction
 from thunderfleet_kubelet.pods.decide.observed import Problem
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, has_ended, init_containers, is_sidecar, main_containers

@@ -8,7 +8,7 @@ from thunderfleet_lib.kube import Json
 
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.watch import ShimWatch
-from thunderfleet_kubelet.pods import probes
+from thunderfleet_kubelet.pods.act import probes
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.probing import ProbeCount, ProbeSettings
 

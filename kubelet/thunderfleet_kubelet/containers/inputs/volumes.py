@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_kubelet.containers.environment import expand
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, VolumeError
-from thunderfleet_kubelet.containers.user import ContainerUser
-from thunderfleet_kubelet.containers.volume_content import File
+from thunderfleet_kubelet.containers.inputs.environment import expand
+from thunderfleet_kubelet.containers.inputs.user import ContainerUser
+from thunderfleet_kubelet.containers.inputs.volume_content import File
 
 Json = dict[str, Any]
 

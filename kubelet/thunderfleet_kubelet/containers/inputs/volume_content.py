@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, VolumeError
-from thunderfleet_kubelet.containers.sources import Sources, data_of, field_value, resource_value
+from thunderfleet_kubelet.containers.inputs.sources import Sources, data_of, field_value, resource_value
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import ApiError, Json
 
-from thunderfleet_kubelet.containers import volumes
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
-from thunderfleet_kubelet.containers.user import ContainerUser
-from thunderfleet_kubelet.containers.volume_content import WRITTEN, File, kind_of, plan, references, volumes_of
+from thunderfleet_kubelet.containers.inputs import volumes
+from thunderfleet_kubelet.containers.inputs.user import ContainerUser
+from thunderfleet_kubelet.containers.inputs.volume_content import WRITTEN, File, kind_of, plan, references, volumes_of
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.podspec import all_containers
 

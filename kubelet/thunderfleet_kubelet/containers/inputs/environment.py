@@ -11,8 +11,8 @@ from typing import Any
 from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
 
 from thunderfleet_kubelet.containers.errors import ContainerConfigError
-from thunderfleet_kubelet.containers.images import Image
-from thunderfleet_kubelet.containers.sources import Sources, data_of, field_value, resource_value
+from thunderfleet_kubelet.containers.inputs.images import Image
+from thunderfleet_kubelet.containers.inputs.sources import Sources, data_of, field_value, resource_value
 
 Json = dict[str, Any]
 

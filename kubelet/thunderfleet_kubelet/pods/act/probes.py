@@ -6,19 +6,18 @@ The host is the pod's IP, which is the node's address, unless the action names a
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+
+from thunderfleet_kubelet.containers.exec_session import RunCommand
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
 BODY_BYTES = 10 * 1024
-
-
-Exec = Callable[[list[str], float], Awaitable[tuple[int, str]]]
 
 
 def port_number(port: object, container: Json) -> int:
@@ -31,7 +30,7 @@ def port_number(port: object, container: Json) -> int:
     raise ValueError(f"container {container['name']!r} has no port named {port!r}")
 
 
-async def run(action: Json, container: Json, host: str, run_command: Exec, seconds: float) -> tuple[bool, str]:
+async def run(action: Json, container: Json, host: str, run_command: RunCommand, seconds: float) -> tuple[bool, str]:
     """Runs a probe or hook. Returns whether it succeeded, and its output or error."""
     try:
         return await _run(action, container, host, run_command, seconds)
@@ -45,7 +44,7 @@ async def run(action: Json, container: Json, host: str, run_command: Exec, secon
         return False, f"failed unexpectedly: {error!r}"
 
 
-async def _run(action: Json, container: Json, host: str, run_command: Exec, seconds: float) -> tuple[bool, str]:
+async def _run(action: Json, container: Json, host: str, run_command: RunCommand, seconds: float) -> tuple[bool, str]:
     if action.get("exec"):
         code, output = await run_command([str(word) for word in action["exec"].get("command") or []], seconds)
         return code == 0, output or f"exit code {code}"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from thunderfleet_kubelet.pods import probes
+from thunderfleet_kubelet.pods.act import probes
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 
