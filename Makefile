@@ -71,7 +71,7 @@ unit: programs ## Unit and property tests
 
 .PHONY: quick
 quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
-	$(UNIT) -m "not slow"
+	$(UNIT) -m "not slow and not soak"
 
 .PHONY: e2e
 e2e: programs prometheus ## End-to-end tests on real control planes
@@ -86,15 +86,20 @@ test: ## Everything that must pass, and where the time went
 	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit e2e
 
 .PHONY: soak
-soak: ## What takes hours: fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs fuzz chaos mutants
+soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
+	@$(PYTHON) tests/support/times.py install programs prometheus matrices fuzz chaos mutants
+
+.PHONY: matrices
+matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out
+	$(UNIT) -m soak
+	$(E2E) -m soak
 
 .PHONY: fuzz
 fuzz: install ## Parsers of foreign bytes, decisions of discovery, and the gateway, against generated inputs
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit/agent/test_parsers.py tests/unit/agent/test_flap_damper.py \
 	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/lib/test_jsonbounds.py \
 	  tests/unit/runner/test_generated_requests.py tests/unit/runner/test_openai_requests.py \
-	  tests/unit/runner/test_control_frames.py tests/unit/runner/test_loading_files.py
+	  tests/unit/runner/test_control_frames.py tests/unit/runner/test_loading_files.py tests/unit/operator/test_placement_truth.py
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped

@@ -165,7 +165,8 @@ class Bootstrap(ApiModel):
     """How the ranks form a group."""
 
     attempts: Annotated[int, Field(ge=1, le=32)] = Field(
-        default=8, description="Number of attempts before the operator makes a new placement."
+        default=8,
+        description="Number of times that the ranks of a placement try to form; then the operator makes a new placement.",
     )
     attempt_timeout_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
         default=60, description="Time limit of one attempt in seconds."
@@ -264,7 +265,11 @@ class Rank(ApiModel):
     layers: LayerRange | None = Field(default=None, description="Layers of the rank, if parallelism is Pipeline.")
     shard: Word | None = Field(default=None, description="Shard of the rank, if parallelism is Tensor, such as 1/2.")
     memory_bytes: Int64 | None = Field(default=None, description="GPU memory reserved for the rank in bytes.")
-    state: RankPhase = Field(default=RankPhase.PENDING, description="Lifecycle phase of the rank.")
+    state: RankPhase = Field(
+        default=RankPhase.PENDING,
+        description="Lifecycle phase of the rank: Pending (its pod is not scheduled), Starting (its pod starts), Absent (not "
+        "connected to rank 0), Joined (connected), Checked (ready for an attempt), Forming, Loading, Serving or Failed.",
+    )
     loaded_bytes: Int64 | None = Field(default=None, description="Weights loaded so far in bytes.")
     total_bytes: Int64 | None = Field(default=None, description="Weights of the rank in bytes.")
     loaded_layers: Count | None = Field(default=None, description="Number of layers loaded so far.")
@@ -296,10 +301,17 @@ class Group(ApiModel):
     epoch: Count = Field(default=0, description="Number of the group's placement, which increases with every new placement.")
     plan_digest: Word | None = Field(
         default=None,
-        description="SHA-256 of the group's plan. If its key is lost, the operator recognizes the plan by it.",
+        description="SHA-256 of the group's plan, a ConfigMap. If the key that signed the plan is lost, the operator "
+        "recognizes the "
+        "plan by this digest.",
     )
     state: GroupPhase = Field(
-        default=GroupPhase.PENDING, description="Lifecycle phase of the group. Only Ready serves requests."
+        default=GroupPhase.PENDING,
+        description="Lifecycle phase of the group: Pending (no placement or no pods yet), Starting (rank 0 has not "
+        "reported yet), "
+        "Waiting (ranks have not joined rank 0), Preparing (checks before an attempt, or the pause between two attempts), "
+        "Forming (the ranks connect to each other), Loading (weights, then a test prompt), Ready (serves requests), Draining "
+        "(finishes its requests), GaveUp (stopped after failures) or BackingOff (waits for its next restart).",
     )
     message: Message = Field(default="", description="Human-readable description of what the group waits for.")
     transport: PlacedTransport | None = Field(
@@ -378,7 +390,8 @@ class ModelDeploymentStatus(ApiModel):
     ready_replicas: Count = Field(default=0, description="Number of groups that are Ready.")
     highest_epoch: Count | None = Field(
         default=None,
-        description="Highest epoch that any group has had. It never decreases, so that no earlier plan becomes current again.",
+        description="Highest epoch (number of a placement) that any group has had. It never decreases, so that the plan of an "
+        "earlier placement never becomes current again.",
     )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the serving pods, for the scale subresource."

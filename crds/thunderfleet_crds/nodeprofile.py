@@ -123,7 +123,7 @@ class ThunderboltPeer(ApiModel):
     """Computer connected to a Thunderbolt port, directly or through a hub or display."""
 
     domain_uuid: UUID = Field(
-        description="Domain UUID of the peer's port. It is not stable and only identifies the peer at the time of observation."
+        description="Domain UUID of the peer's port at the time of observation. It changes, for example when the peer restarts."
     )
     name: Token | None = Field(default=None, description="Name that the peer reports.")
     speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed of the link to the peer in Mbit/s.")
@@ -141,7 +141,9 @@ class ThunderboltPort(ApiModel):
     rdma_device: Word | None = Field(default=None, description="RDMA device of the port, such as rdma_en2.")
     connected: bool = Field(default=False, description="Whether a cable or device is plugged in.")
     speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mbit/s; unset if nothing is plugged in.")
-    domain_uuid: UUID | None = Field(default=None, description="Domain UUID of the port, which is not stable.")
+    domain_uuid: UUID | None = Field(
+        default=None, description="Domain UUID of the port. It changes, for example when the Mac restarts."
+    )
     peers: Annotated[tuple[ThunderboltPeer, ...], Field(max_length=8)] = Field(
         default=(),
         description="Computers connected to the port, by domain UUID.",
@@ -182,9 +184,11 @@ class RDMA(ApiModel):
 
 
 class Reachability(ApiModel):
-    """Address of another Node that the Mac's agent has dialled."""
+    """Address of another Node to which the Mac's agent has tried to connect."""
 
-    node: Name = Field(description="Name of the Node. Where it answered, the certificate of its agent verifies it.")
+    node: Name = Field(
+        description="Name of the Node. If the address has answered, its agent's certificate has proved the name."
+    )
     address: Address = Field(description="IP address of the other Node.")
     interface: Word | None = Field(default=None, description="Network interface of this Mac that the connection uses.")
     state: ReachabilityState = Field(
@@ -316,7 +320,7 @@ class Quarantine(ApiModel):
 
 
 class GroupUse(ApiModel):
-    """Group that is placed on the Mac. The operator writes it before it creates the pods, and benchmarks stop."""
+    """Group that is placed on the Mac. The operator writes the entry before it creates pods, and benchmarks of the Mac stop."""
 
     name: Name = Field(description="Name of the group: <namespace>/<deployment>-<index>.")
     epoch: Count = Field(description="Epoch of the group.")
@@ -325,7 +329,8 @@ class GroupUse(ApiModel):
     )
     links: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(),
-        description="Names of this Mac's ThunderboltLinks that the group uses. They are not benchmarked in that time.",
+        description="Names of this Mac's ThunderboltLinks that the group uses. They are not benchmarked while the group "
+        "exists.",
     )
 
 
@@ -354,7 +359,7 @@ class NodeProfileStatus(ApiModel):
         json_schema_extra={"x-list-keys": ["name"]},
     )
     quarantine: Quarantine | None = Field(
-        default=None, description="Quarantine of the Mac; set while no group can be placed on the Mac."
+        default=None, description="Set while the Mac is quarantined: a fault that only a reboot clears keeps all groups off it."
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),

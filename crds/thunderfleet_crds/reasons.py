@@ -128,12 +128,12 @@ class Reason(StrEnum):
     FRESH = ("Fresh", "Every benchmark has a recent result.", "", (On.BENCHMARKS_FRESH,))
     DISABLED = (
         "Disabled",
-        "Benchmarks are switched off.",
-        "Set `agent.measure.enabled` in the chart's values.",
+        "Benchmarks are disabled.",
+        "Set `agent.measure.enabled` to true in the chart's values.",
         (On.BENCHMARKS_FRESH,),
     )
-    PROBE_FAILED = (
-        "ProbeFailed",
+    BENCHMARK_FAILED = (
+        "BenchmarkFailed",
         "A benchmark failed and is retried at the time in the message.",
         "Fix the error in the message; the next attempt clears the reason.",
         (On.BENCHMARKS_FRESH,),
@@ -434,7 +434,7 @@ class Reason(StrEnum):
     )
     STOPPED = (
         "Stopped",
-        "The group has drained and stopped, although it is still wanted.",
+        "The group has drained and stopped, although the ModelDeployment still needs it.",
         "None: the group restarts after a back-off.",
         (FAILURE,),
     )
@@ -506,13 +506,13 @@ class Reason(StrEnum):
     )
     CHECK_DEADLINE = (
         "CheckDeadline",
-        "The fixed prompt that tests a loaded group did not finish within two minutes.",
+        "The test prompt, which every rank of a loaded group must answer alike, did not finish within two minutes.",
         "None: the next attempt follows. If it repeats, end programs that use the GPU of the Macs in the message.",
         (FAILURE,),
     )
     EXCHANGE_FAILED = (
         "ExchangeFailed",
-        "The ranks sent connection data for JACCL that does not fit together.",
+        "The ranks sent inconsistent connection data for JACCL.",
         "Use the same image on every Mac; if all have it, report a bug.",
         (FAILURE,),
     )

@@ -106,7 +106,7 @@ class GroupPhase(StrEnum):
     PREPARING = "Preparing"
     """Preflight checks run, or the back-off between two attempts elapses."""
     FORMING = "Forming"
-    """All ranks are in MLX's initialization."""
+    """The ranks connect to each other, in MLX's ``distributed.init``."""
     LOADING = "Loading"
     READY = "Ready"
     DRAINING = "Draining"

@@ -14,6 +14,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
 from thunderfleet_localcluster.fleet.fault_state import COMMANDS as MAC_COMMANDS
 from thunderfleet_localcluster.paths import DEFAULT_NAME, checked_name
+from thunderfleet_localcluster.recorded.jaccl_faults import POINT_KEYS, POINTS
 
 MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "freeze-kubelet", "thaw-kubelet", "off", "on")
 INTERRUPTED = 130
@@ -28,7 +29,11 @@ class _Parsers:
         self._shared.add_argument(
             "--name", default=DEFAULT_NAME, help="cluster name; clusters with different names can coexist"
         )
-        self._shared.add_argument("--dir", type=Path, help="cluster folder (default: below the state folder of system or user)")
+        self._shared.add_argument(
+            "--dir",
+            type=Path,
+            help="cluster folder (default: NAME below /var/lib/thunderfleet, or below ~/.local/state/thunderfleet if not root)",
+        )
 
     def add(self, name: str, text: str, description: str = "", cluster: bool = True) -> argparse.ArgumentParser:
         """A subcommand: ``text`` for the list of commands, and a longer ``description``."""
@@ -45,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="thunderfleet",
-        description="Run a local Kubernetes cluster with recorded Macs: a real control plane, no VM, no containers.",
+        description="Run a local Kubernetes cluster with recorded Macs: a real control plane, no VM, no containers. A "
+        "recorded Mac "
+        "is a process on this machine that runs a kubelet, with commands that print what those of a Mac print.",
         formatter_class=HelpFormatter,
     )
     commands = _Parsers(top)
@@ -79,8 +86,8 @@ def _cluster_commands(commands: _Parsers) -> None:
         help="fleet file (default: two Mac Studios, a Mac mini, two Linux machines)",
     )
     up.add_argument("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="network of the machines")
-    up.add_argument("--foreground", action="store_true", help="keep running; Ctrl-C ends the cluster")
-    up.add_argument("--no-machines", action="store_true", help="start machines without kubelets")
+    up.add_argument("--foreground", action="store_true", help="stay in the foreground; Ctrl-C stops the cluster")
+    up.add_argument("--no-machines", action="store_true", help="start the machines without kubelets, so that none is a Node")
     up.add_argument("--audit", action="store_true", help="write the API server's audit log")
     up.add_argument("--check", action="store_true", help="check the fleet file and exit")
     programs = commands.add(
@@ -91,7 +98,7 @@ def _cluster_commands(commands: _Parsers) -> None:
         cluster=False,
     )
     programs.add_argument("--monitoring", action="store_true", help="print the folder of Prometheus and promtool instead")
-    down = commands.add("down", "end a cluster and remove its data, except logs and models")
+    down = commands.add("down", "stop a cluster and remove its data, except logs and models")
     down.add_argument("--purge", action="store_true", help="remove logs and models too")
     status = commands.add("status", "show components, machines, addresses and logs")
     status.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
@@ -101,15 +108,17 @@ def _cluster_commands(commands: _Parsers) -> None:
     token.add_argument(
         "--node",
         metavar="NODE",
-        help="bind the token to this Node name, also if the Node exists; default: any name that has no Node",
+        help="bind the token to this Node name, even if the Node exists (default: any name that no Node has)",
     )
-    token.add_argument("--inside", action="store_true", help="use the API server's address in the network of the cluster")
-    node = commands.add("node", "manage Node objects")
+    token.add_argument("--inside", action="store_true", help="print the API server's address in the machines' network")
+    node = commands.add("node", "delete a machine's Node")
     node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")
     node.add_argument("node", metavar="NODE", help="Node name")
     component = commands.add("component", "kill, start, freeze or thaw a program of the control plane")
     component.add_argument(
-        "action", choices=("off", "on", "freeze", "thaw"), help="off: SIGKILL; freeze: SIGSTOP; thaw: SIGCONT"
+        "action",
+        choices=("off", "on", "freeze", "thaw"),
+        help="off: SIGKILL; on: start it again; freeze: SIGSTOP; thaw: SIGCONT",
     )
     component.add_argument(
         "component", metavar="COMPONENT", help="etcd, kube-apiserver, kube-controller-manager or kube-scheduler"
@@ -128,7 +137,8 @@ def _fault_commands(commands: _Parsers) -> None:
     cable.add_argument(
         "action",
         choices=CABLE_ACTIONS,
-        help="plug: also ends every limit; cut: block connections that the machine at END opens; move: from END to TO",
+        help="pull: unplug; plug: plug in again and remove all limits; slow: limit as --rate and --speed say; cut: block "
+        "connections that the machine at END opens; move: replug END at TO",
     )
     cable.add_argument("end", metavar="END", help="one end, as machine:port")
     cable.add_argument("to", metavar="TO", nargs="?", help="move: the new port, as machine:port")
@@ -137,12 +147,22 @@ def _fault_commands(commands: _Parsers) -> None:
     lan = commands.add(
         "lan", "unplug a machine from the LAN, plug it in, or give it another address; its Thunderbolt cables stay"
     )
-    lan.add_argument("action", choices=LAN_ACTIONS, help="address: as a new DHCP lease does")
+    lan.add_argument("action", choices=LAN_ACTIONS, help="address: change the LAN address, as a new DHCP lease does")
     lan.add_argument("machine", metavar="MACHINE", help="machine name")
-    lan.add_argument("address", metavar="ADDRESS", nargs="?", help="address: a free address in the LAN, or none")
-    jaccl = commands.add("jaccl", "make a Mac's recorded JACCL fail or wait at chosen points")
+    lan.add_argument("address", metavar="ADDRESS", nargs="?", help="address: a free address in the LAN, or the word none")
+    jaccl = commands.add(
+        "jaccl",
+        "make the stand-in for JACCL (MLX over RDMA) on a Mac fail or wait at chosen points",
+        "Make the stand-in for JACCL (MLX over RDMA) on a Mac fail or wait at chosen points. Only for Macs with "
+        "`jaccl: recorded` in the fleet file",
+    )
     jaccl.add_argument("machine", metavar="MAC", help="machine name")
-    jaccl.add_argument("points", metavar="JSON", help='list such as [{"at": "rtr", "errno": 96}]; []: no failures')
+    jaccl.add_argument(
+        "points",
+        metavar="JSON",
+        help=f'list of points with the keys {", ".join(POINT_KEYS)}, such as [{{"at": "rtr", "errno": 96}}]; "at" is one of '
+        f"{', '.join(POINTS)}; []: no failures",
+    )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument("action", choices=RDMA_ACTIONS, help="action")
     rdma.add_argument("machine", metavar="MAC", help="machine name")

@@ -63,7 +63,7 @@ def _down(arguments: argparse.Namespace) -> int:
     folder = cluster_folder(arguments.name, arguments.dir)
     ended = end_cluster(folder)
     remove(folder, everything=arguments.purge)
-    print(f"cluster {arguments.name} is down" if ended else f"cluster {arguments.name} was not running")
+    print(f"cluster {arguments.name} is stopped" if ended else f"cluster {arguments.name} was not running")
     return 0
 
 

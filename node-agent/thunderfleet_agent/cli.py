@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "inspect",
         parents=[common],
         help="print what the agent would publish",
-        description="Run the commands of discovery once and print what the agent would publish. Needs no cluster.",
+        description="Observe this Mac once and print what the agent would publish. Needs no cluster.",
         formatter_class=HelpFormatter,
     )
     inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="output format")
@@ -104,7 +104,11 @@ def _parser() -> argparse.ArgumentParser:
         "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval for the models on disk"
     )
     run.add_argument(
-        "--reach-interval", type=_seconds, default=20.0, metavar="SECONDS", help="interval for dials to other agents"
+        "--reach-interval",
+        type=_seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="interval of connection attempts to other agents",
     )
     run.add_argument(
         "--state-folder",
@@ -116,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         "--measure",
         default="{}",
         metavar="JSON",
-        help="probes, intervals and limits, in the form of the chart value agent.measure",
+        help="benchmarks, their intervals and limits, as in the chart value agent.measure",
     )
     run.set_defaults(log_level="info")
 
@@ -124,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "measure",
         parents=[common],
         help="measure the GPU, its memory or a link now",
-        description="Run probes once and print the results. `link PEER` measures every cable and address to that Mac; it "
+        description="Run benchmarks once and print the results. `link PEER` measures every cable and address to that Mac. It "
         "needs the certificate of the running agent, so run it in the agent's pod.",
         formatter_class=HelpFormatter,
     )
@@ -138,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         type=str.lower,
         default="rdma",
         choices=("rdma", "ring"),
-        help="transport of the group of two (only with link)",
+        help="transport between the two Macs (only with link)",
     )
     measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac ($HOST_IP)")
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")

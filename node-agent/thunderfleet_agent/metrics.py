@@ -45,11 +45,11 @@ class Metrics:
             registry=self.registry,
         )
         self._probes = Counter(
-            f"{prefix}_probes", "Probes of GPU, memory and links.", ["probe", "result"], registry=self.registry
+            f"{prefix}_probes", "Benchmarks of GPU, memory and links.", ["probe", "result"], registry=self.registry
         )
-        self._probe_seconds = Counter(f"{prefix}_probe_seconds", "Duration of probes.", ["probe"], registry=self.registry)
+        self._probe_seconds = Counter(f"{prefix}_probe_seconds", "Duration of benchmarks.", ["probe"], registry=self.registry)
         self._probe_bytes = Counter(
-            f"{prefix}_probe_bytes", "Bytes that probes between Macs sent and received.", ["probe"], registry=self.registry
+            f"{prefix}_probe_bytes", "Bytes that benchmarks between Macs sent and received.", ["probe"], registry=self.registry
         )
         self.refused = Counter(
             f"{prefix}_refused_dials",
@@ -138,6 +138,6 @@ class _Measured:
                     family.add_metric(labels, value * unit)
         yield age
         yield from (family for family, _, _ in families)
-        running = GaugeMetricFamily(f"{prefix}_probes_running", "Running probes.")
+        running = GaugeMetricFamily(f"{prefix}_probes_running", "Running benchmarks.")
         running.add_metric([], len(self._prober.running))
         yield running

@@ -124,7 +124,7 @@ class Operator:
         try:
             await self._load_keys()
         except ValueError as error:
-            log.error("%s; acting with the keys that were read before", error)
+            log.error("%s; using the keys that were read at the start", error)
         self._took_over = True
         self._add_all()
 

@@ -49,8 +49,10 @@ def parser() -> argparse.ArgumentParser:
         default=os.environ.get("HOST_IP") or "127.0.0.1",
         help="address to listen on for --metrics-port ($HOST_IP)",
     )
-    run.add_argument("--ports", type=_range, default="20000-20999", help="gateway and control ports for runner pods")
-    run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ring ports for runner pods")
+    run.add_argument(
+        "--ports", type=_range, default="20000-20999", help="ports of each Mac for gateways and control connections, FIRST-LAST"
+    )
+    run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ports of each Mac for rings, FIRST-LAST")
     run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",

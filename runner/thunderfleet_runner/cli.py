@@ -31,7 +31,7 @@ def _world_sizes(text: str) -> range:
         sizes = range(0)
     if not sizes or sizes[0] < 1 or sizes[-1] > 64:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a range of world sizes; use a number or a range such as 1-16, from 1 to 64"
+            f"{text!r} is not a number of ranks; use a number such as 2, or a range such as 1-16, from 1 to 64"
         )
     return sizes
 
@@ -45,7 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    serve = commands.add_parser("serve", help="run this pod's rank of a group", formatter_class=HelpFormatter)
+    serve = commands.add_parser(
+        "serve",
+        help="run this pod's rank of a group",
+        description="Run this pod's rank of a group: join the other ranks, load the model and serve the HTTP API, until "
+        "SIGTERM.",
+        formatter_class=HelpFormatter,
+    )
     serve.add_argument("--plan", type=Path, default=mounted(PLAN_FOLDER) / PLAN_KEY, help="file with the group's plan")
     serve.add_argument("--keys", type=Path, default=mounted(KEYS_FOLDER), help="folder with tls.crt and tls.key")
     serve.add_argument(
@@ -64,19 +70,26 @@ def _parser() -> argparse.ArgumentParser:
         "--jaccl-environment",
         action="store_true",
         default=os.environ.get("THUNDERFLEET_JACCL_ENVIRONMENT", "") not in ("", "0"),
-        help="let JACCL run its own exchange on a port of rank 0, for an MLX whose all_gather_factory is broken; "
-        "rank 0's setting applies to the whole group ($THUNDERFLEET_JACCL_ENVIRONMENT)",
+        help="let JACCL exchange its connection data itself, over a port of rank 0, instead of through the supervisors; for "
+        "versions of MLX in which all_gather_factory does not work. The setting of rank 0 applies to the group "
+        "($THUNDERFLEET_JACCL_ENVIRONMENT)",
     )
 
     size = commands.add_parser(
-        "size", help="print the memory that a model needs, for each world size", formatter_class=HelpFormatter
+        "size",
+        help="print the memory that a model needs, for each number of ranks",
+        description="Print the memory that a model needs, for each number of ranks.",
+        formatter_class=HelpFormatter,
     )
     size.add_argument("path", type=Path, help="folder of the model")
     size.add_argument("--world-sizes", type=_world_sizes, default="1-16", help="number of ranks, or a range")
     size.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
 
     capabilities = commands.add_parser(
-        "capabilities", help="print what this runner's MLX supports", formatter_class=HelpFormatter
+        "capabilities",
+        help="print the versions and backends of MLX",
+        description="Print the versions of mlx and mlx-lm, and the backends that mlx supports on this machine.",
+        formatter_class=HelpFormatter,
     )
     capabilities.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
     return parser

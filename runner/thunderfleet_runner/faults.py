@@ -89,16 +89,18 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, Reason.QUEUE_PAIR_BUSY,
           "this Mac's RDMA stack is stuck: reboot it"),
     _rule(r"create queue pair", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT,
-          "the device supports about ten queue pairs: another group or program on this Mac may hold them"),
+          "the RDMA device has no free queue pair (it supports about ten): end other programs on this Mac that use RDMA"),
     _rule(r"register memory region failed", FaultClass.RETRY, Reason.MEMORY_REGIONS_SPENT,
-          "the device supports about a hundred memory regions: another group or program on this Mac may hold them"),
-    _rule(r"queue pair to INIT", FaultClass.RETRY, Reason.QUEUE_PAIR_INIT, "the device rejected the queue pair"),
+          "the RDMA device has no free memory region (it supports about a hundred): end other programs on this Mac that "
+          "use RDMA"),
+    _rule(r"queue pair to INIT", FaultClass.RETRY, Reason.QUEUE_PAIR_INIT,
+          "the RDMA device could not initialize a queue pair; if this repeats, reboot this Mac"),
     _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
           "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
     _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
           "the RDMA device rejected a request: check the cable"),
     _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,
-          "a JACCL mesh has at most 8 ranks; a larger group must be a ring"),
+          "a JACCL mesh has at most 8 ranks: set spec.transport to JACCLRing or Auto"),
     _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, Reason.BACKEND_NOT_AVAILABLE,
           "MLX has no JACCL on this Mac: it requires macOS 26.2 or newer"),
     _rule(r"need to provide via environment variables|valid (mesh|ring)|device file should|device names should"
@@ -107,23 +109,25 @@ _RULES: tuple[_Rule, ...] = (
           r"|as many connections to the left|no sockets to the (right|left)|only supported (to|from) direct neighbors"
           r"|(sum_scatter|group split) not supported"
           r"|Rank cannot be larger|both a rank \(MLX_RANK\)|only valid values for backend",
-          FaultClass.BUG, Reason.BACKEND_REFUSED, "MLX rejected the supervisor's configuration"),
+          FaultClass.BUG, Reason.BACKEND_REFUSED, "MLX rejected the configuration of the group: report a bug"),
     _rule(r"planned rank|was planned, MLX reports|NotFormed|all-sum", FaultClass.BUG, Reason.WRONG_GROUP,
-          "MLX formed a group that differs from the plan"),
+          "MLX formed a group that differs from the plan: report a bug"),
     _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang|InnocentVictim)|impacting interactivity", FaultClass.RETRY,
           Reason.GPU_FAILED, "the GPU aborted a command; if this repeats, another program on this Mac uses the GPU heavily"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
-          FaultClass.RETRY, Reason.OUT_OF_MEMORY, "another program on this Mac uses the memory that was planned for the rank"),
+          FaultClass.RETRY, Reason.OUT_OF_MEMORY,
+          "another program on this Mac uses the memory that is reserved for the rank: close that program"),
     _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED,
           "mlx-lm does not support this model; choose another model or another version of mlx-lm"),
     _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT,
           _CANNOT_SPLIT, stages=_LOADING),
     _rule(r"^IncompleteModel\b", FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE,
-          "files of the model are missing or inconsistent", stages=_LOADING),
+          "files of the model are missing or inconsistent: download it again", stages=_LOADING),
     _rule(r"not divisible|does not support (tensor|pipeline)|cannot be (split|sharded)|no attribute 'shard'|can't be divided",
           FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT, _CANNOT_SPLIT),
     _rule(r"missing \d+ parameters|received \d+ parameters not in model|no safetensors|no such file|not found in .*safetensors",
-          FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, "files of the model are missing or inconsistent", stages=_LOADING),
+          FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, "files of the model are missing or inconsistent: download it again",
+          stages=_LOADING),
 )  # fmt: skip
 
 
@@ -203,5 +207,5 @@ def relay_lost(text: str) -> Fault:
 
 
 def tokens_differ(detail: str) -> Fault:
-    """Ranks disagree on the fixed prompt's tokens."""
-    return Fault(FaultClass.BUG, Reason.TOKENS_DIFFER, f"the ranks compute different results: {detail}")
+    """Ranks disagree on the test prompt's tokens."""
+    return Fault(FaultClass.BUG, Reason.TOKENS_DIFFER, f"the ranks computed different tokens, report a bug: {detail}")

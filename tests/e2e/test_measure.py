@@ -280,7 +280,9 @@ def silent_peer_reported(line: Line, mac: str) -> bool:
     """Whether that Mac reports a probe that failed because the other end fell silent, and when it tries again."""
     said = fresh(line, mac)
     return (
-        said["reason"] == "ProbeFailed" and "sent no message within" in said["message"] and "next attempt at" in said["message"]
+        said["reason"] == "BenchmarkFailed"
+        and "sent no message within" in said["message"]
+        and "next attempt at" in said["message"]
     )
 
 

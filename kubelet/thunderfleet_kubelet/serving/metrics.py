@@ -24,21 +24,21 @@ class Metrics:
         self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
             "thunderfleet_kubelet_http_requests",
-            "Requests to the kubelet's server, by kind and HTTP status",
+            "Requests to the kubelet's server, by kind and HTTP status.",
             ["kind", "code"],
             registry=self.registry,
         )
         self._expiry = Gauge(
             "thunderfleet_kubelet_certificate_expiry_seconds",
-            "When a certificate expires, in seconds since the epoch",
+            "When a certificate expires, in seconds since the epoch.",
             ["name"],
             registry=self.registry,
         )
         self.registered = Gauge(
-            "thunderfleet_kubelet_node_registered", "1 while the Node is registered", registry=self.registry
+            "thunderfleet_kubelet_node_registered", "1 while the Node is registered.", registry=self.registry
         )
         Gauge(
-            "thunderfleet_kubelet_info", "The node and the version of the kubelet", ["node", "version"], registry=self.registry
+            "thunderfleet_kubelet_info", "The node and the version of the kubelet.", ["node", "version"], registry=self.registry
         ).labels(node_name, version).set(1)
         self.registry.register(self)
 
@@ -58,12 +58,12 @@ class Metrics:
     def collect(self) -> Iterable[Any]:
         """The metrics that others count. Called by prometheus-client."""
         requests, writes = self._api()
-        yield CounterMetricFamily("thunderfleet_kubelet_api_requests", "Requests to the API server", value=requests)
-        yield CounterMetricFamily("thunderfleet_kubelet_api_writes", "Requests to the API server other than GET", value=writes)
+        yield CounterMetricFamily("thunderfleet_kubelet_api_requests", "Requests to the API server.", value=requests)
+        yield CounterMetricFamily("thunderfleet_kubelet_api_writes", "Requests to the API server other than GET.", value=writes)
         counts = self._counts
-        yield GaugeMetricFamily("thunderfleet_kubelet_pods", "Accepted pods that have not ended", value=counts.pods)
-        yield GaugeMetricFamily("thunderfleet_kubelet_containers", "Running containers", value=counts.containers)
-        yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts", value=counts.restarts)
+        yield GaugeMetricFamily("thunderfleet_kubelet_pods", "Accepted pods that have not ended.", value=counts.pods)
+        yield GaugeMetricFamily("thunderfleet_kubelet_containers", "Running containers.", value=counts.containers)
+        yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts.", value=counts.restarts)
 
 
 def _machine_usage() -> tuple[float | None, int | None]:

@@ -164,7 +164,7 @@ class Kube:
         old, self._rest = self._rest, RESTClientObject(self._configuration)
         for content in self._watched:
             # A closed connection alone does not wake whoever reads from it.
-            content.set_exception(aiohttp.ClientConnectionError("the connection was given up"))
+            content.set_exception(aiohttp.ClientConnectionError("the client closed the connection"))
         await old.close()
 
     async def __aenter__(self) -> "Kube":

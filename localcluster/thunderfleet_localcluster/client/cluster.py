@@ -135,7 +135,7 @@ class Cluster:
         assets = find_programs(tell)
         mode, reason = choose_network(network)
         if running(folder):
-            raise LocalClusterError(f"cluster {name} is already running in {folder.root}; `thunderfleet down` ends it")
+            raise LocalClusterError(f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet down`")
         plan_layout(parsed, mode)
         tell({"state": "network", "network": mode, "reason": reason})
         spec = Spec(
@@ -164,11 +164,12 @@ class Cluster:
         """The running cluster ``name``. Raises LocalClusterError if it is not running."""
         folder = cluster_folder(name, directory)
         if not running(folder):
-            raise LocalClusterError(f"no cluster is running in {folder.root}; `thunderfleet up` starts one")
+            raise LocalClusterError(f"no cluster is running in {folder.root}; start one with `thunderfleet up`")
         try:
             state = json.loads(folder.state.read_text())
         except FileNotFoundError as error:
-            raise LocalClusterError(f"cluster {name} is starting or has just ended; see {folder.log('supervisor')}") from error
+            log = folder.log("supervisor")
+            raise LocalClusterError(f"cluster {name} is starting or has just stopped; see {log}") from error
         return cls(folder, state)
 
     def detach(self) -> None:

@@ -30,7 +30,7 @@ def main(*, keep: bool) -> int:
         session.down()
         return 1
     except KeyboardInterrupt:
-        say("\ninterrupted; ending the cluster")
+        say("\ninterrupted; stopping the cluster")
         session.down()
         return 130
     say(f"\nThe demo took {time.monotonic() - began:.0f} s.")

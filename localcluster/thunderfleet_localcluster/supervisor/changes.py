@@ -10,6 +10,8 @@ from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.network.plan import NetworkPlan, lan_address, lan_port, plug_in, unplug_cable, update_cable
 from thunderfleet_localcluster.recorded.jaccl_faults import checked_points
 
+_NAMESPACES = "needs network namespaces; this cluster uses loopback addresses"
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -65,11 +67,11 @@ def _cable(request: Mapping[str, Any], now: Situation) -> Change:
     rate: int | None = request.get("rate")
     if action == "cut":
         if not namespaces:
-            raise LocalClusterError("cutting one direction of a cable needs network namespaces", usage=True)
+            raise LocalClusterError(f"cutting one direction of a cable {_NAMESPACES}", usage=True)
         faults = now.faults.with_one_way(index, end.partition(":")[0])
     else:
         if rate is not None and not namespaces:
-            raise LocalClusterError("--rate needs network namespaces; --speed works without", usage=True)
+            raise LocalClusterError(f"--rate {_NAMESPACES}; --speed works in both", usage=True)
         faults = now.faults.with_cable(index, action, rate, request.get("speed"))
     return Change(faults, (update_cable(now.plan, faults, now.pids.keys(), index),) if namespaces else ())
 
@@ -88,7 +90,7 @@ def _lan(request: Mapping[str, Any], now: Situation) -> Change:
     if request.get("action") == "address":
         return _lease(_mac(request, now), str(request.get("address")), now)
     if now.plan.mode != "namespaces":
-        raise LocalClusterError("unplugging a machine from the LAN needs network namespaces", usage=True)
+        raise LocalClusterError(f"unplugging a machine from the LAN {_NAMESPACES}", usage=True)
     faults = now.faults.with_lan(machine.name, str(request.get("action")))
     if machine.name not in now.pids:
         return Change(faults)

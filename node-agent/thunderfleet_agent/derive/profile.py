@@ -39,7 +39,7 @@ OWN_CONDITIONS = (
 )
 MAX_MODELS = 64
 
-NEVER_MEASURED = ConditionValue(False, Reason.NOT_MEASURED, "no probe has run on this Mac yet")
+NEVER_MEASURED = ConditionValue(False, Reason.NOT_MEASURED, "no benchmark has run on this Mac yet")
 
 
 @dataclass(frozen=True)

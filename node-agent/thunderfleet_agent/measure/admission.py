@@ -52,7 +52,7 @@ def admit(request: ProbeRequest, peer: str, here: str, there: str, situation: Si
     """
     node, settings, now = situation.node, situation.settings, situation.now
     if not settings.enabled:
-        raise ProbeRefused(f"measuring is disabled on {node} (chart value agent.measure.enabled)", IN_USE_SECONDS)
+        raise ProbeRefused(f"benchmarks are disabled on {node} (chart value agent.measure.enabled)", IN_USE_SECONDS)
     reserved = situation.reservation
     if not situation.busy and now < reserved.until and reserved.node != peer:
         raise ProbeRefused(f"{node} is reserved for an interactive measurement", BUSY_SECONDS)
@@ -69,12 +69,14 @@ def check_budget(probe: Probe, situation: Situation) -> None:
     """Raises ProbeRefused if the probe's bytes do not fit into this minute."""
     fits = room(situation.spent, situation.settings.bytes_per_minute, probe.shared_bytes, situation.now)
     if probe.shared_bytes and fits > situation.now:
-        raise ProbeRefused(f"{situation.node} has used its network budget for this minute", fits - situation.now)
+        raise ProbeRefused(
+            f"{situation.node} has used its network budget for this minute (agent.measure.bytesPerMinute)", fits - situation.now
+        )
 
 
 def _leased(request: ProbeRequest, situation: Situation) -> Probe:
     if request.kind not in (ProbeKind.SOCKET, ProbeKind.RDMA):
-        raise ProbeRefused(f"a {request.kind} probe does not need a lease")
+        raise ProbeRefused(f"a {request.kind} benchmark does not need a lease")
     target = Target(request.node, "", request.link)
     return (socket_probe if request.kind is ProbeKind.SOCKET else rdma_probe)(situation.settings, target)
 
@@ -84,7 +86,7 @@ def _requested(request: ProbeRequest, peer: str, here: str, there: str, situatio
     if request.kind is ProbeKind.SOCKET:
         return socket_probe(settings, Target(peer, there, view.link_at(here, peer)))
     if request.kind is not ProbeKind.RDMA:
-        raise ProbeRefused(f"a {request.kind} probe runs on a single Mac, without a peer")
+        raise ProbeRefused(f"a {request.kind} benchmark runs on a single Mac, without a peer")
     cable = view.cables.get(request.link)
     if cable is None or cable.peer != peer:
         raise ProbeRefused(f"{node} has no link {request.link[:120] or '(no name)'} to {peer}", IN_USE_SECONDS)

@@ -168,7 +168,7 @@ class Ledger:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, ValidationError, RecursionError) as error:
-            log.warning("cannot read earlier measurements from %s (%s); all probes will run again", self.folder, error)
+            log.warning("cannot read earlier measurements from %s (%s); all benchmarks will run again", self.folder, error)
             return []
 
     def _save_file(self) -> None:

@@ -128,7 +128,9 @@ class Executor:
         """The key that the placement was signed with."""
         key = self._keys().key(epoch.finding.key_id)
         if key is None:
-            raise ValueError(f"the key of ConfigMap {epoch.plan.namespace}/{epoch.config_map} is not known")
+            raise ValueError(
+                f"the operator no longer has the key that signed ConfigMap {epoch.plan.namespace}/{epoch.config_map}"
+            )
         return key
 
     # --- one group ---------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ class Executor:
                     raise
                 return Result(blocked=_taken(error) if error.status == 409 else Blocked(Reason.FORBIDDEN, str(error)))
             plan = epoch.plan
-            log.info("%s: epoch %d on %s", plan.group, plan.epoch, ", ".join(rank.node for rank in plan.ranks))
+            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, ", ".join(rank.node for rank in plan.ranks))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
         if epoch is None:
@@ -212,7 +214,9 @@ class Executor:
         except ApiError as error:
             if error.status == 409 and not self._writer.knows(PODS, key_of(manifest)):
                 # The cache is behind; the pod may be the operator's.
-                raise ApiError(503, "Conflict", f"pod {key_of(manifest)} exists, but has not been seen yet") from error
+                raise ApiError(
+                    503, "Conflict", f"pod {key_of(manifest)} exists, but is not in the operator's cache yet"
+                ) from error
             raise
 
     async def _delete_pods(self, deployment: ModelDeployment, pods: Iterable[Pod]) -> dict[str, Pod | None]:

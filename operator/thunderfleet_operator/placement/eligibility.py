@@ -6,7 +6,7 @@ To add a rule, add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from
 rule about several Macs belongs to ``cohorts``, one about links to ``graph.hops``, a preference to ``score``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from thunderfleet_operator.placement.fleet import Mac, Taint
 from thunderfleet_operator.placement.model import ModelFacts
@@ -22,13 +22,14 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     return toleration.key == taint.key and (toleration.exists or toleration.value == taint.value)
 
 
-def untolerated(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> Taint | None:
-    """The first taint that keeps a pod with these tolerations away."""
+def untolerated(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> tuple[Taint, ...]:
+    """The taints that keep a pod with these tolerations away."""
     allowed = tuple(tolerations)
-    for taint in taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(entry, taint) for entry in allowed):
-            return taint
-    return None
+    return tuple(
+        taint
+        for taint in taints
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(entry, taint) for entry in allowed)
+    )
 
 
 def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
@@ -56,32 +57,36 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
     return f"has not determined how much memory {found[0].path} needs: {found[0].problem or 'it has not been sized'}"
 
 
-def _node_reason(mac: Mac, request: Request) -> str | None:
+def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:
     if mac.name in request.avoid:
-        return request.avoid[mac.name]
+        yield request.avoid[mac.name]
     if not mac.ready:
-        return "is not Ready: switch it on, or check its kubelet"
+        yield "is not Ready: switch it on, or check its kubelet"
     if not mac.schedulable:
-        return f"is cordoned (kubectl uncordon {mac.name})"
+        yield f"is cordoned (kubectl uncordon {mac.name})"
     if mac.quarantine:
-        return f"is quarantined until it reboots: {mac.quarantine}"
+        yield f"is quarantined until it reboots: {mac.quarantine}"
     missing = [f"{key}={value}" for key, value in request.selector.items() if mac.labels.get(key) != value]
     if missing:
-        return f"does not have the label {min(missing)} required by spec.nodes.selector"
-    taint = untolerated(mac.taints, request.tolerations) if mac.taints else None
-    if taint is not None:
+        yield f"does not have the label {' and '.join(sorted(missing))} required by spec.nodes.selector"
+    for taint in untolerated(mac.taints, request.tolerations) if mac.taints else ():
         value = f"={taint.value}" if taint.value else ""
-        return f"has the taint {taint.key}{value}:{taint.effect}, which spec.nodes.tolerations does not tolerate"
-    return None
+        yield f"has the taint {taint.key}{value}:{taint.effect}, which spec.nodes.tolerations does not tolerate"
+
+
+def ineligible_reasons(mac: Mac, request: Request) -> Iterator[str]:
+    """Everything that keeps this Mac from taking a rank, each as the end of a sentence that begins with its name."""
+    yield from _node_reasons(mac, request)
+    if not mac.address:
+        yield "has no InternalIP address"
+    if not mac.profiled:
+        yield "has no NodeProfile yet; check that the agent runs there"
+        return
+    model = _model_reason(mac, request)
+    if model is not None:
+        yield model
 
 
 def ineligible_reason(mac: Mac, request: Request) -> str | None:
-    """Why this Mac may not take a rank, as the end of a sentence that begins with its name; None when it may."""
-    reason = _node_reason(mac, request)
-    if reason is not None:
-        return reason
-    if not mac.address:
-        return "has no InternalIP address"
-    if not mac.profiled:
-        return "has no NodeProfile yet; check that the agent runs there"
-    return _model_reason(mac, request)
+    """The first of ``ineligible_reasons``; None when the Mac may take a rank."""
+    return next(ineligible_reasons(mac, request), None)

@@ -86,6 +86,25 @@ class MacReason:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What turns a near miss into a placement: all of it together, and nothing else."""
+
+    macs: tuple[str, ...] = ()
+    """Macs that must be mended or joined. Their files, software and ports are then like those of the others."""
+    free_bytes: tuple[tuple[str, int], ...] = ()
+    """By Mac that has too little free memory, what it needs."""
+    hops: tuple[tuple[str, str], ...] = ()
+    """Pairs of Macs that must be connected as the transport needs it."""
+    queue_pairs: tuple[tuple[str, str], ...] = ()
+    """Mac and RDMA device with too few free queue pairs."""
+    reach: bool = False
+    """Whether a rank 0 that all others reach is missing."""
+
+    def __bool__(self) -> bool:
+        return bool(self.macs or self.free_bytes or self.hops or self.queue_pairs or self.reach)
+
+
+@dataclass(frozen=True, slots=True)
 class NearMiss:
     """A rejected placement that almost fits, and what it is missing."""
 
@@ -94,6 +113,9 @@ class NearMiss:
     split: PlacedSplit
     message: str
     missing_bytes: int = 0
+    """In sum over its Macs."""
+    changes: Changes = Changes()
+    """Empty if no change of Macs, memory and cables helps, as when mlx-lm refuses a split."""
 
 
 @dataclass(frozen=True, slots=True)

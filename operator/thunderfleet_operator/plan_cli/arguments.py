@@ -23,7 +23,12 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         choices=("table", "json", "yaml"),
         help="format; --schema describes json and yaml",
     )
-    plan.add_argument("--runners-up", type=int, default=3, metavar="N", help="number of runners-up to print")
-    plan.add_argument("--ports", type=port_range, default="20000-20999", help="gateway and control ports, as for run")
-    plan.add_argument("--ring-ports", type=port_range, default="21000-29999", help="ring ports, as for run")
+    plan.add_argument("--runners-up", type=int, default=3, metavar="N", help="number of next-best placements to print")
+    plan.add_argument(
+        "--ports",
+        type=port_range,
+        default="20000-20999",
+        help="ports of each Mac for gateways and control connections, as for run",
+    )
+    plan.add_argument("--ring-ports", type=port_range, default="21000-29999", help="ports of each Mac for rings, as for run")
     plan.add_argument("--schema", action="store_true", help="print the JSON Schema of the output and exit")

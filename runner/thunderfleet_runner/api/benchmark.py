@@ -172,7 +172,7 @@ def with_all_reduce(found: BenchmarkReport, together: protocol.Measured) -> Benc
         update={
             "all_reduce_microseconds": together.latency_microseconds,
             "all_reduce_megabytes_per_second": together.megabytes_per_second,
-            "ran": f"{found.ran}; all-reduces of 4 KiB (latency) and 4 MiB (bandwidth: bytes of the array by time)",
+            "ran": f"{found.ran}; all-reduces of 4 KiB (latency) and 4 MiB (bandwidth: bytes of the array divided by time)",
         }
     )
 

@@ -130,7 +130,7 @@ class Intake:
         self.on_end(cause)
         log.warning("the intake process ended: %s", error)
         if cause not in _TOO_MUCH:
-            return Unavailable(f"requests cannot be prepared now: the intake process ended: {error}")
+            return Unavailable(f"requests cannot be prepared now, retry later: the intake process ended: {error}")
         # The next request finds it started.
         self._process()
         return refused(None, _TOO_MUCH[cause], "request_too_expensive")

@@ -40,10 +40,10 @@ class GroupMetrics:
         self._phase = Gauge(
             "thunderfleet_runner_phase", "1 for the current phase of the group, else 0.", ["phase"], registry=registry
         )
-        self._attempts = Gauge("thunderfleet_runner_attempts", "Attempts started in this placement epoch.", registry=registry)
+        self._attempts = Gauge("thunderfleet_runner_attempts", "Attempts started in this epoch (placement).", registry=registry)
         self._recoveries = Gauge(
             "thunderfleet_runner_recoveries",
-            "Times the group recovered from a failure in this placement epoch.",
+            "Times the group recovered from a failure in this epoch (placement).",
             registry=registry,
         )
         self._failures = Counter(

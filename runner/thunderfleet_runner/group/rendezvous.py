@@ -37,7 +37,7 @@ class Rendezvous:
             rest = {rank: text for rank, text in self.refusals.items() if rank != hello.rank}
             return replace(self, present=self.present | {hello.rank}, refusals=rest), None
         if 0 < hello.rank < self.plan.world_size and hello.rank not in self.present:
-            return replace(self, refusals={**self.refusals, hello.rank: refusal.message}), refusal
+            return replace(self, refusals={**self.refusals, hello.rank: refusal.explanation}), refusal
         return self, refusal
 
     def leave(self, rank: int) -> "Rendezvous":
@@ -47,11 +47,11 @@ class Rendezvous:
     def _placement(self, hello: Hello) -> Refusal | None:
         plan = self.plan
         if (hello.uid, hello.index) != (plan.uid, plan.index):
-            text = f"this is group {plan.uid}/{plan.index}, not {hello.uid}/{hello.index}"
+            text = f"rank 0 leads group {plan.uid}/{plan.index}, not {hello.uid}/{hello.index}"
             return Refusal(reason=Reason.STRANGER, message=text)
         if hello.epoch != plan.epoch:
             stale = "stale" if hello.epoch < plan.epoch else "newer"
-            text = f"placement epoch {hello.epoch} is {stale}: this supervisor is in epoch {plan.epoch}"
+            text = f"epoch {hello.epoch} is {stale}, rank 0 is in epoch {plan.epoch}"
             return Refusal(reason=Reason.STALE_EPOCH, message=text)
         return None
 
@@ -64,16 +64,15 @@ class Rendezvous:
             text = f"rank {rank} is planned on node {plan.ranks[rank].node}, not on {hello.node}"
             return Refusal(reason=Reason.WRONG_NODE, message=text)
         if rank in self.present:
-            return Refusal(reason=Reason.RANK_TAKEN, message=f"rank {rank} is held by a supervisor that is still connected")
+            return Refusal(reason=Reason.RANK_TAKEN, message=f"another supervisor of rank {rank} is still connected")
         return None
 
     def _software(self, hello: Hello) -> Refusal | None:
         mine = self.identity
         for name, theirs, ours in (("mlx", hello.mlx, mine.mlx), ("mlx-lm", hello.mlx_lm, mine.mlx_lm)):
             if theirs != ours:
-                return Refusal(
-                    reason=Reason.VERSION_DIFFERS, message=f"rank {hello.rank} runs {name} {theirs}, rank 0 runs {ours}"
-                )
+                text = f"rank {hello.rank} runs {name} {theirs}, rank 0 runs {ours}: use the same image on both Macs"
+                return Refusal(reason=Reason.VERSION_DIFFERS, message=text)
         if hello.digest and mine.digest and hello.digest != mine.digest:
             return Refusal(reason=Reason.MODEL_DIFFERS, message=model_differs(self.plan, hello.rank))
         return None
@@ -83,5 +82,5 @@ def model_differs(plan: Plan, rank: int) -> str:
     """The message for a rank whose model is not the one of rank 0."""
     return (
         f"the model in {plan.model_path} on {plan.ranks[rank].node} is not the one on {plan.ranks[0].node}: "
-        "its configuration, tokenizer files or tensors differ"
+        "its configuration, tokenizer files or tensors differ; download the same revision to both"
     )

@@ -23,7 +23,7 @@ GROUP_PHASES = {
     Phase.GAVE_UP: GroupPhase.GAVE_UP,
 }
 _SENTENCES = {
-    Phase.COMPARING: "all ranks have loaded; running the fixed prompt",
+    Phase.COMPARING: "all ranks have loaded; running the test prompt",
     Phase.READY: "serving",
     Phase.STOPPING: "stopping the ranks",
     Phase.STOPPED: "stopped",
@@ -49,12 +49,12 @@ def message(
     match machine.phase:
         case Phase.WAITING:
             refused = "; ".join(text for _, text in sorted(refusals.items()))
-            return f"waiting for {who}" + (f"; refused: {refused}" if refused else "")
+            return f"waiting for {who} to join rank 0" + (f"; refused: {refused}" if refused else "")
         case Phase.CHECKING:
             return f"{attempt}: running preflight checks on {who}"
         case Phase.FORMING:
-            missing = f"; JACCL's exchange is missing {_names(plan, exchange_missing)}" if exchange_missing else ""
-            return f"{attempt}: waiting for MLX's init on {who}{missing}"
+            missing = f"; no JACCL connection data from {_names(plan, exchange_missing)}" if exchange_missing else ""
+            return f"{attempt}: the ranks connect to each other; waiting for {who}{missing}"
         case Phase.LOADING:
             return f"loading the model on {who}"
         case Phase.ENDING:

@@ -179,7 +179,7 @@ class ControlServer:
         refusal = await self._join(hello, Connection(socket, f"rank {hello.rank} ({hello.node}, {peer})"))
         with contextlib.suppress(ConnectionError, TimeoutError):
             if refusal is not None:
-                log.warning("refused rank %d of %s: %s", hello.rank, peer, refusal.message)
+                log.warning("refused rank %d of %s: %s", hello.rank, peer, refusal.explanation)
                 await socket.send_str(refusal.model_dump_json())
             await socket.close()
         return socket

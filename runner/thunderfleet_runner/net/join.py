@@ -46,7 +46,7 @@ async def join_group(
                 continue
             try:
                 if isinstance(answer, peers.Refusal):
-                    raise JoinRefused(f"{where} refused this rank: {answer.message}")
+                    raise JoinRefused(f"{where} refused this rank: {answer.explanation}")
                 return await serve(Connection(socket, where))
             finally:
                 with contextlib.suppress(ConnectionError, TimeoutError):

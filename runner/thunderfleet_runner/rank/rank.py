@@ -203,7 +203,9 @@ def form(start: protocol.Start, exchange: Gathers) -> Any:
     if start.backend is Backend.NONE:
         size = mx.distributed.init().size()
         if size != 1:
-            raise NotFormed(f"a single rank was planned, MLX formed a group of {size}: check for MLX_* variables")
+            raise NotFormed(
+                f"a single rank was planned, MLX formed a group of {size}: unset environment variables that start with MLX_"
+            )
         return None
     if not start.jaccl_environment:
         group = mx.distributed.init(strict=True, backend="jaccl", all_gather_factory=exchange)

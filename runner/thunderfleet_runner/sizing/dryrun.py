@@ -51,7 +51,7 @@ def of_model(model: Any, world_sizes: Sequence[int], report: Report, context: in
     try:
         whole = _bytes_of_caches(forward(model, TRY))
     except Exception as error:
-        whole, found.kv_problem = None, arithmetic.text(f"a forward cannot be traced: {type(error).__name__}: {error}")
+        whole, found.kv_problem = None, arithmetic.text(f"a forward pass cannot be traced: {type(error).__name__}: {error}")
         log.info("%s: %s", mlxlm.architecture(model), found.kv_problem)
     divided = [True] * len(whole or ())
     split_at_all = False

@@ -66,8 +66,8 @@ def test_an_rdma_probe_needs_the_same_transport_and_a_cable_without_a_problem() 
 @pytest.mark.parametrize("kind", [ProbeKind.GPU, ProbeKind.MEMORY])
 def test_a_probe_of_one_mac_is_not_requested_by_a_peer_or_a_lease(kind: ProbeKind) -> None:
     request = ProbeRequest(kind=kind)
-    assert refused(request) == (f"a {kind} probe runs on a single Mac, without a peer", None)
-    assert refused(request, peer="a") == (f"a {kind} probe does not need a lease", None)
+    assert refused(request) == (f"a {kind} benchmark runs on a single Mac, without a peer", None)
+    assert refused(request, peer="a") == (f"a {kind} benchmark does not need a lease", None)
 
 
 def test_nothing_is_accepted_while_measuring_is_disabled() -> None:

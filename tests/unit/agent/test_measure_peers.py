@@ -43,6 +43,8 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
+from tests.support.tiers import quick
+
 Until = Callable[..., Awaitable[None]]
 
 LINK = "cable-1"
@@ -253,7 +255,7 @@ async def test_a_peer_that_dies_in_the_middle_is_a_failure_that_backs_off(tmp_pa
         (key,) = a.prober.ledger.failures
         assert a.prober.ledger.history[key].failures == 1
         a.prober.ledger.history[key] = a.prober.ledger.history[key].__class__(failures=1, failed=time.monotonic())
-        assert a.prober.benchmarks_fresh.reason == "ProbeFailed" and "next attempt at" in a.prober.benchmarks_fresh.message
+        assert a.prober.benchmarks_fresh.reason == "BenchmarkFailed" and "next attempt at" in a.prober.benchmarks_fresh.message
 
 
 # --- interactive measurements ---
@@ -306,7 +308,7 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
         lease, prober = interactive(a)
         probing = asyncio.create_task(a.prober.run_once(a.probe(b)))
         await until(lambda: a.prober.running and b.prober.running)
-        with pytest.raises(ProbeRefused, match="studio-00 is running a probe with studio-01"):
+        with pytest.raises(ProbeRefused, match="studio-00 is running a benchmark with studio-01"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -331,7 +333,7 @@ async def test_an_interactive_measurement_preempts_background_probes(tmp_path: P
         lease, prober = interactive(a)
         probing = asyncio.create_task(c.prober.run_once(c.probe(fleet[busy])))
         await until(lambda: fleet[busy].prober.running and c.prober.running)
-        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} is running a probe with {c.name}"):
+        with pytest.raises(ProbeRefused, match=f"{fleet[busy].name} is running a benchmark with {c.name}"):
             await lease.measure(prober, a.probe(b))
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -834,12 +836,23 @@ async def program(
 
 # Cuts the network off without closing connections.
 CUT, PLUG = signal.SIGUSR1, signal.SIGUSR2
-HOWS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, CUT]
+HOWS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen", signal.SIGTERM: "restarted", CUT: "cut-off"}
+BROKEN = [(kind, end, how) for kind in (ProbeKind.SOCKET, ProbeKind.RDMA) for end in ("dials", "answers") for how in HOWS]
+# Each kind, each end and each way to break is in one of these.
+QUICK = [
+    (ProbeKind.SOCKET, "dials", signal.SIGTERM),
+    (ProbeKind.SOCKET, "answers", signal.SIGKILL),
+    (ProbeKind.RDMA, "dials", signal.SIGSTOP),
+    (ProbeKind.RDMA, "answers", CUT),
+]
 
 
-@pytest.mark.parametrize("how", HOWS, ids=["killed", "frozen", "restarted", "cut-off"])
-@pytest.mark.parametrize("end", ["dials", "answers"])
-@pytest.mark.parametrize("kind", [ProbeKind.SOCKET, ProbeKind.RDMA])
+def how_broken(value: object) -> str | None:
+    """The id of a way to break an agent."""
+    return HOWS.get(value) if isinstance(value, signal.Signals) else None
+
+
+@pytest.mark.parametrize(("kind", "end", "how"), quick(QUICK, BROKEN), ids=how_broken)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_frees_the_other_end(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, end: str, how: signal.Signals
@@ -881,7 +894,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
             await probing
             assert a.prober.ledger.history[probe.key].failures == 1
             said = a.prober.benchmarks_fresh
-            assert said.reason == "ProbeFailed" and b.name in said.message and "next attempt at" in said.message, said
+            assert said.reason == "BenchmarkFailed" and b.name in said.message and "next attempt at" in said.message, said
         await until(lambda: not a.prober.running and a.prober.lock.peer is None, seconds=90)
         assert not pair_processes() and not a.prober.ledger.results
         if how in (signal.SIGSTOP, CUT):
@@ -901,7 +914,9 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
         await until(lambda: not marked(tmp_path))
 
 
-@pytest.mark.parametrize("how", HOWS[:3], ids=["killed", "frozen", "restarted"])
+@pytest.mark.parametrize(
+    "how", quick([signal.SIGKILL, signal.SIGSTOP], [how for how in HOWS if how is not CUT]), ids=how_broken
+)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, how: signal.Signals

@@ -48,7 +48,7 @@ def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["status", *where]) == 1
     for command in (["kubeconfig"], ["token"], ["machine", "off", "a"], ["node", "remove", "a"], ["component", "off", "etcd"]):
         assert main([*command[:1], *where, *command[1:]]) == 1
-    assert "`thunderfleet up` starts one" in capsys.readouterr().err
+    assert "start one with `thunderfleet up`" in capsys.readouterr().err
 
 
 def test_a_stale_folder_is_no_cluster(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ async def test_a_lost_key_stops_nothing_and_is_said(world: World) -> None:
     assert world.listened == {}, "nobody can be asked"
     assert world.condition("Ready")[0] == "True" and world.md.status.endpoint
     status, reason, message = world.condition("Degraded")
-    assert (status, reason) == ("True", "OperatorKeyLost") and "its next placement uses the new key" in message
+    assert (status, reason) == ("True", "OperatorKeyLost") and "to place it again with the new key" in message
     assert [event["reason"] for event in world.events].count("OperatorKeyLost") == 1
     writes = len(world.writes)
     world.later(3600)

@@ -101,7 +101,8 @@ def test_two_macs_with_one_cable_seen_from_one_end_go_over_the_ring_when_not(why
     assert [rank.ring_address for rank in found.ranks] == ["169.254.97.98", "169.254.98.97"]
     assert found.cables == ("a--b", "a--b"), "one cable, both ways"
     none = refused(plan(Fleet(macs, [cable("a", "b", rdma=why)]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
-    assert f"a ↔ b: {why}" in none.message and none.near_misses[0].transport is Transport.JACCL
+    assert f"a ↔ b: {why}" in none.message
+    assert f"JACCL mesh of a, b: a ↔ b: {why}" in [miss.message for miss in none.near_misses]
 
 
 # --- transports ---
@@ -123,7 +124,7 @@ def test_no_transport_that_mlx_does_not_support(wanted: RequestedTransport) -> N
     fleet = Fleet(macs, (cable("a", "b"),))
     found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted, min_nodes=2)))
     assert found.reason == "TransportUnavailable"
-    assert "RDMA: the MLX of a, b has no jaccl backend" in found.message
+    assert "of a, b: each of a, b runs an MLX without the jaccl backend" in found.message
     assert f"each of a, b cannot use {wanted}: its MLX 0.32.4 supports only ring" in found.message
 
 
@@ -467,8 +468,8 @@ def test_missing_memory_is_reported_in_bytes() -> None:
     found = refused(plan(Fleet(macs, mesh("abc", rdma="off")), Request(path=PATH, memory=NO_KV)))
     assert found.reason == "NoRoom"
     ring = next(miss for miss in found.near_misses if miss.transport is Transport.RING)
-    assert ring.message == "Pipeline over 3 Macs needs 400 GiB; the 3 Macs with the most free memory have 384 GiB free: a, b, c"
-    assert ring.missing_bytes == 16 * GIB
+    assert ring.message == "TCP ring of a, b, c: a has 128 GiB free, needs 200 GiB for its rank of 3 (Pipeline)"
+    assert ring.missing_bytes == 72 * GIB, "layers are whole"
     alone = next(miss for miss in found.near_misses if miss.transport is Transport.NONE)
     assert alone.message == "a has 128 GiB free, the whole model needs 400 GiB"
 

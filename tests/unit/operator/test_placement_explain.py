@@ -80,7 +80,7 @@ def test_sizes_that_differ_read_differently() -> None:
     pair = model(*[15 * GIB] * 2)
     fleet = Fleet([mac("a", 15 * GIB, pair), mac("b", 15 * GIB - GIB // 5, pair)], [cable("a", "b")])
     message = refused(fleet, request(min_nodes=2, transport=Transport.RING)).near_misses[0].message
-    assert message.startswith("Pipeline over 2 Macs needs 30.0 GiB; the 2 Macs with the most free memory have 29.8 GiB free")
+    assert message == "TCP ring of a, b: b has 14.8 GiB free, needs 15.0 GiB for its rank of 2 (Pipeline)"
 
 
 def test_memory_in_use_is_named_beside_what_is_free() -> None:
@@ -95,30 +95,25 @@ def test_each_rank_needs_its_share_even_if_the_sum_suffices() -> None:
     facts = model(8 * GIB, 8 * GIB)
     fleet = Fleet([mac("a", 14 * GIB, facts), mac("b", 4 * GIB, facts)], [cable("a", "b")])
     near = refused(fleet, request(min_nodes=2, transport=Transport.RING)).near_misses[0]
-    assert near.message == (
-        "Pipeline over 2 Macs needs 16 GiB, at least 8.0 GiB on each;"
-        " the 2 Macs with the most free memory have 18 GiB free: a, b"
-    )
+    assert near.message == "TCP ring of a, b: b has 4.0 GiB free, needs 8.0 GiB for its rank of 2 (Pipeline)"
     assert near.missing_bytes == 4 * GIB
 
 
-def test_layers_that_cannot_be_divided_are_named() -> None:
+def test_layers_are_whole() -> None:
     facts = model(6 * GIB, 6 * GIB, 6 * GIB)
     fleet = Fleet([mac("a", 10 * GIB, facts), mac("b", 10 * GIB, facts)], [cable("a", "b")])
     near = refused(fleet, request(min_nodes=2, max_nodes=2, transport=Transport.RING)).near_misses[0]
-    assert near.message == (
-        "Pipeline over 2 Macs needs 18 GiB, at least 6.0 GiB on each;"
-        " its layers cannot be divided to fit Macs that together have 20 GiB free: a, b"
-    )
+    assert near.message == "TCP ring of a, b: a has 10 GiB free, needs 12 GiB for its rank of 2 (Pipeline)"
+    assert near.missing_bytes == 2 * GIB
 
 
-def test_the_largest_connected_set_is_named_where_only_cables_join() -> None:
+def test_memory_of_connected_macs_is_named_beside_cables_between_larger_ones() -> None:
     facts = model(*[10 * GIB] * 4)
     macs = [mac(name, 20 * GIB, facts) for name in "ab"] + [mac(name, 15 * GIB, facts) for name in "cd"]
     fleet = Fleet(macs, [cable("a", "c"), cable("b", "d")])
     messages = [miss.message for miss in refused(fleet, request(transport=Transport.RING)).near_misses]
     assert messages[0].startswith("TCP ring of ") and ": no Thunderbolt cable" in messages[0]
-    assert "Pipeline over 2 Macs needs 40 GiB; the largest connected set has 35 GiB free: a, c" in messages
+    assert "TCP ring of a, c: c has 15 GiB free, needs 20 GiB for its rank of 2 (Pipeline)" in messages
 
 
 # --- hops ---
@@ -189,8 +184,11 @@ def test_ports_that_are_taken_are_named_for_the_ring_and_for_each_mac() -> None:
     found = refused(fleet, request(min_nodes=2, transport=Transport.RING, no_ring_ports=full))
     assert all("and has no free ring ports" in entry.message for entry in found.macs if entry.node in full)
     two = {"a": "has no free ring ports"}
-    found = refused(Fleet(fleet.macs.values()), request(min_nodes=2, transport=Transport.RING, no_ring_ports=two))
-    assert "TCP ring: a has no free ring ports" in {miss.message for miss in found.near_misses}
+    pair = Fleet([fleet.macs["a"], fleet.macs["b"]], [fleet.cables["a--b"]])
+    found = refused(pair, request(min_nodes=2, transport=Transport.RING, no_ring_ports=two))
+    assert found.near_misses[0].message == "TCP ring of a, b: a has no free ring ports"
+    mesh = refused(pair, request(min_nodes=2, transport=Transport.JACCL, no_ring_ports={**two, "b": "has none either"}))
+    assert "no Mac has free ring ports, which rank 0 needs: a has no free ring ports" in mesh.near_misses[0].message
 
 
 def test_macs_with_other_software_or_files_are_named() -> None:
@@ -201,7 +199,7 @@ def test_macs_with_other_software_or_files_are_named() -> None:
     assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown)" in messages
     other = Fleet([mac("a", 6, facts), mac("b", 6, model(5, 4))], [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(other, request(min_nodes=2)).near_misses)
-    assert "b has different files of /models/a than the others" in messages
+    assert "b has different files of /models/a at /models/a than the others" in messages
 
 
 def test_a_large_fleet_names_only_macs_that_are_not_eligible() -> None:

@@ -31,9 +31,9 @@ def sentence(plan: Plan, state: StateMachine, **changes: Any) -> str:
 
 def test_a_waiting_group_names_the_missing_ranks_and_why(plan: Plan) -> None:
     alone = replace(machine(Phase.WAITING), present=frozenset({0}))
-    assert sentence(plan, alone) == "waiting for rank 1 (studio-1)"
+    assert sentence(plan, alone) == "waiting for rank 1 (studio-1) to join rank 0"
     refused = {1: "epoch 2 is stale"}
-    assert sentence(plan, alone, refusals=refused) == "waiting for rank 1 (studio-1); refused: epoch 2 is stale"
+    assert sentence(plan, alone, refusals=refused) == "waiting for rank 1 (studio-1) to join rank 0; refused: epoch 2 is stale"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_every_phase_has_a_sentence(plan: Plan, state: StateMachine, words: str)
 def test_one_request_is_no_plural_and_a_missing_part_is_named(plan: Plan) -> None:
     assert sentence(plan, machine(Phase.DRAINING), running=1) == "draining: 1 request still running"
     forming = machine(Phase.FORMING, done=frozenset({0}))
-    assert sentence(plan, forming) == "attempt 4: waiting for MLX's init on rank 1 (studio-1)"
-    assert sentence(plan, forming, exchange_missing=(0,)).endswith("; JACCL's exchange is missing rank 0 (studio-0)")
+    assert sentence(plan, forming) == "attempt 4: the ranks connect to each other; waiting for rank 1 (studio-1)"
+    assert sentence(plan, forming, exchange_missing=(0,)).endswith("; no JACCL connection data from rank 0 (studio-0)")
 
 
 def test_all_phases_are_known(plan: Plan) -> None:

@@ -36,16 +36,16 @@ def benchmarks_fresh(
 ) -> ConditionValue:
     """True if every wanted probe has a result that is recent enough; otherwise why not, and when a failed probe runs again."""
     if not settings.enabled:
-        return ConditionValue(False, Reason.DISABLED, "measuring is disabled (chart value agent.measure.enabled)")
+        return ConditionValue(False, Reason.DISABLED, "benchmarks are disabled (chart value agent.measure.enabled)")
     if not wanted:
-        return ConditionValue(False, Reason.DISABLED, "every probe is disabled (chart value agent.measure)")
+        return ConditionValue(False, Reason.DISABLED, "every benchmark is disabled (chart value agent.measure)")
     rdma = "".join(f"; RDMA is not measured: {note}" for note in notes[:SHOWN])
     old = [probe.key for probe in wanted if stale(probe, history.get(probe.key, History()), now)]
     if failed := [key for key in old if key in failures]:
         text = "; ".join(
             f"{key}: {failures[key].why}; next attempt at {failures[key].again:%H:%M:%S}Z" for key in failed[:SHOWN]
         )
-        return ConditionValue(False, Reason.PROBE_FAILED, f"{text}{_more(failed, SHOWN, '; and ')}{rdma}")
+        return ConditionValue(False, Reason.BENCHMARK_FAILED, f"{text}{_more(failed, SHOWN, '; and ')}{rdma}")
     if waiting := [key for key in old if key in blocked]:
         return ConditionValue(
             False, Reason.IN_USE, f"waiting: {waiting[0]}{_more(waiting, 1, ' and ')}: {blocked[waiting[0]]}{rdma}"
@@ -53,7 +53,7 @@ def benchmarks_fresh(
     if old:
         names = ", ".join(str(key) for key in old[:SHOWN])
         return ConditionValue(False, Reason.NOT_MEASURED, f"no recent result: {names}{_more(old, SHOWN, ' and ')}{rdma}")
-    return ConditionValue(True, Reason.FRESH, f"all {len(wanted)} probes have recent results{rdma}")
+    return ConditionValue(True, Reason.FRESH, f"all {len(wanted)} benchmarks have recent results{rdma}")
 
 
 def _more(keys: Sequence[Key], shown: int, joint: str) -> str:

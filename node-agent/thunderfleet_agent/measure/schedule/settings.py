@@ -50,7 +50,7 @@ class Rdma(_Part):
     @model_validator(mode="after")
     def _is_group_transport(self) -> Rdma:
         if self.transport is MeasurementTransport.SOCKET:
-            raise ValueError("must be RDMA or Ring; agent.measure.sockets configures the socket probe")
+            raise ValueError("must be RDMA or Ring; agent.measure.sockets configures the benchmarks over sockets")
         return self
 
 

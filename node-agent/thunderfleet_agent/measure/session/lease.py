@@ -34,7 +34,7 @@ async def borrow(channel: Channel, probe: Probe, measure: Callable[[], Coroutine
     try:
         await asyncio.wait((measuring, taken_back), return_when=asyncio.FIRST_COMPLETED)
         if not measuring.done():
-            expect(channel, await taken_back, "no message during the probe")
+            expect(channel, await taken_back, "no message during the benchmark")
         found = await measuring
         taken_back.cancel()
         await channel.send(SessionMessage(next="done"))

@@ -80,7 +80,7 @@ class ProbeLock:
             return MacBusy(f"an interactive measurement runs on {self._node}")
         if hold.peer == THIS_MAC:
             return MacBusy(f"{self._node} is measuring its own GPU")
-        return MacBusy(f"{self._node} is running a probe with {hold.peer}")
+        return MacBusy(f"{self._node} is running a benchmark with {hold.peer}")
 
     @contextlib.contextmanager
     def _held(self, hold: Hold) -> Iterator[Hold]:

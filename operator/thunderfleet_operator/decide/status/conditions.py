@@ -110,12 +110,15 @@ def _unverified(outcome: Outcome) -> tuple[str, str] | None:
     if epoch.finding.proof is Proof.WRONG:
         return (
             Reason.PLAN_CHANGED,
-            f"group {epoch.group}: {name} was changed after the operator wrote it; the group keeps running",
+            f"group {epoch.group}: {name} was changed after the operator wrote it; the group continues to serve. To place it "
+            "again, run `kubectl delete pod` for one of its pods",
         )
     return (
         Reason.OPERATOR_KEY_LOST,
-        f"group {epoch.group} was placed with a key that the operator no longer has, so the operator cannot ask it for its "
-        "state and reads it from its pods; the group keeps running, and its next placement uses the new key",
+        f"group {epoch.group} was placed with a key that the operator no longer has. The group continues to serve, but "
+        f"its state "
+        "is known from its pods only. Restore the operator's Secret from a backup and restart the operator, or run "
+        "`kubectl delete pod` for one of the group's pods to place it again with the new key",
     )
 
 

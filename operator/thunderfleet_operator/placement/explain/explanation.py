@@ -5,15 +5,16 @@ from collections.abc import Iterable, Sequence
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
 
-from thunderfleet_operator.placement.cohorts import Cohort
+from thunderfleet_operator.placement.cohorts import Cohort, mlx_versions
+from thunderfleet_operator.placement.eligibility import wanted_model
+from thunderfleet_operator.placement.explain.fixes import NO_RANK_0
 from thunderfleet_operator.placement.explain.miss import NAMED, Miss, by_message, named
-from thunderfleet_operator.placement.explain.recruiting import group_with_recruits, single_recruit
-from thunderfleet_operator.placement.explain.shortage import alone_text, single_mac_shortage
-from thunderfleet_operator.placement.explain.transports import transport_misses
+from thunderfleet_operator.placement.explain.shortage import alone_text
+from thunderfleet_operator.placement.explain.transports import single_mac_misses, transport_misses
 from thunderfleet_operator.placement.fleet import Mac
-from thunderfleet_operator.placement.memory import Bounds
+from thunderfleet_operator.placement.memory import Bounds, Needs
 from thunderfleet_operator.placement.preferences import LABELS, allowed_transports, backend
-from thunderfleet_operator.placement.result import MacReason, NearMiss, Unplaceable
+from thunderfleet_operator.placement.result import Changes, MacReason, NearMiss, Unplaceable
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 NO_MACS = "the cluster has no Mac: run `thunderfleet-kubelet join` on a Mac"
@@ -25,7 +26,9 @@ def explain(search: CandidateSearch) -> Unplaceable:
     """Why a search found nothing."""
     if not search.fleet.macs:
         return Unplaceable(Reason.NO_MACS, NO_MACS)
-    by_transport = [*_unreached(search), *filter(None, (_misses(search, kind) for kind in allowed_transports(search.request)))]
+    cohorts = search.cohorts or _possible_cohorts(search)
+    kinds = allowed_transports(search.request) if cohorts else ()
+    by_transport = [*_unreached(search), *filter(None, (_misses(search, cohorts, kind) for kind in kinds))]
     best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
     rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)
     macs = _mac_reasons(search)
@@ -33,9 +36,27 @@ def explain(search: CandidateSearch) -> Unplaceable:
         _reason(search, best),
         _message(search, best, macs),
         macs,
-        tuple(dict.fromkeys(miss.near for miss in [*best, *rest]))[:NEAR_MISSES],
+        _different([*best, *rest])[:NEAR_MISSES],
         proven=not search.budget.exhausted,
     )
+
+
+def _different(misses: Iterable[Miss]) -> tuple[NearMiss, ...]:
+    """The near misses whose messages differ, the first of each."""
+    found: dict[str, NearMiss] = {}
+    for miss in misses:
+        found.setdefault(miss.near.message, miss.near)
+    return tuple(found.values())
+
+
+def _possible_cohorts(search: CandidateSearch) -> list[Cohort]:
+    """If no Mac is eligible: the model as one of them has it."""
+    macs = sorted(search.fleet.macs.values(), key=lambda mac: (-mac.free_bytes, mac.name))
+    for mac in macs:
+        for model in wanted_model(mac, search.request):
+            if model.complete and model.sized:
+                return [Cohort(Needs(model, search.request.memory), mlx_versions(mac), {})]
+    return []
 
 
 def _unreached(search: CandidateSearch) -> list[list[Miss]]:
@@ -46,28 +67,21 @@ def _unreached(search: CandidateSearch) -> list[list[Miss]]:
     found = []
     for transport, members_of_sets in sets.items():
         nodes = min(members_of_sets, key=lambda members: (len(members), members))
-        text = f"{LABELS[transport]} of {named(nodes)}: no Mac is reachable from all others yet; waiting for their agents"
-        found.append([Miss(0, 0, NearMiss(nodes, transport, Split.NONE, text), Reason.NOT_YET_OBSERVED)])
+        text = f"{LABELS[transport]} of {named(nodes)}: {NO_RANK_0}"
+        near = NearMiss(nodes, transport, Split.NONE, text, changes=Changes(reach=True))
+        found.append([Miss(0, 0, near, Reason.NOT_YET_OBSERVED)])
     return found
 
 
-def _misses(search: CandidateSearch, transport: PlacedTransport) -> list[Miss]:
+def _misses(search: CandidateSearch, cohorts: Sequence[Cohort], transport: PlacedTransport) -> list[Miss]:
     """The near misses of a transport, the cheapest to mend first."""
     found: list[Miss] = []
-    for cohort in search.cohorts or (None,):
-        if transport is Transport.NONE:
-            found += _single_mac_misses(search, cohort) if search.request.min_nodes == 1 else []
-        elif cohort is not None:
+    for cohort in cohorts:
+        if transport is not Transport.NONE:
             found += transport_misses(search, cohort, transport)
-        else:
-            recruited = group_with_recruits(search, None, transport, ())
-            found += [recruited] if recruited is not None else []
+        elif search.request.min_nodes == 1:
+            found += single_mac_misses(search, cohort)
     return sorted(found, key=lambda miss: miss.order)
-
-
-def _single_mac_misses(search: CandidateSearch, cohort: Cohort | None) -> list[Miss]:
-    alone = single_mac_shortage(list(cohort.macs.values()), cohort.needs.bounds(Split.NONE, 1)) if cohort is not None else None
-    return [miss for miss in (alone, single_recruit(search, cohort)) if miss is not None]
 
 
 def _reason(search: CandidateSearch, best: Sequence[Miss]) -> Reason:
@@ -124,7 +138,7 @@ def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacRe
     if more > 0:
         parts.append(f"and {more} more {'reason' if more == 1 else 'reasons'} for other Macs")
     if search.budget.exhausted:
-        parts.append("the search reached its step limit")
+        parts.append("the search reached its step limit, so a placement may exist: limit the Macs with spec.nodes.selector")
     wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
     return f"{request.model} cannot be placed on {wanted}: " + "; ".join(dict.fromkeys(parts))
 
@@ -133,7 +147,7 @@ def _by_transports(best: Iterable[Miss]) -> list[str]:
     """The messages, without repeating what several transports have in common."""
     labels: dict[str, list[str]] = {}
     for miss in best:
-        label, message = LABELS[miss.near.transport], miss.near.message
+        label, message = LABELS[miss.near.transport], miss.text
         text = message.removeprefix(label)
         labels.setdefault(text, []).extend([label] if text != message else [])
     return [", ".join(which) + text for text, which in labels.items()]

@@ -18,9 +18,11 @@ COST_MEMORY = 50
 NAMED = 6
 """Most Macs named in a message."""
 TEXTS = 4
-"""Most changes listed in a message."""
-NEAR_MISS_NODES = 16
-"""Most Macs listed in a near miss that is not a concrete set."""
+"""Most changes listed in a condition's message."""
+ALL_TEXTS = 64
+"""Most changes listed in the message of a near miss, which tells of all that is needed."""
+NEW_MAC = "new Mac "
+"""Begins the name of a Mac that is not in the cluster, and which no Mac can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,19 @@ class Miss:
     missing_bytes: int
     near: NearMiss
     reason: Reason
+    brief: str = ""
+    """The message for a condition, if it is shorter than that of the near miss."""
+
+    @property
+    def text(self) -> str:
+        """The message for a condition."""
+        return self.brief or self.near.message
 
     @property
     def order(self) -> tuple[object, ...]:
         """Sort key: the cheapest to mend comes first."""
         near = self.near
-        return (self.cost, self.missing_bytes, len(near.nodes), near.nodes, near.split)
+        return (self.cost, self.missing_bytes, len(near.nodes), near.nodes)
 
 
 def named(members: Iterable[str]) -> str:
@@ -54,9 +63,9 @@ def named(members: Iterable[str]) -> str:
     return ", ".join(listed[:NAMED]) + more
 
 
-def listed(texts: Sequence[str]) -> str:
+def listed(texts: Sequence[str], most: int = TEXTS) -> str:
     """The first few texts, and how many more there are."""
-    return "; ".join(texts[:TEXTS]) + (f"; and {len(texts) - TEXTS} more" if len(texts) > TEXTS else "")
+    return "; ".join(texts[:most]) + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def by_message(reasons: Iterable[tuple[str, str]]) -> list[str]:

@@ -1,69 +1,99 @@
 """Why Macs are not connected, and why single Macs cannot take part, with the cost of changing it."""
 
+from collections.abc import Iterable
+from functools import cache
+from heapq import nsmallest
+
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort, mlx_versions
-from thunderfleet_operator.placement.eligibility import wanted_model
+from thunderfleet_operator.placement.eligibility import ineligible_reasons, wanted_model
 from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_CHECK, COST_MEMORY, COST_SETTING, Obstacle
-from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.graph.hops import LANHops, rdma_hops, rdma_problem, ring_hops, ring_problem
+from thunderfleet_operator.placement.fleet import Cable, Fleet, Mac
+from thunderfleet_operator.placement.graph.hops import Hop, LANHops, rdma_hops, rdma_problem, ring_hops, ring_problem
 from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, backend
 from thunderfleet_operator.placement.request import Request
-from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 COST_SELECTED_OUT = COST_MEMORY + 5
 """Of a Mac that the selector excludes: its deployment does not want it, so memory elsewhere is suggested first."""
 
 
-def hop_obstacle(fleet: Fleet, one: str, other: str, transport: PlacedTransport) -> Obstacle | None:
-    """What this hop is missing; None if it is usable."""
-    rdma = transport in RDMA_TRANSPORTS
-    usable = rdma_hops(fleet, one) if rdma else ring_hops(fleet, one, LANHops(fleet, relay=True))
-    if other in usable:
-        return None
-    pair = " ↔ ".join(sorted((one, other)))
-    cables = sorted((c for c in fleet.links(one) if c.other(one) == other), key=lambda c: (-c.speed_mbps, c.name))
-    for cable in cables:
-        if cable.connected:
-            problem = rdma_problem(cable) if rdma else ring_problem(fleet, cable)
-            return Obstacle(COST_SETTING, f"{pair}: {problem}")
-    if not rdma and not cables and fleet.macs[one].dials is not None:
-        return Obstacle(COST_CHECK, f"{pair}: no Thunderbolt cable, and no connection over the LAN")
-    return Obstacle(COST_CABLE, f"{pair}: the cable is unplugged" if cables else f"{pair}: no Thunderbolt cable")
+class HopObstacles:
+    """What the hops of one transport lack, by pair of Macs."""
+
+    def __init__(self, fleet: Fleet, transport: PlacedTransport) -> None:
+        self._fleet = fleet
+        self._rdma = transport in RDMA_TRANSPORTS
+        self._lan = LANHops(fleet, relay=True)
+        self.hops = cache(self._hops)
+        """The usable hops of a Mac, by name of the other."""
+
+    def _hops(self, node: str) -> dict[str, Hop]:
+        if node not in self._fleet.macs:
+            return {}
+        return rdma_hops(self._fleet, node) if self._rdma else ring_hops(self._fleet, node, self._lan)
+
+    def of(self, one: str, other: str) -> Obstacle | None:
+        """What the hop between two Macs lacks, regardless of its direction; None if it is usable."""
+        if other in self.hops(one):
+            return None
+        fleet, pair = self._fleet, " ↔ ".join(sorted((one, other)))
+        cables = sorted((c for c in fleet.links(one) if c.other(one) == other), key=lambda c: (-c.speed_mbps, c.name))
+        for cable in cables:
+            if cable.connected:
+                return Obstacle(COST_SETTING, f"{pair}: {self._problem(cable)}")
+        known = fleet.macs.get(one)
+        if not self._rdma and not cables and known is not None and known.dials is not None:
+            return Obstacle(COST_CHECK, f"{pair}: no Thunderbolt cable, and no connection over the LAN")
+        return Obstacle(COST_CABLE, f"{pair}: the cable is unplugged" if cables else f"{pair}: no Thunderbolt cable")
+
+    def _problem(self, cable: Cable) -> str:
+        problem = (rdma_problem(cable) if self._rdma else ring_problem(self._fleet, cable)) or "cannot be used"
+        full = [f"RDMA device {end.device} of {end.node}" for end in (cable.a, cable.b) if end.device and end.queue_pairs < 1]
+        more = f", and {' and '.join(full)} {'have' if len(full) > 1 else 'has'} no free queue pairs"
+        return problem + more if self._rdma and cable.rdma_problem is not None and full else problem
 
 
-def mac_obstacles(search: CandidateSearch, cohort: Cohort | None, transport: PlacedTransport) -> dict[str, Obstacle]:
-    """Macs that cannot join those of ``cohort`` over this transport, the cheapest to mend first.
-
-    Each text is the end of a sentence that begins with the Mac's name.
-    """
-    found = dict[str, Obstacle]()
-    macs = search.fleet.macs
-    for name, mac in macs.items():
-        if name in search.ineligible:
-            found[name] = Obstacle(_cost(mac, search.request), search.ineligible[name])
-        elif cohort is not None and name not in cohort.macs:
-            found[name] = Obstacle(COST_CABLE, _other_cohort(mac, cohort, search.request))
-        elif transport is not Transport.NONE and backend(transport) not in mac.backends:
-            found[name] = Obstacle(COST_CABLE, f"runs an MLX without the {backend(transport)} backend")
-    return dict(sorted(found.items(), key=lambda entry: (entry[1].cost, -macs[entry[0]].free_bytes, entry[0])))
+def helpful_macs(
+    macs: Iterable[Mac], request: Request, cohort: Cohort, transport: PlacedTransport, most: int
+) -> dict[str, Obstacle]:
+    """Of Macs that cannot join those of ``cohort`` over this transport, those that are cheapest to mend."""
+    costs = ((_cost(mac, request, cohort, transport), -mac.free_bytes, mac.name, mac) for mac in macs)
+    return {name: Obstacle(cost, mac_lacks(mac, request, cohort, transport)) for cost, _, name, mac in nsmallest(most, costs)}
 
 
-def _cost(mac: Mac, request: Request) -> int:
-    """The cost of making an ineligible Mac eligible."""
+def mac_lacks(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport) -> str:
+    """All that keeps a Mac from joining those of ``cohort``, as the end of a sentence that begins with its name."""
+    found = [*(_software(mac, cohort, transport) if mac.profiled else ()), *ineligible_reasons(mac, request)]
+    if transport is Transport.RING and mac.name in request.no_ring_ports:
+        found.insert(0, request.no_ring_ports[mac.name])
+    own = [model for model in wanted_model(mac, request) if model.complete and model.sized]
+    if mac.profiled and own and cohort.model not in own:
+        found.append(f"has different files of {request.model} at {own[0].path} than the others")
+    return " and ".join(found)
+
+
+def _software(mac: Mac, cohort: Cohort, transport: PlacedTransport) -> list[str]:
+    found = []
+    if mlx_versions(mac) != cohort.mlx:
+        found.append(f"runs {_versions(mlx_versions(mac))}, the others {_versions(cohort.mlx)}")
+    if transport is not Transport.NONE and backend(transport) not in mac.backends:
+        found.append(f"runs an MLX without the {backend(transport)} backend")
+    return found
+
+
+def _cost(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport) -> int:
+    """The cost of making a Mac able to join."""
+    if any(mac.labels.get(key) != value for key, value in request.selector.items()):
+        return COST_SELECTED_OUT
+    if transport is Transport.RING and mac.name in request.no_ring_ports:
+        return COST_MEMORY - 1
     if mac.name in request.avoid:
         return COST_CABLE
     if not mac.ready or mac.quarantine or not mac.address or not mac.profiled:
         return COST_CHECK
-    if any(mac.labels.get(key) != value for key, value in request.selector.items()):
-        return COST_SELECTED_OUT
-    return COST_SETTING if any(model.complete and model.sized for model in wanted_model(mac, request)) else COST_CABLE
-
-
-def _other_cohort(mac: Mac, cohort: Cohort, request: Request) -> str:
-    if mlx_versions(mac) != cohort.mlx:
-        return f"runs {_versions(mlx_versions(mac))}, the others {_versions(cohort.mlx)}"
-    return f"has different files of {request.model} than the others"
+    same = cohort.model in mac.models and mlx_versions(mac) == cohort.mlx
+    return COST_SETTING if same and (transport is Transport.NONE or backend(transport) in mac.backends) else COST_CABLE
 
 
 def _versions(mlx: tuple[str, str]) -> str:

@@ -3,15 +3,15 @@
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
+from thunderfleet_crds.vocabulary import Transport
 
-from thunderfleet_operator.placement.explain.miss import Obstacle
-from thunderfleet_operator.placement.explain.obstacles import hop_obstacle
+from thunderfleet_operator.placement.explain.fixes import Way
+from thunderfleet_operator.placement.explain.obstacles import HopObstacles
 from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.graph.hops import Hop
-from thunderfleet_operator.placement.memory import Bounds, Needs
+from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.search.budget import StepBudget
-from thunderfleet_operator.placement.search.fitting import Fitting, joined_pairs
+from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.search.sets import search_sets
@@ -23,31 +23,34 @@ MAX_STEPS = 4_000
 
 
 def cheapest_set(
-    fleet: Fleet,
-    members: Sequence[Mac],
-    needs: Needs,
-    transport: PlacedTransport,
-    split: PlacedSplit,
-    size: int,
-    need: Bounds,
-    lacking: Container[str] = (),
-) -> tuple[tuple[str, ...], list[Obstacle]] | None:
-    """The set that costs least to connect, and what its hops are missing; None if no set has room.
+    way: Way, members: Sequence[Mac], size: int, lacking: Container[str] = (), *, any_memory: bool = False
+) -> tuple[str, ...] | None:
+    """The set that costs least to connect, in the order of a ring; None if no set has room.
 
-    ``lacking``: Macs that need a change themselves; the set has as few of them as possible.
+    ``members``: sorted by free memory, the most first. ``lacking``: Macs that need a change themselves; the set has as few of
+    them as possible. ``any_memory``: sets without room count too, and those with the most memory are preferred.
     """
-    pool = _pool(fleet, members, lacking)
-    obstacles: dict[tuple[str, str], Obstacle | None] = {}
+    pool = _pool(way.fleet, members, lacking)
+    if size > len(pool):
+        return _large_ring(way.hops, members[:size]) if any_memory and len(members) >= size else None
+    need = way.cohort.needs.bounds(way.split, size)
+    if isinstance(need, str):
+        return None
+    if any_memory:
+        # A bandwidth is preferred like memory, and decides before names do.
+        pool = [replace(mac, free_bytes=need.together, memory_bandwidth=mac.free_bytes // 2**20 + 1) for mac in pool]
+        need = Bounds(0, 0, True, 0, most=1)
+    costs: dict[tuple[str, str], int] = {}
 
     def hops(node: str) -> dict[str, Hop]:
         found = {}
         for mac in pool:
             if mac.name != node:
-                key = (node, mac.name)
-                if key not in obstacles:
-                    obstacles[key] = hop_obstacle(fleet, *key, transport)
-                obstacle = obstacles[key]
-                found[mac.name] = Hop(0, obstacle.cost if obstacle else 0)
+                pair = (node, mac.name) if node < mac.name else (mac.name, node)
+                if pair not in costs:
+                    obstacle = way.hops.of(*pair)
+                    costs[pair] = obstacle.cost if obstacle else 0
+                found[mac.name] = Hop(0, costs[pair])
         return found
 
     graph = HopGraph(pool, hops, 0)
@@ -55,23 +58,28 @@ def cheapest_set(
         return None
     shortlist, budget = Shortlist(1), StepBudget(MAX_STEPS)
     # By the rules of a ring and without reachability, memory alone decides about a set.
-    fitting = Fitting(Fleet(pool), needs, Transport.RING, split, size, need, shortlist, budget)
-    search_sets(SetSearch(graph, size, need, shortlist, budget, fitting.consider), transport)
+    fitting = Fitting(Fleet(pool), way.cohort.needs, Transport.RING, way.split, size, need, shortlist, budget)
+    search_sets(SetSearch(graph, size, need, shortlist, budget, fitting.consider), way.transport)
     if not shortlist.entries:
         return None
-    order = shortlist.entries[0].order
-    nodes = [mac.name for mac in graph.members(order)]
-    names = dict(zip(order, nodes, strict=True))
-    pairs = [(names[one], names[other]) for one, other in joined_pairs(transport, order)]
-    found = [entry for one, other in pairs if (entry := hop_obstacle(fleet, one, other, transport)) is not None]
-    return tuple(nodes), list({entry.text: entry for entry in found}.values())
+    return tuple(mac.name for mac in graph.members(shortlist.entries[0].order))
 
 
-def _pool(fleet: Fleet, members: Sequence[Mac], lacking: Container[str]) -> list[Mac]:
+def _large_ring(hops: HopObstacles, macs: Sequence[Mac]) -> tuple[str, ...]:
+    """A ring of more Macs than the search considers: from each to the one that is cheapest to reach."""
+    order, left = [macs[0].name], [mac.name for mac in macs[1:]]
+    while left:
+        usable = hops.hops(order[-1])
+        following = next((name for name in left if name in usable), left[0])
+        left.remove(following)
+        order.append(following)
+    return tuple(order)
+
+
+def _pool(fleet: Fleet, ranked: Sequence[Mac], lacking: Container[str]) -> list[Mac]:
     """A few Macs among which a near miss is likely. Those that are ``lacking`` something count as in use."""
-    ranked = sorted(members, key=lambda mac: (-mac.free_bytes, mac.name))
     pool = {mac.name: mac for mac in ranked[: POOL // 2]}
-    by_name = {mac.name: mac for mac in members}
+    by_name = {mac.name: mac for mac in ranked}
     for head in ranked[: POOL // 2]:
         for cable in sorted(fleet.links(head.name), key=lambda entry: entry.name):
             peer = cable.other(head.name)

@@ -1,15 +1,16 @@
-"""Near misses with too little memory."""
+"""The smallest memory with which a model can be divided among given Macs.
+
+Layers are whole: memory that suffices in sum may fit no division.
+"""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacedSplit, Split
 
-from thunderfleet_operator.placement.explain.miss import COST_MEMORY, Miss, named
 from thunderfleet_operator.placement.fleet import Mac
-from thunderfleet_operator.placement.memory import Bounds
-from thunderfleet_operator.placement.result import NearMiss
-from thunderfleet_operator.placement.units import distinct_gib, gib
+from thunderfleet_operator.placement.memory import Bounds, Needs
+from thunderfleet_operator.placement.units import distinct_gib
 
 
 def alone_text(mac: Mac, need: int) -> str:
@@ -22,37 +23,60 @@ def alone_text(mac: Mac, need: int) -> str:
     return f"has {free}{of} free, the whole model needs {needed}"
 
 
-def single_mac_shortage(members: Sequence[Mac], need: Bounds | str) -> Miss:
-    """The Mac that comes closest to holding the whole model. ``need``: bytes, or why they are not known."""
-    best = min(members, key=lambda mac: (-mac.free_bytes, mac.name))
-    if isinstance(need, str):
-        near = NearMiss((best.name,), Transport.NONE, Split.NONE, f"{best.name}: {need}")
-        return Miss(COST_MEMORY + 1, 0, near, Reason.NO_ROOM)
-    short = max(0, need.together - best.free_bytes)
-    text = f"{best.name} {alone_text(best, need.together)}"
-    return Miss(COST_MEMORY, short, NearMiss((best.name,), Transport.NONE, Split.NONE, text, short), Reason.NO_ROOM)
+def rank_text(mac: Mac, need: int, split: PlacedSplit, size: int) -> str:
+    """Why a Mac cannot hold a rank that needs ``need`` bytes, like ``alone_text``."""
+    free, needed, allocatable = distinct_gib(mac.free_bytes, need, max(mac.allocatable_bytes, mac.free_bytes))
+    of = f" of {allocatable}" if mac.allocatable_bytes > mac.free_bytes else ""
+    has = f"has {free}{of} free, " if mac.free_bytes or of else ""
+    return f"{has}needs {needed} for its rank of {size} ({split})"
 
 
-def has_room(ranked: Sequence[Mac], need: Bounds, size: int) -> bool:
-    """Whether the first ``size`` Macs have the necessary memory. ``ranked``: by free memory, the most first."""
-    return sum(mac.free_bytes for mac in ranked[:size]) >= need.together and ranked[size - 1].free_bytes >= need.least
+def least_missing(free: Sequence[int], need: Bounds) -> int:
+    """A lower bound of the memory that these Macs are missing. ``free``: bytes."""
+    return max(need.together - sum(free), sum(max(0, need.least - room) for room in free), 0)
 
 
-def group_shortage(
-    ranked: Sequence[Mac], need: Bounds, transport: PlacedTransport, split: PlacedSplit, size: int, subject: str
-) -> Miss:
-    """A group of the first ``size`` Macs, which does not have enough memory.
+def smallest_needs(needs: Needs, split: PlacedSplit, free: Sequence[int]) -> tuple[int, ...] | None:
+    """Bytes of each rank in the division that needs least memory beyond ``free``, in this order of ranks.
 
-    ``ranked``: by free memory, the most first. ``subject``: what the message says before the size of their free memory.
+    None if mlx-lm cannot divide the model this way.
     """
-    macs = list(ranked[:size])
-    total = sum(mac.free_bytes for mac in macs)
-    weakest = min(mac.free_bytes for mac in macs)
-    short = max(need.together - total, need.least - weakest, 1)
-    nodes = tuple(sorted(mac.name for mac in macs))
-    together, free = distinct_gib(need.together, total)
-    wants = f"{split} over {size} Macs needs {together}"
-    if need.together <= total:
-        wants += f", at least {gib(need.least)} on each"
-    text = f"{wants}; {subject} {free} free: {named(nodes)}"
-    return Miss(COST_MEMORY, short, NearMiss(nodes, transport, split, text, short), Reason.NO_ROOM)
+    need = needs.bounds(split, len(free))
+    if isinstance(need, str):
+        return None
+    if split is not Split.PIPELINE:
+        return needs.tensor(len(free))
+    if not need.even:
+        return _uneven(needs, free)
+    shares = _even(needs, need, free)
+    return tuple(needs.span(0, share) for share in shares)
+
+
+def _even(needs: Needs, need: Bounds, free: Sequence[int]) -> list[int]:
+    """Layers of each rank. All layers cost the same, so each goes where it adds least."""
+    shares = [max(1, need.room(room)) for room in free]
+    while sum(shares) > need.wanted:
+        shares[shares.index(max(shares))] -= 1
+
+    def added(rank: int) -> tuple[int, int, int]:
+        more, now = (max(0, needs.span(0, shares[rank] + extra) - free[rank]) for extra in (1, 0))
+        return more - now, shares[rank], rank
+
+    while sum(shares) < need.wanted:
+        shares[min(range(len(free)), key=added)] += 1
+    return shares
+
+
+def _uneven(needs: Needs, free: Sequence[int]) -> tuple[int, ...]:
+    """Dynamic programming from the last rank, which holds the first layers."""
+    layers = len(needs.model.layer_bytes)
+    cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
+    for position in reversed(range(len(free))):
+        following: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for first, (missing, path) in cuts.items():
+            for last in range(first + 1, layers - position + 1):
+                found = missing + max(0, needs.span(first, last) - free[position])
+                if last not in following or found < following[last][0]:
+                    following[last] = found, (*path, last)
+        cuts = following
+    return tuple(needs.span(*span) for span in reversed(list(pairwise(cuts[layers][1]))))

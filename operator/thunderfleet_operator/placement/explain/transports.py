@@ -1,124 +1,147 @@
-"""The near misses of one transport among the Macs of one cohort."""
+"""The near misses of one transport among the Macs of one cohort: which of its sets are worth a closer look."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import islice
 
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
-from thunderfleet_operator.placement.explain.miss import COST_MEMORY, NAMED, NEAR_MISS_NODES, Miss, listed, named
-from thunderfleet_operator.placement.explain.recruiting import group_with_recruits
+from thunderfleet_operator.placement.explain.fixes import Way, fix
+from thunderfleet_operator.placement.explain.miss import COST_MEMORY, NEW_MAC, Miss, Obstacle
+from thunderfleet_operator.placement.explain.obstacles import HopObstacles, helpful_macs
 from thunderfleet_operator.placement.explain.relaxed import cheapest_set
-from thunderfleet_operator.placement.explain.shortage import group_shortage, has_room
-from thunderfleet_operator.placement.fleet import Fleet, Mac
+from thunderfleet_operator.placement.explain.shortage import least_missing
+from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.memory import Bounds
-from thunderfleet_operator.placement.preferences import LABELS, RDMA_TRANSPORTS, allowed_splits, backend
+from thunderfleet_operator.placement.preferences import (
+    LABELS,
+    MAX_RANKS,
+    MESH_RANKS,
+    allowed_splits,
+    backend,
+)
 from thunderfleet_operator.placement.result import NearMiss
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
-ENOUGH = 12
-"""No larger size is explained once there are more near misses than this."""
+HELPFUL = 8
+"""Most Macs in need of a change that are considered beside those that are needed anyway."""
+CLOSER = 3
+"""Sizes and splits that get a closer look: so many with room, and so many without."""
 
 
 @dataclass(frozen=True)
-class _Able:
-    """Macs that can use the transport."""
+class _Pool:
+    """Macs to choose from, by free memory, the most first; some of them must be changed."""
 
-    fleet: Fleet
     macs: Sequence[Mac]
+    obstacles: Mapping[str, Obstacle]
 
-    @cached_property
-    def ranked(self) -> list[Mac]:
-        """By free memory, the most first."""
-        return sorted(self.macs, key=_by_free_memory)
-
-    @cached_property
-    def components(self) -> list[list[Mac]]:
-        """Macs joined by cables; sets and Macs with the most free memory come first."""
-        table = {mac.name: mac for mac in self.macs}
-        joined = [[table[name] for name in component if name in table] for component in self.fleet.components]
-        ranked = [sorted(component, key=_by_free_memory) for component in joined if component]
-        return sorted(ranked, key=lambda component: (-sum(mac.free_bytes for mac in component), component[0].name))
-
-
-def _by_free_memory(mac: Mac) -> tuple[int, str]:
-    return -mac.free_bytes, mac.name
+    def missing(self, size: int, need: Bounds) -> int:
+        """At least so many bytes are missing in any set of this size."""
+        return least_missing([mac.free_bytes for mac in self.macs[:size]], need)
 
 
 def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport) -> list[Miss]:
-    """What keeps these Macs from forming a group over this transport, the cheapest to mend first."""
-    request = search.request
+    """What keeps these Macs from forming a group over this transport."""
+    request, label = search.request, LABELS[transport]
+    least, most = max(2, request.min_nodes), request.max_nodes or MAX_RANKS
+    if transport is Transport.JACCL:
+        if least > MESH_RANKS:
+            text = f"{label}: supports at most {MESH_RANKS} Macs, spec.nodes.min is {least}"
+            return [Miss(COST_MEMORY + 3, 0, NearMiss((), transport, Split.NONE, text), Reason.TRANSPORT_UNAVAILABLE)]
+        most = min(most, MESH_RANKS)
+    if least > most:
+        return []
     excluded = request.no_ring_ports if transport is Transport.RING else {}
-    macs = [mac for mac in cohort.macs.values() if backend(transport) in mac.backends and mac.name not in excluded]
-    if len(macs) < max(2, request.min_nodes):
-        return _too_few(search, cohort, transport, macs)
-    able = _Able(search.fleet, macs)
-    misses = [_no_ports(search)] if excluded else []
-    refused: dict[str, Miss] = {}
-    for size in range(max(2, request.min_nodes), min(search.most_ranks(transport), len(macs)) + 1):
-        for split in allowed_splits(transport, request):
-            need = cohort.needs.bounds(split, size)
-            if isinstance(need, str):
-                near = NearMiss((), transport, split, f"{split} over {size} Macs: {need}")
-                refused.setdefault(need, Miss(COST_MEMORY + 1, size, near, Reason.NO_ROOM))
-            else:
-                misses += _size_misses(cohort, transport, split, size, need, able)
-        if len(misses) > ENOUGH:
-            break
+    able = [mac for mac in cohort.macs.values() if backend(transport) in mac.backends and mac.name not in excluded]
+    made = _Explanation(search, cohort, transport, range(least, most + 1))
+    misses = made.misses(_Pool(_ranked(able), {}))
     if all(miss.cost >= COST_MEMORY for miss in misses):
         # Perhaps nothing has to be bought.
-        found = group_with_recruits(search, cohort, transport, macs)
-        misses += [found] if found is not None else []
-    return sorted([*misses, *refused.values()], key=lambda miss: miss.order)
+        misses += made.misses(_with_helpful(search, cohort, transport, able, least))
+    return [*misses, *made.refused.values()]
 
 
-def _too_few(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, able: Sequence[Mac]) -> list[Miss]:
-    needed = backend(transport)
-    without = sorted(mac.name for mac in cohort.macs.values() if needed not in mac.backends)
-    if without and search.most_ranks(transport) >= max(2, search.request.min_nodes):
-        label = "RDMA" if transport in RDMA_TRANSPORTS else LABELS[transport]
-        text = f"{label}: the MLX of {named(without)} has no {needed} backend"
-        near = NearMiss(tuple(without[:NEAR_MISS_NODES]), transport, Split.NONE, text)
-        return [Miss(COST_MEMORY + 2, 0, near, Reason.TRANSPORT_UNAVAILABLE)]
-    found = group_with_recruits(search, cohort, transport, able)
-    return [found] if found is not None else []
+def single_mac_misses(search: CandidateSearch, cohort: Cohort) -> list[Miss]:
+    """What keeps single Macs from holding the whole model: the largest, and one that need only be mended."""
+    need = cohort.needs.bounds(Split.NONE, 1)
+    able = _ranked(list(cohort.macs.values()))
+    if isinstance(need, str):
+        near = NearMiss(tuple(mac.name for mac in able[:1]), Transport.NONE, Split.NONE, f"{LABELS[Transport.NONE]}: {need}")
+        return [Miss(COST_MEMORY + 1, 0, near, Reason.NO_ROOM)]
+    pool = _with_helpful(search, cohort, Transport.NONE, able, 1)
+    helpful = [mac for mac in _ranked(list(search.fleet.macs.values())) if mac.name not in cohort.macs]
+    big = [mac for mac in helpful if mac.free_bytes >= need.together]
+    obstacles = helpful_macs(big, search.request, cohort, Transport.NONE, 1) or pool.obstacles
+    way = _way(search, cohort, Transport.NONE, Split.NONE)
+    names = [*(mac.name for mac in able[:1]), *islice(obstacles, 1)]
+    return [miss for name in names if (miss := fix(way, (name,), obstacles)) is not None]
 
 
-def _no_ports(search: CandidateSearch) -> Miss:
-    ports = search.request.no_ring_ports
-    text = f"{LABELS[Transport.RING]}: {'; '.join(f'{name} {ports[name]}' for name in sorted(ports)[:NAMED])}"
-    near = NearMiss(tuple(sorted(ports)[:NEAR_MISS_NODES]), Transport.RING, Split.NONE, text)
-    return Miss(COST_MEMORY - 1, 0, near, Reason.NO_PORTS_LEFT)
+def _way(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, split: PlacedSplit) -> Way:
+    return Way(search.fleet, search.request, cohort, transport, split, HopObstacles(search.fleet, transport))
 
 
-def _size_misses(
-    cohort: Cohort,
-    transport: PlacedTransport,
-    split: PlacedSplit,
-    size: int,
-    need: Bounds,
-    able: _Able,
-) -> Iterator[Miss]:
-    ranked = able.ranked
-    if not has_room(ranked, need, size):
-        subject = f"the {size} Macs with the most free memory have"
-        yield group_shortage(ranked, need, transport, split, size, subject)
-        return
-    found = cheapest_set(able.fleet, able.macs, cohort.needs, transport, split, size, need)
-    if found is None:
-        subject = "its layers cannot be divided to fit Macs that together have"
-        yield group_shortage(ranked, need, transport, split, size, subject)
-        return
-    nodes, obstacles = found
-    if obstacles:
-        text = f"{LABELS[transport]} of {named(nodes)}: {listed([entry.text for entry in obstacles])}"
-        cost = sum(entry.cost for entry in obstacles)
-        yield Miss(cost, 0, NearMiss(nodes, transport, split, text), Reason.NOT_CONNECTED)
-    # If no Mac publishes what it has reached, only cables join Macs.
-    by_cables_only = transport in RDMA_TRANSPORTS or all(mac.dials is None for mac in able.macs)
-    for joined in able.components if by_cables_only else ():
-        if len(joined) >= size and sum(mac.free_bytes for mac in joined[:size]) < need.together:
-            yield group_shortage(joined, need, transport, split, size, "the largest connected set has")
-            return
+def _ranked(macs: Sequence[Mac]) -> list[Mac]:
+    return sorted(macs, key=lambda mac: (-mac.free_bytes, mac.name))
+
+
+def _with_helpful(
+    search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, able: Sequence[Mac], least: int
+) -> _Pool:
+    """The able Macs, others that could be mended, and as many new ones as are missing then."""
+    names = {mac.name for mac in able}
+    others = [mac for name, mac in search.fleet.macs.items() if name not in names]
+    obstacles = helpful_macs(others, search.request, cohort, transport, max(HELPFUL, least - len(able)))
+    missing = least - len(able) - len(obstacles)
+    new = [f"{NEW_MAC}{number}" for number in range(1, missing + 1)]
+    text = f"needs {least} Macs, {least - missing} available: join {missing} more to the cluster (thunderfleet-kubelet join)"
+    obstacles.update({name: Obstacle(COST_MEMORY, text) for name in new})
+    macs = [*able, *(search.fleet.macs[name] for name in obstacles if name in search.fleet.macs)]
+    return _Pool([*_ranked(macs), *(Mac(name, None, 0) for name in new)], obstacles)
+
+
+class _Explanation:
+    """Of one transport and cohort."""
+
+    def __init__(self, search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, sizes: range) -> None:
+        self._search = search
+        self._cohort = cohort
+        self._sizes = sizes
+        hops = HopObstacles(search.fleet, transport)
+        self._ways = [
+            Way(search.fleet, search.request, cohort, transport, split, hops)
+            for split in allowed_splits(transport, search.request)
+        ]
+        self.refused: dict[str, Miss] = {}
+        """By reason, a division that mlx-lm refuses."""
+
+    def misses(self, pool: _Pool) -> list[Miss]:
+        """The near misses of sets of these Macs."""
+        short: list[tuple[int, int, int]] = []
+        for size in self._sizes[: max(0, len(pool.macs) - self._sizes.start + 1)]:
+            for number, way in enumerate(self._ways):
+                need = self._cohort.needs.bounds(way.split, size)
+                if not isinstance(need, str):
+                    short.append((pool.missing(size, need), size, number))
+                    continue
+                near = NearMiss((), way.transport, way.split, f"{way.split} over {size} Macs: {need}")
+                self.refused.setdefault(need, Miss(COST_MEMORY + 1, size, near, Reason.NO_ROOM))
+        short.sort()
+        room = [entry for entry in short if not entry[0]][:CLOSER]
+        rest = [entry for entry in short if entry[0]][:CLOSER]
+        found = (
+            fix(self._ways[i], order, pool.obstacles) for _, size, i in (*room, *rest) for order in self._sets(pool, size, i)
+        )
+        return [miss for miss in found if miss is not None]
+
+    def _sets(self, pool: _Pool, size: int, number: int) -> Iterator[tuple[str, ...]]:
+        """Sets of so many Macs in the order of a ring: with room, with the most memory, and with the fewest missing hops."""
+        way, seen = self._ways[number], set[frozenset[str]]()
+        for macs, any_memory in ((pool.macs, False), (pool.macs[:size], True), (pool.macs, True)):
+            order = cheapest_set(way, macs, size, pool.obstacles, any_memory=any_memory)
+            if order is not None and frozenset(order) not in seen:
+                seen.add(frozenset(order))
+                yield order

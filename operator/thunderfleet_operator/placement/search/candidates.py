@@ -5,7 +5,7 @@ are the first parts of the score, so the first of them that any set of Macs can 
 between the sets.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
@@ -85,14 +85,16 @@ def hop_graphs(fleet: Fleet, cohort: Cohort, stage: Stage, request: Request) -> 
 class CandidateSearch:
     """One request on one fleet."""
 
-    def __init__(self, fleet: Fleet, request: Request, budget: StepBudget) -> None:
+    def __init__(self, fleet: Fleet, request: Request, budget: StepBudget, only: Iterable[str] | None = None) -> None:
+        """``only``: names of the Macs that may take a rank; None: all."""
         self.fleet = fleet
         self.request = request
         self.budget = budget
-        reasons = ((name, ineligible_reason(mac, request)) for name, mac in fleet.macs.items())
+        macs = fleet.macs if only is None else {name: fleet.macs[name] for name in only}
+        reasons = ((name, ineligible_reason(mac, request)) for name, mac in macs.items())
         self.ineligible = {name: why for name, why in reasons if why is not None}
         """Why each Mac that may not take a rank may not."""
-        self.eligible = {name: mac for name, mac in fleet.macs.items() if name not in self.ineligible}
+        self.eligible = {name: mac for name, mac in macs.items() if name not in self.ineligible}
         self.cohorts = cohorts(self.eligible, request)
         self.unreached: list[tuple[PlacedTransport, tuple[str, ...]]] = []
         """Sets in which only a Mac that all others can reach is missing."""
