@@ -92,6 +92,24 @@ def test_what_the_ends_say_together(found: ThunderboltLink, ready: str, connecte
     assert all(message for _, _, message in said.values())
 
 
+@pytest.mark.parametrize(("reason", "listed"), [("CommandFailed", False), ("NotObserved", False), ("CommandFailed", True)])
+def test_a_device_that_an_agent_could_not_read_is_not_missing(reason: str, listed: bool) -> None:
+    """And one that it has listed before stays usable when a command fails once."""
+    unread = profile("b")
+    condition = {
+        "type": "RDMAReady",
+        "status": "Unknown",
+        "reason": reason,
+        "message": "`ibv_devices` failed",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    told = NodeProfile.load({**unread.dump(), "status": {**unread.status.dump(), "conditions": [condition]}})
+    ends = link(end("a"), end("b") if listed else end("b", rdmaState=None))
+    found = verdicts(summary(ends, {"a": profile("a"), "b": told}, NOW, BOTH))["RDMAUsable"]
+    assert found[:2] == (("True", "Usable") if listed else ("False", reason))
+    assert listed or found[2] == "b: `ibv_devices` failed"
+
+
 def test_a_cable_without_reports_lingers_and_is_removed() -> None:
     assert lingers(link(end("a")), NOW) is None
     assert lingers(link(), NOW) == LINGER_SECONDS, "one that is just being made is not gone"
