@@ -50,7 +50,7 @@ class _Client:
     waiting: dict[int, Question] = field(default_factory=dict)
     """Questions that have not been sent to the process yet, by group."""
     since: float = 0.0
-    """Time at which the oldest of them began to wait."""
+    """Time since which it waits for its turn (monotonic)."""
     answered: int = 0
     """Number of answers so far."""
     cost: float = 0.0
