@@ -64,9 +64,9 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
     assert rows[6][:6] == ["RANK", "MAC", "LAYERS", "MEMORY", "OF", "FREE"] and "RDMA" not in text.split("ranks:")[1]
     assert rows[7] == ["0", "studio-1", "2-3", "4.4", "GiB", "6.0", "GiB", "10.0.0.1:20000", "169.254.1.1", "-"]
     assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
-    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  negotiated, not measured\n" in text
+    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  28 Gb/s  expected, not measured\n" in text
     assert ["transport", "TCP", "ring"] in rows and ["bandwidth", "not", "measured"] in rows
-    assert "    speed      80 Gb/s (negotiated; hops not measured: 2)\n" in text
+    assert "    speed      28 Gb/s (expected; hops not measured: 2)\n" in text
 
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
@@ -132,12 +132,10 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
     group = json.loads(capsys.readouterr().out)["groups"][0]
     assert [rank["node"] for rank in group["ranks"]] == ["studio-3", "studio-4"]
     assert group["runnersUp"][0]["nodes"] == ["studio-1", "studio-2"]
-    assert group["runnersUp"][0]["why"] == (
-        "slowest hop 20 Gb/s, measured instead of 80 Gb/s (negotiated; hops not measured: 2)"
-    )
+    assert group["runnersUp"][0]["why"] == ("slowest hop 20 Gb/s, measured instead of 28 Gb/s (expected; hops not measured: 2)")
     assert run(files({"model": {"path": "/models/org/tiny"}, "nodes": {"min": 2, "max": 2}}), "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["hops"][0] == {
-        "ranks": [0, 1], "cable": "studio-3.tb1--studio-4.tb1", "speedMbps": 80000, "measured": False,
+        "ranks": [0, 1], "cable": "studio-3.tb1--studio-4.tb1", "speedMbps": 28000, "measured": False,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
 
+from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason
 from thunderfleet_operator.placement.fleet import Fleet
@@ -62,23 +63,25 @@ def hop_graphs(fleet: Fleet, cohort: Cohort, stage: Stage, request: Request) -> 
     """The separate graphs in which groups of a stage can form."""
     transport, lan = stage
     macs = cohort.macs
+    bandwidths = Buckets(fleet.memory_rates, MEMORY_STEP)
     if transport is Transport.NONE:
-        return [HopGraph(list(macs.values()), lambda name: {}, 0)]
+        return [HopGraph(list(macs.values()), lambda name: {}, Buckets((), LINK_STEP), bandwidths)]
     if lan and all(mac.dials is None for mac in macs.values()):
         return []
     relay, needed = not request.ring_without_relay, backend(transport)
     excluded = request.no_ring_ports if transport is Transport.RING else {}
     hops = hops_of(fleet, transport, LANHops(fleet, relay) if lan else None)
-    top = fleet.top_mbps
+    rates = fleet.rates(rdma=transport in RDMA_TRANSPORTS)
     if lan:
-        top = max(top, RELAY_MBPS if relay else fleet.top_lan_mbps)
+        rates |= {min(rate, RELAY_MBPS) for rate in fleet.lan_rates} | (set() if relay else fleet.lan_rates)
+    speeds = Buckets(rates, LINK_STEP)
     joined = (tuple(macs),) if lan else [component for component in fleet.components if len(component) > 1]
     found = []
     for names in joined:
         able = (macs[name] for name in names if name in macs and name not in excluded)
         members = [mac for mac in able if needed in mac.backends]
         if len(members) > 1:
-            found.append(HopGraph(members, hops, top, directed=lan))
+            found.append(HopGraph(members, hops, speeds, bandwidths, directed=lan))
     return sorted(found, key=lambda graph: graph.tie((0,)))
 
 
