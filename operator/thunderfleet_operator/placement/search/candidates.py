@@ -111,10 +111,10 @@ class CandidateSearch:
                     found = self._found(stage, size, split, preference, count)
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
-    def current(self, running: PlacedTransport | None = None) -> Candidate | None:
+    def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
         """Where the group is (``request.current``), if it may stay there.
 
-        Over the best transport that its Macs still have, or over ``running`` alone.
+        Over the best transport that its Macs still have, or over ``running`` alone; likewise the split.
         """
         order = self.request.current
         size = len(order)
@@ -124,7 +124,7 @@ class CandidateSearch:
             if size not in self._sizes(stage) or running not in (None, stage.transport):
                 continue
             for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
-                for position, cohort in enumerate(self.cohorts):
+                for position, cohort in enumerate(self.cohorts) if running_split in (None, split) else ():
                     found = self._kept(position, stage, split, order)
                     if found is not None:
                         return _candidate(found, cohort, stage, split, preference)
