@@ -9,7 +9,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.modeldeployment import MAX_NAME_LENGTH, ModelDeployment
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json, key_of
@@ -153,7 +154,7 @@ def _check_fields(path: Path, name: str, item: Json, model: type[ApiModel]) -> N
     """Refuses fields that this version does not know: they are misspelled, or would be ignored."""
     for part in ("spec", "status"):
         field = model.model_fields.get(part)
-        if field is None or item.get(part) is None:
+        if field is None or field.annotation is None or item.get(part) is None:
             continue
         try:
             TypeAdapter(field.annotation).validate_python(item[part], extra="forbid")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.watch.cache import LINKS
 
@@ -406,7 +407,7 @@ async def test_a_group_that_runs_is_shown_as_it_runs(files: Any, world: World, c
     await world.round()
     (before,) = world.md.status.groups
     group = planned(files, capsys, rdma_ready, spec={"nodes": {"min": 2}})
-    assert before.transport == "Ring" and (group["kept"], group["transport"]) == (True, "Ring")
+    assert before.transport is Transport.RING and (group["kept"], group["transport"]) == (True, "Ring")
     assert [rank["memoryBytes"] for rank in group["ranks"]] == [rank.memory_bytes for rank in before.ranks]
     changed = planned(files, capsys, rdma_ready, spec={"nodes": {"min": 2, "max": 2}})
     assert changed["transport"] == "JACCL", "another spec is rolled out"
