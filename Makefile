@@ -68,7 +68,7 @@ unit: programs ## Unit and property tests
 
 .PHONY: quick
 quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
-	$(UNIT) -m "not slow"
+	$(UNIT) -m "not slow and not soak"
 
 .PHONY: e2e
 e2e: programs prometheus ## End-to-end tests on real control planes
@@ -83,8 +83,13 @@ test: ## Everything that must pass, and where the time went
 	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit e2e
 
 .PHONY: soak
-soak: ## What takes hours: fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs fuzz chaos mutants
+soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
+	@$(PYTHON) tests/support/times.py install programs prometheus matrices fuzz chaos mutants
+
+.PHONY: matrices
+matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out
+	$(UNIT) -m soak
+	$(E2E) -m soak
 
 .PHONY: fuzz
 fuzz: install ## Parsers of foreign bytes, decisions of discovery, and the gateway, against generated inputs

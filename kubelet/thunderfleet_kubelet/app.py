@@ -189,7 +189,8 @@ class Kubelet:
                 task.cancel()
             await asyncio.gather(stopped, work, return_exceptions=True)
             try:
-                await asyncio.wait_for(self._close(), STOP_SECONDS)
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._close()
             except TimeoutError:
                 log.warning("shutdown did not finish within %g s", STOP_SECONDS)
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json, Reflector
 
 from thunderfleet_agent.derive.flap_damper import FlapDamper
@@ -47,8 +48,7 @@ SETTLE_SECONDS = 0.5
 # The API server is read again after this time, sooner after a change: objects may have been deleted, peers may have appeared.
 LOOK_SECONDS = 60.0
 FIRST_LOOK_SECONDS = 2.0
-RETRY_SECONDS = 1.0
-RETRY_LIMIT_SECONDS = 15.0
+RETRY = Backoff(1.0, 15.0)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class Rounds:
                 await asyncio.sleep(jittered(seconds))
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(sooner.wait(), jittered(seconds))
+                    async with asyncio.timeout(jittered(seconds)):
+                        await sooner.wait()
 
     async def _fast(self) -> None:
         before = _carriers(self._collector.facts)
@@ -230,19 +231,21 @@ class Rounds:
 
     async def _publish_for_ever(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._read_once.wait(), FIRST_ROUND_SECONDS)
-        delay = 0.0
+            async with asyncio.timeout(FIRST_ROUND_SECONDS):
+                await self._read_once.wait()
+        failures = 0
         while True:
             await asyncio.sleep(SETTLE_SECONDS)
             self._changed.clear()
             try:
                 await self.publish()
-                if delay:
+                if failures:
                     log.info("the API server responds again")
-                delay = 0.0
+                failures = 0
                 self._metrics.published.set_to_current_time()
             except ApiError as error:
-                delay = min(max(RETRY_SECONDS, delay * 2), RETRY_LIMIT_SECONDS)
+                failures += 1
+                delay = RETRY.seconds(failures)
                 self._looked = None
                 log.warning("%s; retrying in %.0f s", error, delay)
                 await asyncio.sleep(jittered(delay))
@@ -250,12 +253,12 @@ class Rounds:
             except Exception:
                 self._metrics.erred("publish")
                 log.exception("publishing failed")
-                delay = RETRY_LIMIT_SECONDS
-                await asyncio.sleep(jittered(delay))
+                await asyncio.sleep(jittered(RETRY.limit))
                 continue
             with contextlib.suppress(TimeoutError):
                 due = min(self._due(), self._damper.calm_at(), self._address_due)
-                await asyncio.wait_for(self._changed.wait(), max(0.0, due - time.monotonic()))
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._changed.wait()
 
     def _due(self) -> float:
         return 0.0 if self._looked is None else self._looked + self._look_after

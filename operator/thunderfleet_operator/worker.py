@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_operator.act.writer import NotLeading
@@ -14,8 +15,7 @@ from thunderfleet_operator.watch.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
-RETRY_LIMIT_SECONDS = 60.0
+RETRY = Backoff(1.0, 60.0)
 ROUND_SECONDS = 120.0
 STUCK_SECONDS = 180.0
 
@@ -81,7 +81,7 @@ class Worker:
     async def _failed(self, kind: str, key: str, error: Exception) -> None:
         """Logs a failed round and puts its key back, with exponential back-off."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        wait = min(RETRY_SECONDS * 2 ** min(failures - 1, 10), RETRY_LIMIT_SECONDS)
+        wait = RETRY.seconds(failures)
         text = f"not finished after {ROUND_SECONDS:.0f} s" if isinstance(error, TimeoutError) else str(error)
         log.error("%s: %s; retrying in %.0f s", key, text, wait, exc_info=None if isinstance(error, ApiError) else error)
         self._metrics.errors.labels(kind).inc()

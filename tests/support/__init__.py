@@ -9,5 +9,6 @@ proxy        the local cluster's HTTP proxy, for clients that build their own re
 pods         a node with real processes and an API server in memory
 line         a fleet with the chart and the model installed
 times        runs make targets and prints where the time went
+tiers        which cases of a matrix `make test` runs
 api          reads from the API server without a kubectl process for each
 """

@@ -130,7 +130,8 @@ async def _handshake(server: Server) -> list[x509.Certificate]:
     finally:
         writer.close()
         with contextlib.suppress(OSError, TimeoutError):
-            await asyncio.wait_for(writer.wait_closed(), 1.0)
+            async with asyncio.timeout(1.0):
+                await writer.wait_closed()
 
 
 async def _cluster_info(server: Server) -> list[x509.Certificate]:

@@ -111,4 +111,5 @@ class Renewer:
 
     async def _sleep(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._now.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._now.wait()

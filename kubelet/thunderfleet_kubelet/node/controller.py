@@ -1,6 +1,7 @@
 """Registers the Node, renews its Lease, and writes its status when it changes."""
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from thunderfleet_crds.names import TAINT_MACOS
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_STEP = timedelta(milliseconds=1)
+REGISTER_RETRY = Backoff(0.5, 10.0, jitter=0.3)
 REPORT_SECONDS = 86400.0
 """How often an unchanged status is written, for its heartbeat. The Lease is what shows that the Node is alive."""
 
@@ -97,15 +100,14 @@ class NodeController:
             tasks.create_task(self._keep_status())
 
     async def _until_registered(self) -> None:
-        delay = 0.5
-        while True:
+        for failures in itertools.count(1):
             try:
                 await self.register()
                 return
             except ApiError as error:
+                delay = REGISTER_RETRY.jittered(failures)
                 log.warning("cannot register node %s: %s; retrying in %.1f s", self.config.node_name, error, delay)
-                await asyncio.sleep(delay * random.uniform(0.7, 1.0))
-                delay = min(delay * 2, 10.0)
+                await asyncio.sleep(delay)
 
     async def register(self) -> None:
         """Creates the Node, or updates the existing one. Raises ApiError."""
@@ -171,7 +173,8 @@ class NodeController:
                 if error.status != 409:
                     log.warning("cannot write status of node %s: %s", self.config.node_name, error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self.config.node_status_seconds)
+                async with asyncio.timeout(self.config.node_status_seconds):
+                    await self._look.wait()
 
     async def _status_turn(self) -> None:
         current = self.current()
@@ -205,7 +208,8 @@ class NodeController:
                 delay = min(period, 2.0)
                 log.warning("cannot renew the lease of node %s: %s; retrying in %.1f s", self.config.node_name, error, delay)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._renew_now.wait(), delay * random.uniform(0.95, 1.0))
+                async with asyncio.timeout(delay * random.uniform(0.95, 1.0)):
+                    await self._renew_now.wait()
 
     async def renew(self) -> None:
         """Renews or creates the Lease. Raises ApiError.

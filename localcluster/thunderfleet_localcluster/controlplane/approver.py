@@ -47,7 +47,8 @@ class Approver:
             self._logged = {name: reason for name, reason in self._logged.items() if name in names}
             try:
                 # A waiting request waits for its Node, which is not watched.
-                await asyncio.wait_for(self.changed.wait(), RETRY_SECONDS if waiting else None)
+                async with asyncio.timeout(RETRY_SECONDS if waiting else None):
+                    await self.changed.wait()
             except TimeoutError:
                 continue
 

@@ -94,7 +94,8 @@ class ControlPlane:
         elif action == "off":
             self._stopped.add(name)
             child.kill(signal.SIGKILL)
-            await asyncio.wait_for(child.ended.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await child.ended.wait()
         elif not child.running:
             raise LocalClusterError(f"{name} is not running")
         else:

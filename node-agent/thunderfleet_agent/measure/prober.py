@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from thunderfleet_crds.nodeprofile import GroupUse
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.measure.admission import BUSY_SECONDS, Reservation, Situation, admit, check_budget
@@ -40,8 +41,7 @@ from thunderfleet_agent.measure.worker import parent
 log = logging.getLogger(__name__)
 
 # After a refusal, requests to peers back off; the delay grows while every peer is busy.
-REST_SECONDS = 0.1
-REST_LIMIT_SECONDS = 4.0
+REST = Backoff(0.2, 4.0)
 NOT_LOADED = "the agent has not loaded earlier measurements yet"
 # The condition is computed again at least this often.
 CHECK_SECONDS = 60.0
@@ -172,7 +172,8 @@ class Prober:
             # While a peer measures with this Mac, the end of that probe sets the event.
             seconds = CHECK_SECONDS if self.lock.peer is not None else min(CHECK_SECONDS, max(0.0, wake - now))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
 
     def _publish_if_changed(self) -> None:
         value = self.benchmarks_fresh
@@ -193,8 +194,7 @@ class Prober:
             else:
                 self.ledger.postpone(probe.key, now + again * random.uniform(0.7, 1.7))
                 self._refusals += 1
-                rest = min(REST_LIMIT_SECONDS, REST_SECONDS * 2.0 ** min(self._refusals, 16))
-                self._rest_until = now + rest * random.uniform(0.5, 1.5)
+                self._rest_until = now + REST.seconds(self._refusals) * random.uniform(0.5, 1.5)
                 self._counter.probed(probe.kind, "refused", now - started, 0)
         except (SessionFailed, parent.WorkerFailed, OSError) as error:
             self._failed(probe, str(error), started)

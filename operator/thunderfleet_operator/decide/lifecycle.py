@@ -12,6 +12,7 @@ from enum import StrEnum
 from thunderfleet_crds.modeldeployment import Failure, Group, Recovery
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_operator.decide.trouble import trouble
 from thunderfleet_operator.observe.nodes import Node
@@ -79,7 +80,8 @@ def must_drain(view: GroupView, report: Report, draining_seconds: float) -> bool
 
 def backoff_seconds(recovery: Recovery, restarts: int) -> float:
     """Seconds before the next placement: doubled with each restart, up to the limit."""
-    return float(min(recovery.backoff_seconds * 2 ** min(restarts, 20), recovery.backoff_limit_seconds))
+    limit = recovery.backoff_limit_seconds
+    return Backoff(min(recovery.backoff_seconds, limit), limit).seconds(restarts + 1)
 
 
 def next_step(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_operator.placement import Answer, Answers, Question, Unplaceable, WherePlaced
 from thunderfleet_operator.planning.answers import KnownAnswers
@@ -26,8 +27,7 @@ DUTY = 10.0
 """A question is asked again after this many times what its last answer took."""
 IDLE_SECONDS = 60.0
 """The process ends after this long without a question: its memory is not worth keeping."""
-RETRY_SECONDS = 15.0
-RETRY_LIMIT_SECONDS = 600.0
+RETRY = Backoff(15.0, 600.0)
 
 
 class Process(Protocol):
@@ -180,7 +180,7 @@ class Planner:
             client.failures, pause = 0, DUTY * client.cost
         except PlanningFailed as failure:
             failed, client.failures = True, client.failures + 1
-            pause = min(RETRY_SECONDS * 2 ** min(client.failures - 1, 10), RETRY_LIMIT_SECONDS)
+            pause = RETRY.seconds(client.failures)
             log.error("ModelDeployment %s: the planner %s; the next try is in %.0f s", key, failure, pause)
             answer = Unplaceable(Reason.PLANNING_FAILED, f"the planner {failure}", proven=False)
         finally:

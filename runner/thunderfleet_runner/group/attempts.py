@@ -14,6 +14,7 @@ from enum import StrEnum
 from thunderfleet_crds.plan import DRAIN_SECONDS
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
@@ -59,7 +60,7 @@ class Phase(StrEnum):
     FORMING = "Forming"
     LOADING = "Loading"
     COMPARING = "Comparing"
-    """All ranks have loaded and run the fixed prompt."""
+    """All ranks have loaded and run the test prompt."""
     READY = "Ready"
     ENDING = "Ending"
     """All ranks are being ended and reaped."""
@@ -71,6 +72,8 @@ class Phase(StrEnum):
     """The ranks stop together."""
     STOPPED = "Stopped"
 
+
+BACKOFF = Backoff(0.5, 30.0)
 
 RUNNING = frozenset({Phase.FORMING, Phase.LOADING, Phase.COMPARING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
 """Phases in which processes of the attempt may exist."""
@@ -87,8 +90,7 @@ class Limits:
     end_seconds: float = 20.0
     drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0
-    backoff_seconds: float = 0.5
-    backoff_most_seconds: float = 30.0
+    backoff: Backoff = BACKOFF
     slow_retry_seconds: float = 60.0
     """Between attempts while a person must change something."""
     steady_seconds: float = 60.0
@@ -111,7 +113,7 @@ class StateMachine:
     """Whether ranks of ``attempt`` were started or a check of it failed."""
     spent: int = 0
     failures: int = 0
-    """Consecutive failures; the exponent of the back-off."""
+    """Consecutive failures, which set the back-off."""
     load_failures: int = 0
     load_texts: frozenset[tuple[int | None, str]] = frozenset()
     recoveries: int = 0
@@ -224,7 +226,7 @@ class StateMachine:
                 at = next(
                     (i for i, (a, b) in enumerate(zip(first, theirs, strict=False)) if a != b), min(len(first), len(theirs))
                 )
-                detail = f"for the fixed prompt, rank 0 and rank {other} differ from token {at} on"
+                detail = f"for the test prompt, rank 0 and rank {other} differ from token {at} on"
                 return state._failed(Cause(other, state.attempt, faults.Stage.CHECK, faults.tokens_differ(detail)))
         state = replace(
             state,
@@ -357,7 +359,7 @@ class StateMachine:
     @property
     def backoff(self) -> float:
         """Seconds before the next attempt after ``failures`` consecutive failures."""
-        return min(self.limits.backoff_most_seconds, self.limits.backoff_seconds * 2.0 ** max(0, min(self.failures - 1, 30)))
+        return self.limits.backoff.seconds(self.failures)
 
     # --- stopping ---
 
@@ -389,14 +391,14 @@ class StateMachine:
         slow = next(iter(waited_for), None)
         match self.phase:
             case Phase.CHECKING:
-                text = f"preflight did not complete within {self.limits.check_seconds:g} s on {missing}"
+                text = f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}"
                 fault = Fault(FaultClass.RETRY, Reason.PREFLIGHT_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.PREFLIGHT, fault))
             case Phase.FORMING:
                 fault = faults.init_deadline(int(self.limits.form_seconds), missing)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.INIT, fault))
             case Phase.COMPARING:
-                text = f"the fixed prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
+                text = f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
                 fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))
             case Phase.READY:

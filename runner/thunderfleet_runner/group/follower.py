@@ -13,6 +13,7 @@ from collections.abc import Callable
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.net import peers
@@ -21,7 +22,7 @@ from thunderfleet_runner.net.join import JoinRefused, join_group
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = (0.1, 0.6)
+RETRY = Backoff(0.1, 0.6)
 """Bounds of the random wait between two tries to join, so that ranks do not join in step. A group whose rank 0 starts last
 waits for the longest of them."""
 
@@ -74,24 +75,24 @@ class Follower:
 
     async def run(self) -> None:
         """Joins, and rejoins after every loss, until cancelled."""
-        wait, said = RETRY_SECONDS[0], ""
+        failures, said = 0, ""
         hello: peers.Hello | None = None
         while True:
             try:
                 if hello is None:
                     hello = await asyncio.to_thread(self._hello)
                 why = await join_group(self.plan, self._tls, hello, self._serve)
-                wait, hello = RETRY_SECONDS[0], None
+                failures, hello = 0, None
             except ConnectionError as error:
                 why = str(error)
             except JoinRefused as error:
                 why, hello = str(error), None
             if why != said:
-                log.warning("not in the group: %s", why)
+                log.warning("not connected to the group, retrying: %s", why)
                 said = why
             self._change(self._state.model_copy(update={"phase": GroupPhase.WAITING, "message": why}))
-            await asyncio.sleep(random.uniform(RETRY_SECONDS[0], wait))
-            wait = min(wait * 2, RETRY_SECONDS[1])
+            failures += 1
+            await asyncio.sleep(random.uniform(RETRY.first, RETRY.seconds(failures)))
 
     async def _serve(self, connection: Connection) -> str:
         assert self.member is not None

@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
+from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
@@ -35,7 +36,7 @@ CHUNK = 256 * 1024
 OPEN_SECONDS = 15.0
 """Time limit for opening the connection between two supervisors, from the start of the ranks."""
 DIAL_SECONDS = 5.0
-RETRY_SECONDS = (0.01, 0.2)
+RETRY = Backoff(0.01, 0.2, factor=1.5)
 LOST_SECONDS = 3
 """A connection whose peer acknowledges nothing for this long is lost."""
 _END = "end"
@@ -136,14 +137,15 @@ class Relays:
         """Our rank's end of the hop into rank ``hop``."""
         if hop != self._rank:
             return await asyncio.shield(self._dialled)
-        address, wait = self._plan.ranks[self._rank].ring_address, RETRY_SECONDS[0]
+        address = self._plan.ranks[self._rank].ring_address
+        failures = 0
         while True:
             try:
                 return _Local(*await asyncio.open_connection(address, self._listens, limit=CHUNK))
             except OSError:
                 # Our rank does not listen yet. The leader enforces the deadline.
-                await asyncio.sleep(wait)
-                wait = min(wait * 1.5, RETRY_SECONDS[1])
+                failures += 1
+                await asyncio.sleep(RETRY.seconds(failures))
 
     # --- the connection between the supervisors ---
 
@@ -176,7 +178,7 @@ class Relays:
         self, session: aiohttp.ClientSession, url: str, query: Mapping[str, str], where: str
     ) -> aiohttp.ClientWebSocketResponse:
         """Connects, trying again while the peer is not in this attempt yet. Raises RelayLost."""
-        wait, why = RETRY_SECONDS[0], "no answer"
+        failures, why = 0, "no answer"
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 while True:
@@ -194,8 +196,8 @@ class Relays:
                             raise RelayLost(f"{where} refused the relay: {why}") from error
                     except (aiohttp.ClientError, OSError) as error:
                         why = " ".join(str(error).split())[:300] or why
-                    await asyncio.sleep(wait)
-                    wait = min(wait * 1.5, RETRY_SECONDS[1])
+                    failures += 1
+                    await asyncio.sleep(RETRY.seconds(failures))
         except TimeoutError as error:
             raise RelayLost(f"cannot open the relay to {where} within {OPEN_SECONDS:g} s: {why}") from error
 

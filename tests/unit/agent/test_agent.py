@@ -31,6 +31,7 @@ from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.hostcmd import FailureKind, Host
 
 PROFILE = f"{PROFILES}/studio-1"
@@ -152,8 +153,9 @@ async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: An
 @contextlib.asynccontextmanager
 async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[Rounds]:
     """An agent with short intervals."""
-    for name in ("SETTLE_SECONDS", "RETRY_SECONDS", "RETRY_LIMIT_SECONDS", "FIRST_LOOK_SECONDS"):
+    for name in ("SETTLE_SECONDS", "FIRST_LOOK_SECONDS"):
         monkeypatch.setattr(rounds_module, name, 0.01)
+    monkeypatch.setattr(rounds_module, "RETRY", Backoff(0.01, 0.01))
     monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 0.2)
     chosen = AgentSettings("studio-1", "127.0.0.1", 0, 0, fast_seconds=0.05, slow_seconds=0.1, models_seconds=0.1, **settings)
     metrics = Metrics()

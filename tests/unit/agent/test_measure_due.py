@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from thunderfleet_agent.measure.ledger import FILE, Ledger
 from thunderfleet_agent.measure.schedule import gates, view
 from thunderfleet_agent.measure.schedule.due import (
-    BACKOFF_LIMIT_SECONDS,
+    BACKOFF,
     WINDOW_SECONDS,
     History,
     Plan,
@@ -74,7 +74,7 @@ def test_a_closed_gate_wakes_no_probe_and_stops_no_other() -> None:
 
 def test_failures_back_off_doubling_to_a_limit() -> None:
     waits = [backoff("a", GPU.key, failures) for failures in range(1, 12)]
-    assert 22 <= waits[0] <= 30 and max(waits) <= BACKOFF_LIMIT_SECONDS
+    assert 22 <= waits[0] <= 30 and max(waits) <= BACKOFF.limit
     assert all(later > 1.4 * sooner for sooner, later in itertools.pairwise(waits[:6]))
     history = {probe.key: History(measured=100.0) for probe in ALL if probe != GPU}
     history[GPU.key] = History(failures=3, failed=100.0)
@@ -404,7 +404,7 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
     assert seen.source(CABLE.target, "10.0.0.2") == "10.0.0.1"
     wanted = view.wanted(seen, MeasureSettings())
     assert {probe.kind for probe in wanted} == {ProbeKind.GPU, ProbeKind.MEMORY, ProbeKind.SOCKET}
-    assert any("has no backend JACCL" in note for note in view.notes(seen, MeasureSettings()))
+    assert any("has no JACCL backend" in note for note in view.notes(seen, MeasureSettings()))
     ring = parse('{"rdma": {"transport": "Ring"}}')
     assert ProbeKind.RDMA in {
         probe.kind for probe in view.wanted(view.view("a", "", status, [spec], [], facts, agents, ring), ring)

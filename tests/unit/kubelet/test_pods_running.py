@@ -23,6 +23,7 @@ from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod
 from thunderfleet_kubelet.shim import files, owner, processes
+from thunderfleet_lib.backoff import Backoff
 
 from tests.support.pods import IMAGE, KUBELET, USERS, World, sh, state
 from tests.support.processes import exists
@@ -374,7 +375,7 @@ async def test_pod_that_does_not_fit_fails(world: World) -> None:
 
 
 async def test_status_is_not_lost_while_the_api_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(publisher, "RETRY", Backoff(0.05, 15.0))
     await world.boot()
     world.api.add_pod("quiet", {"restartPolicy": "Always", "containers": [sh("sleep 0.5; exit 2")]})
     await world.phase("quiet", "Running")

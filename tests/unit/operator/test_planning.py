@@ -33,7 +33,7 @@ from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.planning import process as processes
 from thunderfleet_operator.planning import wire
 from thunderfleet_operator.planning.answers import LASTING_SECONDS, KnownAnswers
-from thunderfleet_operator.planning.planner import DUTY, RETRY_SECONDS, Planner
+from thunderfleet_operator.planning.planner import DUTY, RETRY, Planner
 from thunderfleet_operator.planning.process import PlanningFailed, PlanningProcess
 
 from tests.bench.placement import cliques, large_model, racks
@@ -338,7 +338,7 @@ async def test_a_hard_question_is_asked_rarely_and_after_easy_ones(run: Run) -> 
 
 async def test_a_question_without_an_answer_is_asked_again_with_back_off(run: Run) -> None:
     await run.wants("md", where(1))
-    for count, wait in enumerate((RETRY_SECONDS, 2 * RETRY_SECONDS, 4 * RETRY_SECONDS), start=1):
+    for count, wait in enumerate((RETRY.first, 2 * RETRY.first, 4 * RETRY.first), start=1):
         await until_async(partial(run.has_been_asked, where(1), count))
         run.script.says(PlanningFailed("did not answer within 15 s"))
         await until_async(partial(run.has_changed, "md", count))

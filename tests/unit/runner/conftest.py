@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group import attempts, follower
 from thunderfleet_runner.host.intakeprocess import intake_command
@@ -143,7 +144,7 @@ class Group:
                 *(sys.executable, str(STAND_IN), "thunderfleet_runner.rank", "--group", group, "--rank", str(rank))
             ],
             intake=lambda path, group: [sys.executable, str(STAND_IN_INTAKE)],
-            limits=attempts.Limits(self.plan.bootstrap.attempts, 20.0, backoff_seconds=0.05),
+            limits=attempts.Limits(self.plan.bootstrap.attempts, 20.0, backoff=Backoff(0.05, 30.0)),
             gateway=False,
             benchmark=False,
         )
@@ -187,7 +188,7 @@ class Group:
 async def make_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Group]]:
     """Makes groups by size; what a test leaves running is ended."""
     groups: list[Group] = []
-    monkeypatch.setattr(follower, "RETRY_SECONDS", (0.05, 0.2))
+    monkeypatch.setattr(follower, "RETRY", Backoff(0.05, 0.2))
 
     def make(size: int, **options: Any) -> Group:
         folder = tmp_path / f"group-{len(groups)}"
@@ -259,7 +260,7 @@ def served(make_group: Callable[..., Any]) -> Served:
                 entry["layers"] = [first, first + share]
         group.plan = Plan.model_validate(planned)
         # Real ranks import large packages, on busy machines.
-        limits = attempts.Limits(group.plan.bootstrap.attempts, 120.0, backoff_seconds=0.05)
+        limits = attempts.Limits(group.plan.bootstrap.attempts, 120.0, backoff=Backoff(0.05, 30.0))
         settings = {"limits": limits, "command": rank_command, "intake": intake_command, **settings}
         for rank in range(size):
             group.start(rank, gateway=True, benchmark=benchmark, **settings)

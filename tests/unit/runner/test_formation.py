@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner import protocol, supervisor
 from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.net.ports import PortBlock
@@ -79,7 +80,7 @@ async def test_connections_of_strangers_do_not_keep_a_group_from_forming(make_gr
 
 async def test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most(make_group: MakeGroup) -> None:
     group = make_group(2)
-    quick = type(group.settings(0).limits)(4, 12.0, backoff_seconds=0.05)
+    quick = type(group.settings(0).limits)(4, 12.0, backoff=Backoff(0.05, 30.0))
     entry = group.plan.ranks[0]
     address = (entry.ring_address, entry.ring_ports[0])
 
@@ -124,7 +125,7 @@ async def test_orphans_on_all_ports_but_the_last_are_passed_over(make_group: Mak
 async def test_missing_ring_ports_are_reported_and_the_group_recovers(make_group: MakeGroup) -> None:
     group = make_group(2, attempts_budget=8)
     entry = group.plan.ranks[1]
-    leader = group.start(0, limits=type(group.settings(0).limits)(50, 20.0, backoff_seconds=0.3, backoff_most_seconds=0.3))
+    leader = group.start(0, limits=type(group.settings(0).limits)(50, 20.0, backoff=Backoff(0.3, 0.3)))
     with contextlib.ExitStack() as stack:
         for port in entry.ring_ports:
             stack.enter_context(socket.create_server((entry.ring_address, port)))

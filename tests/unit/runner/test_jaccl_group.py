@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.models import tinymodel
@@ -24,6 +25,7 @@ from thunderfleet_runner.host.rankprocess import rank_command
 
 from tests.support.processes import exists
 from tests.support.prompts import demo_prompt
+from tests.support.tiers import quick
 
 SECONDS = 150.0
 """Time limit for imports of real ranks, which take a few seconds on an idle machine."""
@@ -107,7 +109,7 @@ class Macs:
                     env={**os.environ, **self.environment(rank)}, stdout=log, stderr=log,
                 )  # fmt: skip
             self.processes.append(process)
-        limits = attempts.Limits(self.group.plan.bootstrap.attempts, form_seconds, backoff_seconds=0.05)
+        limits = attempts.Limits(self.group.plan.bootstrap.attempts, form_seconds, backoff=Backoff(0.05, 30.0))
         return self.group.start(0, command=rank_command, limits=limits, **changes)
 
     def rank_pid(self, rank: int) -> int:
@@ -160,7 +162,7 @@ async def yardstick(model: Path) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", quick([3], [2, 3]))
 async def test_a_mesh_forms_through_the_supervisors_and_answers_as_one_process_does(
     macs: Callable[..., Macs], tiny: Path, size: int
 ) -> None:
@@ -226,7 +228,7 @@ async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
     assert len(await answer(leader, "one")) == tinymodel.DEMO_TOKENS
 
 
-@pytest.mark.parametrize("point", ["send", "recv"])
+@pytest.mark.parametrize("point", quick(["send"], ["send", "recv"]))
 async def test_a_collective_that_fails_in_a_running_group_is_mended(macs: Callable[..., Macs], point: str) -> None:
     group = macs()
     leader = await group.start()
@@ -256,7 +258,7 @@ async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", quick([3], [2, 3]))
 async def test_a_frozen_rank_is_noticed_and_no_rank_keeps_spinning(macs: Callable[..., Macs], size: int) -> None:
     group = macs(size)
     leader = await group.start()

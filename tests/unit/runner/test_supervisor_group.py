@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import events, heartbeats, stall
@@ -165,7 +166,7 @@ async def test_the_budget_is_spent_and_the_supervisor_stays_to_say_so(make_group
     group = make_group(2, attempts_budget=2)
     (group.faults / "init-hang-1").touch()
     limits = group.settings(0).limits
-    quick = type(limits)(2, 1.0, backoff_seconds=0.05)
+    quick = type(limits)(2, 1.0, backoff=Backoff(0.05, 30.0))
     leader = group.start(0, limits=quick)
     other = group.start(1)
     await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up")
@@ -441,7 +442,7 @@ def test_a_plan_that_does_not_name_the_pod_is_refused(make_group: MakeGroup) -> 
         (Phase.LOADING, {0}, "loading the model on rank 1 (studio-1)"),
         (Phase.LOADING, set(), "loading the model on rank 0 (studio-0), rank 1 (studio-1)"),
         (Phase.CHECKING, {1}, "attempt 1: running preflight checks on rank 0 (studio-0)"),
-        (Phase.COMPARING, set(), "all ranks have loaded; running the fixed prompt"),
+        (Phase.COMPARING, set(), "all ranks have loaded; running the test prompt"),
         (Phase.READY, set(), "serving"),
         (Phase.DRAINING, set(), "draining: 0 requests still running"),
         (Phase.STOPPING, set(), "stopping the ranks"),

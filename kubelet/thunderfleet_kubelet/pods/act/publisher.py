@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import random
 
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import STRATEGIC_PATCH, ApiError, Json
 
 from thunderfleet_kubelet.pods.context import PodContext
@@ -14,8 +14,7 @@ log = logging.getLogger(__name__)
 MANAGER = "thunderfleet-kubelet"
 """The field manager of the status in ``managedFields``."""
 
-RETRY_SECONDS = 1.0
-RETRY_LIMIT_SECONDS = 15.0
+RETRY = Backoff(1.0, 15.0, jitter=0.3)
 
 
 class StatusPublisher:
@@ -58,7 +57,7 @@ class StatusPublisher:
 
     async def run(self) -> None:
         """Writes until cancelled. Runs beside the worker, so containers are managed while the API server is away."""
-        delay = RETRY_SECONDS
+        failures = 0
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -66,21 +65,22 @@ class StatusPublisher:
                 continue
             try:
                 await self._write(self._pending)
-                delay = RETRY_SECONDS
+                failures = 0
             except ApiError as error:
                 if error.status in (404, 409):
                     # The pod was deleted, or another pod has its name; the watch will report it.
                     self._pending = None
                     self._context.wake()
                     continue
+                failures += 1
+                delay = RETRY.jittered(failures)
                 log.warning("%s: cannot write status: %s; retrying in %.0f s", self._context.key, error, delay)
                 self._changed.set()
-                await asyncio.sleep(delay * random.uniform(0.8, 1.2))
-                delay = min(delay * 2, RETRY_LIMIT_SECONDS)
+                await asyncio.sleep(delay)
             except Exception:
                 log.exception("%s: cannot write status", self._context.key)
                 self._changed.set()
-                await asyncio.sleep(RETRY_LIMIT_SECONDS)
+                await asyncio.sleep(RETRY.limit)
 
     async def _write(self, status: Json) -> None:
         context = self._context

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_kubelet.containers.attempt import START_ERROR, Start
@@ -16,8 +17,8 @@ from thunderfleet_kubelet.pods.decide.lifecycle import PROBLEM_LIMIT_SECONDS
 from thunderfleet_kubelet.pods.decide.observed import Problem
 from thunderfleet_kubelet.pods.decide.podspec import grace_of
 
-RETRY_SECONDS = 10.0
-"""The delay before the second try of a container that could not be created; it doubles with every try."""
+RETRY = Backoff(10.0, PROBLEM_LIMIT_SECONDS)
+"""The delays between tries of a container that cannot be created."""
 
 HOOK_SECONDS = 60.0
 
@@ -94,8 +95,7 @@ class Starter:
 
     def _fail(self, name: str, reason: str, message: str) -> None:
         tries = self._tries[name] = self._tries.get(name, 0) + 1
-        wait = min(RETRY_SECONDS * 2 ** min(tries - 1, 10), PROBLEM_LIMIT_SECONDS)
-        self.problems[name] = Problem(reason, message, self._context.services.now() + wait)
+        self.problems[name] = Problem(reason, message, self._context.services.now() + RETRY.seconds(tries))
         self._context.event("Warning", "Failed", f"Error: {reason}: {message}", name)
 
     async def post_start(self, name: str, number: int) -> str:

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from thunderfleet_lib.backoff import Backoff
+
 from thunderfleet_agent.measure.schedule.probes import Key, Probe
 
 WINDOW_SECONDS = 60.0
-BACKOFF_SECONDS = 30.0
-BACKOFF_LIMIT_SECONDS = 3600.0
+BACKOFF = Backoff(30.0, 3600.0, jitter=0.25)
 # A result is renewed at a point in the last tenth of its validity, different for every Mac, so that they do not synchronize.
 EARLY = 0.1
 # A result is stale after this many times its validity; a little late is normal.
@@ -54,10 +55,7 @@ def fraction(*words: object) -> float:
 
 def backoff(node: str, key: Key, failures: int) -> float:
     """Seconds to wait after that many failures in a row: doubled each time up to a limit, minus up to a quarter of jitter."""
-    if failures <= 0:
-        return 0.0
-    whole = min(BACKOFF_SECONDS * 2.0 ** min(failures - 1, 32), BACKOFF_LIMIT_SECONDS)
-    return whole * (1 - 0.25 * fraction(node, key, failures))
+    return BACKOFF.jittered(failures, lambda: fraction(node, key, failures))
 
 
 def when(probe: Probe, history: History, node: str, started: float, spread: float) -> float:

@@ -129,7 +129,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def _wait_for_end(process: asyncio.subprocess.Process, seconds: float) -> None:
     """Waits for the end of the process for at most ``seconds``."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await process.wait()
 
 
 async def _end_now(process: asyncio.subprocess.Process) -> None:
