@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from thunderfleet_crds.vocabulary import PlacedTransport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.assembly import assemble
-from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.explain.explanation import explain
 from thunderfleet_operator.placement.fleet import Fleet
-from thunderfleet_operator.placement.preferences import LAN_RING
+from thunderfleet_operator.placement.preferences import LAN_RING, RDMA_TRANSPORTS
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplaceable
 from thunderfleet_operator.placement.score import Score
@@ -57,6 +56,12 @@ def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | N
     return assemble(found, request, kept=planned.kept, proven=planned.proven)
 
 
+def present(fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit) -> Placement | None:
+    """The placement of a group that runs on ``request.current`` over this transport; None if its Macs no longer take it so."""
+    found = CandidateSearch(fleet, request, StepBudget(MAX_STEPS)).current(transport, split)
+    return assemble(found, request, kept=True, proven=True) if found is not None else None
+
+
 def _runner_up(loser: Candidate, winner: Candidate) -> RunnerUp:
     better = loser.score < winner.score
     why = "better, but the group keeps its current placement" if better else loser.score.why_worse(winner.score)
@@ -70,10 +75,11 @@ def _as_running(fleet: Fleet, kept: Candidate, links: tuple[str, ...]) -> Score:
         return score
     if "" in links:
         return replace(score, transport=LAN_RING, neg_speed=0, speed_mbps=0)
+    rdma = kept.transport in RDMA_TRANSPORTS
     cables = [fleet.cables[name] for name in links if name in fleet.cables]
-    speed = min((cable.speed_mbps for cable in cables), default=0)
-    slower = min(speed, score.speed_mbps)
-    return replace(score, neg_speed=-speed_bucket(slower), speed_mbps=slower)
+    slowest = min((cable.rdma_rate if rdma else cable.ring_rate for cable in cables), default=0)
+    slower = min(slowest, score.speed_mbps)
+    return replace(score, neg_speed=-kept.found.graph.bucket(slower), speed_mbps=slower)
 
 
 def better(fleet: Fleet, request: Request, running: PlacedTransport | None = None, links: tuple[str, ...] = ()) -> str | None:
