@@ -5,11 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests start hundreds of Python programs, which are slow to start without their cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
-# `make bench JSON=FILE` and `make chaos JSON=FILE` also write their results to FILE.
+# `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
-# `make chaos`: SEED repeats a run, FAULTS is the number of faults.
+# `make chaos`: SEED repeats a run, FAULTS is the number of faults. With RESULTS=FILE, the same SEED and FAULTS go on where the
+# last run stopped; a run begins no deployment after MINUTES.
 SEED ?=
 FAULTS ?= 30
+RESULTS ?=
+MINUTES ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
@@ -103,8 +106,9 @@ mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N
 	$(BIN)/python -m tests.mutation --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N JSON=FILE)
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
+chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N RESULTS=FILE)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(RESULTS),--results $(RESULTS))
 
 .PHONY: bench
 bench: programs ## Benchmarks, as a table (JSON=FILE)
