@@ -1,4 +1,4 @@
-"""Writes ``docs/reference/*.md`` from the code: the API, reasons, metrics, command lines, chart values.
+"""Writes ``docs/reference/*.md`` from the code: the API, reasons, metrics, command lines, chart values, permissions.
 
 ``python docs/generate_reference.py`` writes; with ``--check`` it only compares, and exits with 1 when a page is stale.
 """
@@ -204,6 +204,16 @@ def chart() -> str:
     return "".join(parts)
 
 
+# --- Permissions ---
+
+
+def permissions() -> str:
+    """The tables that an end-to-end test compares with a real cluster."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module("tests.support.trust").pages()
+
+
 # --- Registries of the programs, without running them ---
 
 
@@ -248,7 +258,14 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="compare only; exit with 1 when a page is stale")
     check = bool(parser.parse_args().check)
-    pages = {"api.md": api(), "reasons.md": reasons(), "metrics.md": metrics(), "commands.md": commands(), "chart.md": chart()}
+    pages = {
+        "api.md": api(),
+        "reasons.md": reasons(),
+        "metrics.md": metrics(),
+        "commands.md": commands(),
+        "chart.md": chart(),
+        "permissions.md": permissions(),
+    }
     stale = []
     for name, text in pages.items():
         path, content = PAGES / name, GENERATED + text

@@ -35,7 +35,13 @@ GROUPS = {
         "runner/test_waiting_process",
     ),
     # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
-    "default fleet": ("e2e/test_bad_input", "e2e/test_lifecycle", "e2e/test_line", "e2e/test_monitoring"),
+    "default fleet": (
+        "e2e/test_bad_input",
+        "e2e/test_lifecycle",
+        "e2e/test_line",
+        "e2e/test_monitoring",
+        "e2e/test_trust_matrix",
+    ),
 }
 # What takes longest starts first, so that no worker has a long file left when the others are done.
 LONGEST = (
