@@ -293,6 +293,20 @@ class Failure(ApiModel):
     time: Time = Field(description="Time of the failure.")
 
 
+class Predicted(ApiModel):
+    """Predicted speed of a group for one request of the benchmark's lengths.
+
+    It follows from the model's weights, the transport, and what the Macs can do: as measured, else by chip.
+    """
+
+    decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
+    prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
+    decode_error_percent: Count | None = Field(
+        default=None,
+        description="By how many percent the predicted generation rate differs from that of the group's benchmark.",
+    )
+
+
 class Group(ApiModel):
     """A group: the ranks that serve one copy of the model together."""
 
@@ -325,6 +339,9 @@ class Group(ApiModel):
     endpoint: Url | None = Field(default=None, description="URL of the group's OpenAI-compatible API.")
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
+    )
+    predicted: Predicted | None = Field(
+        default=None, description="Predicted speed for one request; status.benchmark has what was measured."
     )
     restarts: Count = Field(default=0, description="Number of restarts after failures that count against recovery.maxRestarts.")
     next_restart_time: Time | None = Field(default=None, description="Time of the next restart, while the group backs off.")

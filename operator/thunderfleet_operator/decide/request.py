@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
 from thunderfleet_crds.names import TAINT_MACOS
 
-from thunderfleet_operator.placement import MemoryRequest, Request, Toleration
+from thunderfleet_operator.placement import Lengths, MemoryRequest, Request, Toleration
 
 MACOS_TOLERATION = Toleration(key=TAINT_MACOS, exists=True)
 
@@ -40,6 +40,7 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
         split=spec.parallelism,
         transport=spec.transport,
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
+        lengths=Lengths(spec.benchmark.prompt_tokens, spec.benchmark.generation_tokens),
         current=current,
         avoid=avoid or {},
         ring_without_relay=spec.bootstrap.ring_without_relay,

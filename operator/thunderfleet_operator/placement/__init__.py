@@ -16,6 +16,8 @@ result       the answer
 score        how good a placement is
 preferences  the order of transports and splits
 request      the question
+speed        predicted tokens per second
+chips        what chips can do, until a Mac has measured itself
 fleet        Macs, cables and what they have reached
 model        what a model needs
 buckets      buckets of measured rates
@@ -38,7 +40,7 @@ from thunderfleet_operator.placement.fleet import (
 from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
 from thunderfleet_operator.placement.planner import better, confirm, plan, present
 from thunderfleet_operator.placement.questions import Answer, Answers, Question, WhatIsBetter, WherePlaced
-from thunderfleet_operator.placement.request import MemoryRequest, Request, Toleration
+from thunderfleet_operator.placement.request import Lengths, MemoryRequest, Request, Toleration
 from thunderfleet_operator.placement.result import (
     MacReason,
     NearMiss,
@@ -49,6 +51,7 @@ from thunderfleet_operator.placement.result import (
     Unplaceable,
 )
 from thunderfleet_operator.placement.score import Score
+from thunderfleet_operator.placement.speed import Speed, predict
 
 __all__ = [
     "QUEUE_PAIRS",
@@ -63,6 +66,7 @@ __all__ = [
     "Fleet",
     "KVLayer",
     "Kind",
+    "Lengths",
     "Mac",
     "MacReason",
     "MemoryRequest",
@@ -75,6 +79,7 @@ __all__ = [
     "Request",
     "RunnerUp",
     "Score",
+    "Speed",
     "Taint",
     "TensorFacts",
     "Toleration",
@@ -84,5 +89,6 @@ __all__ = [
     "better",
     "confirm",
     "plan",
+    "predict",
     "present",
 ]

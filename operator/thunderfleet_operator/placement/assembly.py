@@ -8,6 +8,7 @@ from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, allowed
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, RankPlacement, Relay, RunnerUp
 from thunderfleet_operator.placement.search.candidates import Candidate
+from thunderfleet_operator.placement.speed import Speed, predict
 
 NAMED = 3
 """Most Macs named in a reason."""
@@ -33,7 +34,16 @@ def assemble(
         runners_up=runners_up,
         kept=kept,
         proven=proven,
+        predicted=predicted(candidate, request, divided),
     )
+
+
+def predicted(candidate: Candidate, request: Request, divided: Division | None = None) -> Speed | None:
+    """The predicted speed of a candidate. ``divided``: its division, if it was made already."""
+    members = candidate.found.graph.members(candidate.found.order)
+    found = divided or candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in members])
+    shares = [last - first for first, last in found.layers] if found is not None else []
+    return predict(candidate.cohort.model, members, candidate.transport, candidate.split, shares, request.lengths)
 
 
 def _ranks(candidate: Candidate, divided: Division) -> tuple[RankPlacement, ...]:

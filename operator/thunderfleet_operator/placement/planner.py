@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
-from thunderfleet_operator.placement.assembly import assemble
+from thunderfleet_operator.placement.assembly import assemble, predicted
 from thunderfleet_operator.placement.explain.explanation import explain
 from thunderfleet_operator.placement.fleet import Fleet
 from thunderfleet_operator.placement.request import Request
@@ -38,7 +38,7 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
         request,
         kept=kept is not None,
         proven=not search.budget.exhausted,
-        runners_up=tuple(_runner_up(loser, winner) for loser in losers),
+        runners_up=tuple(_runner_up(loser, winner, request) for loser in losers),
     )
 
 
@@ -60,10 +60,10 @@ def present(fleet: Fleet, request: Request, transport: PlacedTransport, split: P
     return assemble(found, request, kept=True, proven=True) if found is not None else None
 
 
-def _runner_up(loser: Candidate, winner: Candidate) -> RunnerUp:
+def _runner_up(loser: Candidate, winner: Candidate, request: Request) -> RunnerUp:
     better = loser.score < winner.score
     why = "better, but the group keeps its current placement" if better else loser.score.why_worse(winner.score)
-    return RunnerUp(loser.nodes, loser.transport, loser.split, why)
+    return RunnerUp(loser.nodes, loser.transport, loser.split, why, predicted(loser, request))
 
 
 def better(fleet: Fleet, request: Request, running: PlacedTransport | None = None) -> str | None:

@@ -7,6 +7,14 @@ from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Spl
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a request."""
+
+    prompt: int = 512
+    generated: int = 128
+
+
+@dataclass(frozen=True, slots=True)
 class Toleration:
     """A toleration as in a pod.
 
@@ -43,6 +51,8 @@ class Request:
     split: RequestedSplit = Split.AUTO
     transport: RequestedTransport = Transport.AUTO
     memory: MemoryRequest = MemoryRequest()
+    lengths: Lengths = Lengths()
+    """Of the request whose speed is predicted."""
     current: tuple[str, ...] = ()
     """The Macs that hold the group now, by rank. They are kept if the group still fits."""
     avoid: Mapping[str, str] = field(default_factory=dict)
