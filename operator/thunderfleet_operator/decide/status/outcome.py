@@ -28,7 +28,7 @@ class Outcome:
     """Whether its placement was made for another spec."""
     unplaceable: Unplaceable | None = None
     planning: bool = False
-    """Whether the planner has not answered yet where it goes."""
+    """Whether the planner is still looking for a place."""
     blocked: Blocked | None = None
     predicted: Speed | None = None
     """Of its placement; None if there is none, or too little is known."""
