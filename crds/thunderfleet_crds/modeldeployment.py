@@ -239,7 +239,7 @@ class ModelDeploymentSpec(ApiModel):
         default=1, description="Number of groups that serve the model independently of each other."
     )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
-    placement: PlacementSpec | None = Field(default=None, description="How a placement is chosen among the possible ones.")
+    placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
     parallelism: RequestedSplit = Field(
         default=Split.AUTO,
         description="How the model is split over the ranks of a group: Tensor (each layer is divided), Pipeline (each rank "
