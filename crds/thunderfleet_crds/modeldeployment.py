@@ -39,6 +39,7 @@ from thunderfleet_crds.vocabulary import (
     GroupPhase,
     PlacedSplit,
     PlacedTransport,
+    PlacementPolicy,
     RankPhase,
     RequestedSplit,
     RequestedTransport,
@@ -219,6 +220,17 @@ class BenchmarkSpec(ApiModel):
     )
 
 
+class PlacementSpec(ApiModel):
+    """How a placement is chosen among the possible ones."""
+
+    policy: PlacementPolicy | None = Field(
+        default=None,
+        description="Choose by predicted speed: Fewest (start with the fewest Nodes; more of them only for twice the speed, "
+        "Tensor instead of Pipeline only for 1.5 times) or Fastest (more Nodes, or Tensor, for 10 %). Unset, or where the "
+        "speed of a placement cannot be predicted: by transport, then by the number of Nodes. Running groups are not moved.",
+    )
+
+
 class ModelDeploymentSpec(ApiModel):
     """The desired state. Every change rolls out to the groups one after the other."""
 
@@ -227,6 +239,7 @@ class ModelDeploymentSpec(ApiModel):
         default=1, description="Number of groups that serve the model independently of each other."
     )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
+    placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
     parallelism: RequestedSplit = Field(
         default=Split.AUTO,
         description="How the model is split over the ranks of a group: Tensor (each layer is divided), Pipeline (each rank "

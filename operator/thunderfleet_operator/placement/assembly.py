@@ -15,9 +15,18 @@ NAMED = 3
 
 
 def assemble(
-    candidate: Candidate, request: Request, *, kept: bool, proven: bool, runners_up: tuple[RunnerUp, ...] = ()
+    candidate: Candidate,
+    request: Request,
+    *,
+    kept: bool,
+    proven: bool,
+    runners_up: tuple[RunnerUp, ...] = (),
+    by_speed: bool = False,
 ) -> Placement:
-    """The placement of a candidate. ``kept``: the group stays where it is. ``proven``: the search completed."""
+    """The placement of a candidate. ``kept``: the group stays where it is. ``proven``: the search completed.
+
+    ``by_speed``: it was chosen by its predicted speed.
+    """
     found = candidate.found
     divided = candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in found.graph.members(found.order)])
     if divided is None:
@@ -29,7 +38,7 @@ def assemble(
         ranks=_ranks(candidate, divided),
         cables=tuple(hop.cable.name if hop.cable is not None else "" for hop in found.hops),
         speeds=tuple((hop.speed_mbps, hop.measured) for hop in found.hops),
-        reason=_reason(candidate, request, divided, kept),
+        reason=_reason(candidate, request, divided, kept=kept, by_speed=by_speed),
         score=candidate.score,
         runners_up=runners_up,
         kept=kept,
@@ -81,9 +90,11 @@ def _devices(candidate: Candidate) -> list[tuple[str | None, ...]]:
     return [tuple(row) for row in found]
 
 
-def _reason(candidate: Candidate, request: Request, divided: Division, kept: bool) -> str:
+def _reason(candidate: Candidate, request: Request, divided: Division, *, kept: bool, by_speed: bool) -> str:
     alone = candidate.transport is Transport.NONE
     chosen = "fewest Macs that fit" if alone else "best transport, fewest Macs that fit"
+    if by_speed:
+        chosen = f"by predicted speed (policy {request.policy})"
     parts = (
         "kept its placement" if kept else chosen,
         _kind(candidate, request),

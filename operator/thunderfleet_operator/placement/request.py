@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacementPolicy, RequestedSplit, RequestedTransport, Split, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class Request:
     memory: MemoryRequest = MemoryRequest()
     lengths: Lengths = Lengths()
     """Of the request whose speed is predicted."""
+    policy: PlacementPolicy | None = None
+    """How predicted speed decides; None: it does not."""
     current: tuple[str, ...] = ()
     """The Macs that hold the group now, by rank. They are kept if the group still fits."""
     avoid: Mapping[str, str] = field(default_factory=dict)

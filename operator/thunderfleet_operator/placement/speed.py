@@ -85,6 +85,14 @@ def predict(
     return Speed(1 / decode, min(lengths.prompt, PREFILL_STEP) / prefill)
 
 
+def bandwidth(mac: Mac) -> int:
+    """Memory bandwidth in MB/s that decoding reaches on a Mac; 0 if it is not known."""
+    known = chip(mac.chip, mac.gpu_cores)
+    if mac.memory_bandwidth or known is None:
+        return int(mac.memory_bandwidth * MEASURED_YIELD)
+    return int(known.bandwidth * CALIBRATED.memory_yield)
+
+
 def _parts(size: int, split: PlacedSplit, shares: Sequence[int]) -> list[float]:
     """The part of the weights that each rank reads."""
     if split is Split.PIPELINE and shares:
