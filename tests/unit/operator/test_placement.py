@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacementPolicy, RequestedSplit, RequestedTransport, Split, Transport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -474,8 +474,9 @@ def test_a_group_is_told_about_a_better_cable_between_its_own_macs() -> None:
     request = Request(path=PATH, memory=NO_KV, current=("a", "b"))
     assert better(fleet, request, Transport.RING, ("a--b", "a--b")) is None
     assert better(fleet, request, Transport.RING) is None, "a plan of an earlier version names no cables"
-    over_lan = better(fleet, request, Transport.RING, ("", ""))
-    assert over_lan == "a, b: here TCP ring over a LAN instead of TCP ring"
+    for asked in (request, replace(request, policy=PlacementPolicy.FEWEST)):
+        over_lan = better(fleet, asked, Transport.RING, ("", ""))
+        assert over_lan == "a, b: here TCP ring over a LAN instead of TCP ring"
     slower = better(fleet, request, Transport.RING, ("slow", "slow"))
     assert slower is not None and slower.startswith("a, b: here slowest hop 7 Gb/s")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from thunderfleet_operator.decide.lifecycle import NextStep
 from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.placement import Unplaceable
+from thunderfleet_operator.placement import Speed, Unplaceable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Outcome:
     unknown: str | None = None
     """The cable whose first report the placement waits for."""
     blocked: Blocked | None = None
+    predicted: Speed | None = None
+    """Of its placement; None if there is none, or too little is known."""
     better: str | None = None
     """A better placement, if there is one."""
     waits: str | None = None
