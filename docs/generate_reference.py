@@ -89,11 +89,10 @@ def reasons() -> str:
     parts = [
         "# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and what to do.\n\n",
         "While a ModelDeployment has a placement but no group serves, the reason of its condition `Ready` is the state of the ",
-        "group, such as `Loading`; [api.md](api.md) describes the states (`status.groups[].state`). A failure that is "
-        "followed by ",
-        "a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` means that "
-        "rank 0 ",
-        "does not let another rank join: the reason is in the log of both pods, the text in the message of the group.\n\n",
+        "group, such as `Loading`; [api.md](api.md) describes the states (`status.groups[].state`). A failure that is ",
+        "followed by a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` ",
+        "means that rank 0 does not let another rank join; the reason is in the logs of both pods and in the message of the ",
+        "group.\n\n",
     ]
     parts.append("| reason | appears in | meaning | what to do |\n|---|---|---|---|\n")
     for reason in sorted(Reason, key=str.lower):

@@ -71,8 +71,9 @@ def group_of(nodeid: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker."""
+    """Registers the markers."""
     config.addinivalue_line("markers", "slow: takes long; `make check` leaves it out")
+    config.addinivalue_line("markers", "soak: more of the same promise; only `make soak` runs it")
 
 
 @pytest.hookimpl(optionalhook=True)

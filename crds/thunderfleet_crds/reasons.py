@@ -506,7 +506,7 @@ class Reason(StrEnum):
     )
     CHECK_DEADLINE = (
         "CheckDeadline",
-        "The fixed prompt that tests a loaded group did not finish within two minutes.",
+        "The test prompt, which every rank of a loaded group must answer alike, did not finish within two minutes.",
         "None: the next attempt follows. If it repeats, end programs that use the GPU of the Macs in the message.",
         (FAILURE,),
     )

@@ -131,7 +131,7 @@ class Start(_Message):
 
 
 class Check(_Message):
-    """All ranks have loaded: run the fixed prompt together and answer ``Ready``."""
+    """All ranks have loaded: run the test prompt together and answer ``Ready``."""
 
     type: Literal["check"] = "check"
 
@@ -227,7 +227,7 @@ class Loaded(_Message):
 
 
 class Ready(_Message):
-    """The rank has run the fixed prompt, greedily; ``tokens`` must be the same on every rank."""
+    """The rank has run the test prompt, greedily; ``tokens`` must be the same on every rank."""
 
     type: Literal["ready"] = "ready"
     tokens: tuple[int, ...]

@@ -145,7 +145,7 @@ _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {
     ),
     Reason.NO_DEVICES: lambda mac, _: f"`ibv_devices` lists no device on {mac}: RDMA needs a Mac with Thunderbolt 5",
     Reason.DEVICE_MISSING: lambda mac, port: (
-        f"{mac} does not list {port.device or 'an RDMA device for the port'}: check the cable, and `ibv_devices` on {mac}"
+        f"{mac} does not list {port.device or 'an RDMA device for the port'}: check the cable, and run `ibv_devices` on {mac}"
     ),
     Reason.BRIDGE_MEMBER: _bridge,
     Reason.PORT_DOWN: _down,

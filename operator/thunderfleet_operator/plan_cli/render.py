@@ -60,7 +60,7 @@ def _hop_rows(group: GroupReport) -> list[tuple[str, ...]]:
 
 def _unplaced(group: GroupReport) -> list[str]:
     lines = [f"group {group.index}: no placement ({group.reason})"]
-    lines += ["  near misses:"] if group.near_misses else []
+    lines += ["  rejected placements, closest to a fit first:"] if group.near_misses else []
     lines += [f"    {miss.message}" for miss in group.near_misses]
     lines += ["  Macs:", *_columns([("MAC", "REASON"), *((mac.node, mac.message) for mac in group.macs)])]
     if not group.proven:

@@ -194,7 +194,8 @@ async def test_a_spec_cannot_name_the_user_of_another_pod(world: World) -> None:
 
     await world.until(lambda: reasons() == ["CreateContainerConfigError"] * 2)
     for name in ("u", "g"):
-        assert f"{user}: it belongs to the pods of this node" in state(world.api.pod(name)["status"])["waiting"]["message"]
+        waiting = state(world.api.pod(name)["status"])["waiting"]
+        assert f"{user}: podUsers reserves it for a pod of this node" in waiting["message"]
 
 
 # The end
