@@ -318,6 +318,25 @@ async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World) 
     assert [user for user in IDS if leftovers._ipc(user)] == []
 
 
+@as_root
+async def test_a_link_to_a_setuid_program_of_a_pod_ends_with_it(world: World) -> None:
+    """Where the system lets every user make hard links, an accomplice could run it later as the next pod with that user."""
+    manager = await world.boot()
+    world.api.add_pod("accomplice", {"volumes": [SHARED], "containers": [sh("sleep 600", volumeMounts=[MOUNTS[2]])]})
+    world.api.add_pod("victim", {"containers": [sh("sleep 600")]})
+    for name in ("accomplice", "victim"):
+        await world.phase(name, "Running")
+    user, folder = world.user("victim"), world.folder("victim")
+    kept, link = (world.folder("accomplice").empty("shared") / name for name in ("kept", "link"))
+    for path, owner in ((link, user), (kept, world.user("accomplice"))):
+        path.touch()
+        os.chown(path, owner, owner)
+        os.chmod(path, 0o4755)
+    world.api.delete_pod("victim", grace=0)
+    await world.until(lambda: manager._users.own(folder) is None)
+    assert (link.exists(), kept.exists()) == (False, True)
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that every user may enter; those that pytest makes are the invoking user's."""
