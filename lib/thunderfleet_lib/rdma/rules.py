@@ -7,7 +7,8 @@ RDMA disabled, the device is also missing, and at the other end of the cable the
 To add a rule, add a reason to ``thunderfleet_crds.reasons``, then a line each to one of the two tables of rules, to
 ``FAULT_CLASS`` and to ``_EXPLANATIONS``. If the rule needs a new fact, add it to ``Stack`` or ``Port`` and set it wherever one
 is made: ``derive/rdma_ready`` and ``inspection/problems`` of the agent, ``decide/link_status`` of the operator (which reads the
-reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault.
+reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault. For a
+whole Mac the agent has messages of its own for BridgeMember and PortDown (``derive/rdma_ready``).
 """
 
 from collections.abc import Callable, Iterable
