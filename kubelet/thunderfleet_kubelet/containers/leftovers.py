@@ -75,8 +75,8 @@ def delete(path: Path) -> None:
         raise OSError(errno.EBUSY, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "not deleted", str(path))
 
 
-def delete_outside(user: int, folders: Iterable[str] = SHARED_FOLDERS, seconds: float = DELETE_SECONDS) -> None:
-    """Deletes what ``user``, which must be the user of one pod only, left in folders of everybody, and its System V IPC.
+def delete_outside(user: int, folders: Iterable[str], seconds: float = DELETE_SECONDS) -> None:
+    """Deletes what ``user``, which must be the user of one pod only, left in these folders, and its System V IPC.
 
     Otherwise it would belong to the next pod with this user. A folder in which others have put something is given to root.
     Raises OSError if something is left. Blocks, so run it in a thread.

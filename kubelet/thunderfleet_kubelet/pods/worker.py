@@ -146,7 +146,7 @@ class PodWorker:
         for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
             await asyncio.to_thread(leftovers.delete, path)
         if user is not None:
-            await asyncio.to_thread(leftovers.delete_outside, user)
+            await asyncio.to_thread(leftovers.delete_outside, user, leftovers.SHARED_FOLDERS)
 
     def remove(self) -> None:
         """Ends the pod, because the API server no longer has it."""

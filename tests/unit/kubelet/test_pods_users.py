@@ -22,6 +22,8 @@ Json = dict[str, Any]
 
 as_root = pytest.mark.skipif(USERS is None, reason="only root can start programs as somebody else")
 
+SHARED_FOLDERS = leftovers.SHARED_FOLDERS
+
 TOKEN = {"name": "api", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 KEYS = {"name": "keys", "secret": {"secretName": "keys"}}
 SHARED = {"name": "shared", "emptyDir": {}}
@@ -304,8 +306,9 @@ def owned(folder: Path, user: int) -> list[str]:
 
 @as_root
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's table of System V IPC")
-async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World) -> None:
+async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in folders of everybody, and IPC, would belong to the next pod that gets the number."""
+    monkeypatch.setattr(leftovers, "SHARED_FOLDERS", SHARED_FOLDERS)
     manager = await world.boot()
     left = f"thunderfleet-test-{os.getpid()}"
     places = ("/tmp", "/var/tmp", "/dev/shm")
