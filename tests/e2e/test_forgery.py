@@ -414,7 +414,7 @@ def made_by_an_older_version(line: Line, group: Deployment) -> None:
     for entry in status["groups"]:
         entry.pop("planDigest")
     change = json.dumps([{"op": "replace", "path": "/status", "value": status}])
-    group.kubectl("patch", "md", group.name, as_operator, "--subresource=status", "--type=json", "-p", change)
+    group.kubectl("patch", "md", group.name, "--subresource=status", "--type=json", "-p", change)
 
 
 def pods_of(group: Deployment) -> Json:
@@ -426,7 +426,8 @@ def pods_of(group: Deployment) -> Json:
     }
 
 
-def test_an_upgrade_from_unsigned_plans_restarts_nothing(line: Line, policies: None, deploy: Deploy) -> None:
+def test_an_upgrade_from_unsigned_plans_restarts_nothing(line: Line, no_policies: None, deploy: Deploy) -> None:
+    """Without the policies, because this test writes the older status."""
     older = deploy("older", **ONE).until_ready()
     answer = older.tokens(PROMPT, TOKENS)
     line.kubectl("scale", OPERATOR, "-n", SYSTEM, "--replicas=0")
