@@ -5,11 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests start hundreds of Python programs, which are slow to start without their cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
-# `make bench JSON=FILE` and `make chaos JSON=FILE` also write their results to FILE.
+# `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
-# `make chaos`: SEED repeats a run, FAULTS is the number of faults.
+# `make chaos`: SEED repeats a run, FAULTS is the number of faults. With RESULTS=FILE, the same SEED and FAULTS go on where the
+# last run stopped; a run begins no deployment after MINUTES.
 SEED ?=
 FAULTS ?= 30
+RESULTS ?=
+MINUTES ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
@@ -68,7 +71,7 @@ unit: programs ## Unit and property tests
 
 .PHONY: quick
 quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
-	$(UNIT) -m "not slow"
+	$(UNIT) -m "not slow and not soak"
 
 .PHONY: e2e
 e2e: programs prometheus ## End-to-end tests on real control planes
@@ -83,8 +86,13 @@ test: ## Everything that must pass, and where the time went
 	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit e2e
 
 .PHONY: soak
-soak: ## What takes hours: fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs fuzz chaos mutants
+soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
+	@$(PYTHON) tests/support/times.py install programs prometheus matrices fuzz chaos mutants
+
+.PHONY: matrices
+matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out
+	$(UNIT) -m soak
+	$(E2E) -m soak
 
 .PHONY: fuzz
 fuzz: install ## Parsers of foreign bytes, decisions of discovery, and the gateway, against generated inputs
@@ -98,8 +106,9 @@ mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N
 	$(BIN)/python -m tests.mutation --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N JSON=FILE)
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json $(JSON))
+chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N RESULTS=FILE)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(RESULTS),--results $(RESULTS))
 
 .PHONY: bench
 bench: programs ## Benchmarks, as a table (JSON=FILE)

@@ -1,4 +1,4 @@
-"""Writes ``docs/reference/*.md`` from the code: the API, reasons, metrics, command lines, chart values.
+"""Writes ``docs/reference/*.md`` from the code: the API, reasons, metrics, command lines, chart values, permissions.
 
 ``python docs/generate_reference.py`` writes; with ``--check`` it only compares, and exits with 1 when a page is stale.
 """
@@ -89,11 +89,10 @@ def reasons() -> str:
     parts = [
         "# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and what to do.\n\n",
         "While a ModelDeployment has a placement but no group serves, the reason of its condition `Ready` is the state of the ",
-        "group, such as `Loading`; [api.md](api.md) describes the states (`status.groups[].state`). A failure that is "
-        "followed by ",
-        "a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` means that "
-        "rank 0 ",
-        "does not let another rank join: the reason is in the log of both pods, the text in the message of the group.\n\n",
+        "group, such as `Loading`; [api.md](api.md) describes the states (`status.groups[].state`). A failure that is ",
+        "followed by a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` ",
+        "means that rank 0 does not let another rank join; the reason is in the logs of both pods and in the message of the ",
+        "group.\n\n",
     ]
     parts.append("| reason | appears in | meaning | what to do |\n|---|---|---|---|\n")
     for reason in sorted(Reason, key=str.lower):
@@ -205,6 +204,16 @@ def chart() -> str:
     return "".join(parts)
 
 
+# --- Permissions ---
+
+
+def permissions() -> str:
+    """The tables that an end-to-end test compares with a real cluster."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module("tests.support.trust").pages()
+
+
 # --- Registries of the programs, without running them ---
 
 
@@ -249,7 +258,14 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="compare only; exit with 1 when a page is stale")
     check = bool(parser.parse_args().check)
-    pages = {"api.md": api(), "reasons.md": reasons(), "metrics.md": metrics(), "commands.md": commands(), "chart.md": chart()}
+    pages = {
+        "api.md": api(),
+        "reasons.md": reasons(),
+        "metrics.md": metrics(),
+        "commands.md": commands(),
+        "chart.md": chart(),
+        "permissions.md": permissions(),
+    }
     stale = []
     for name, text in pages.items():
         path, content = PAGES / name, GENERATED + text

@@ -35,7 +35,13 @@ GROUPS = {
         "runner/test_waiting_process",
     ),
     # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
-    "default fleet": ("e2e/test_bad_input", "e2e/test_lifecycle", "e2e/test_line", "e2e/test_monitoring"),
+    "default fleet": (
+        "e2e/test_bad_input",
+        "e2e/test_lifecycle",
+        "e2e/test_line",
+        "e2e/test_monitoring",
+        "e2e/test_trust_matrix",
+    ),
 }
 # What takes longest starts first, so that no worker has a long file left when the others are done.
 LONGEST = (
@@ -65,8 +71,9 @@ def group_of(nodeid: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker."""
+    """Registers the markers."""
     config.addinivalue_line("markers", "slow: takes long; `make check` leaves it out")
+    config.addinivalue_line("markers", "soak: more of the same promise; only `make soak` runs it")
 
 
 @pytest.hookimpl(optionalhook=True)

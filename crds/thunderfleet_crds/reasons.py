@@ -1,8 +1,9 @@
 """Every reason of the API, defined once, with its meaning and its remedy.
 
 A fault has the same reason wherever it appears: in conditions, in ``lastFailure``, in Events and in logs. The reference of
-reasons is generated from this module. To add a reason, add a member here, use it, and run ``make docs``; a reason of RDMA also
-needs a rule (``thunderfleet_lib.rdma.rules``).
+reasons is generated from this module. To add a reason, add a member here, use it, and run ``make docs``. A fault of RDMA that
+the commands of a Mac show also needs a rule in ``thunderfleet_lib.rdma.rules``; one that shows only in an error of MLX needs a
+rule in ``thunderfleet_runner.faults``.
 """
 
 from enum import StrEnum
@@ -506,7 +507,7 @@ class Reason(StrEnum):
     )
     CHECK_DEADLINE = (
         "CheckDeadline",
-        "The fixed prompt that tests a loaded group did not finish within two minutes.",
+        "The test prompt, which every rank of a loaded group must answer alike, did not finish within two minutes.",
         "None: the next attempt follows. If it repeats, end programs that use the GPU of the Macs in the message.",
         (FAILURE,),
     )

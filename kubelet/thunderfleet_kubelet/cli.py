@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
             "--log-file",
             type=Path,
             metavar="FILE",
-            help=f"write the log to FILE, not standard error; rotated, {LOG_FILES} files of {LOG_BYTES // 1024**2} MiB",
+            help=f"write the log to FILE instead of standard error; rotated, {LOG_FILES} files of {LOG_BYTES // 1024**2} MiB",
         )
         one.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="minimum log level")
         return one

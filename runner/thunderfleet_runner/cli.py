@@ -31,7 +31,7 @@ def _world_sizes(text: str) -> range:
         sizes = range(0)
     if not sizes or sizes[0] < 1 or sizes[-1] > 64:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a range of world sizes; use a number or a range such as 1-16, from 1 to 64"
+            f"{text!r} is not a number of ranks; use a number such as 2, or a range such as 1-16, from 1 to 64"
         )
     return sizes
 

@@ -209,5 +209,5 @@ def relay_lost(text: str) -> Fault:
 
 
 def tokens_differ(detail: str) -> Fault:
-    """Ranks disagree on the fixed prompt's tokens."""
+    """Ranks disagree on the test prompt's tokens."""
     return Fault(FaultClass.BUG, Reason.TOKENS_DIFFER, f"the ranks computed different tokens, report a bug: {detail}")

@@ -133,7 +133,7 @@ class Start(Message):
 
 
 class Check(Message):
-    """All ranks have loaded: run the fixed prompt together and answer ``Ready``."""
+    """All ranks have loaded: run the test prompt together and answer ``Ready``."""
 
     type: Literal["check"] = "check"
 
@@ -229,7 +229,7 @@ class Loaded(Message):
 
 
 class Ready(Message):
-    """The rank has run the fixed prompt, greedily; ``tokens`` must be the same on every rank."""
+    """The rank has run the test prompt, greedily; ``tokens`` must be the same on every rank."""
 
     type: Literal["ready"] = "ready"
     tokens: tuple[int, ...]

@@ -16,6 +16,5 @@ hour        one agent's rounds of an hour, without the pauses
 measure     what probes find and cost
 placement   the planner, without a cluster
 thousand    a thousand agents and one operator
-audit       who wrote what to the API server, from its audit log
 processes   memory and processor time of processes
 """

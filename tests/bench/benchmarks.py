@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import audit, discovery, formation, measure, models, placement, processes, serving
+from tests.bench import discovery, formation, measure, models, placement, processes, serving
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
+from tests.support import audit
 
 DECODE_TOKENS = 64
 SUPERVISOR_MEGABYTES = 80

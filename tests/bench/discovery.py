@@ -17,10 +17,10 @@ from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import as_json, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
-from tests.bench import audit
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import NAMESPACE, ROOT, BenchFailed, Line
 from tests.bench.thousand import NotInTime, thousand
+from tests.support import audit
 
 CABLE = "studio-1:1"
 LINK = "studio-1.tb1--studio-2.tb1"

@@ -1,20 +1,20 @@
 """``python -m tests.chaos [--seed N] [--faults N] …``, from the root of the checkout."""
 
 import argparse
-import json
 import math
-import os
 import random
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.chaos import plan, report
-from tests.chaos.run import CLUSTER, Runner, cluster
+from tests.chaos import fleet, plan, report
+from tests.chaos.run import Runner
 from tests.support.waiting import NotInTimeError
 
 
@@ -28,61 +28,84 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--episode", type=int, action="append", help="run only this deployment of the sequence (repeatable)")
     found.add_argument("--long", action="store_true", help="let some faults outlast the 75 s that a silent Node is tolerated")
     found.add_argument("--plan", action="store_true", help="print the faults without injecting them")
-    found.add_argument("--cluster", metavar="NAME", help="use this running cluster of the suite's fleet, and leave it running")
     found.add_argument("--minutes", type=float, help="start no deployment after this many minutes")
-    found.add_argument("--json", type=Path, metavar="FILE", help="write every step and the totals to FILE")
+    found.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="append the result of every fault to FILE as a line of JSON, leave out deployments of this seed that are in it, "
+        "and print the totals of the whole file; so a run of many faults can be done in parts",
+    )
     return found
 
 
 def main() -> int:
-    """Returns 0 when every fault was survived, 1 when not, 2 on bad usage, 130 when interrupted."""
+    """Returns 0 when every fault of this run was survived, 1 when not, 2 on bad usage, 130 when interrupted."""
     options = parser().parse_args()
     if options.faults < 1:
         print("--faults must be at least 1", file=sys.stderr)
         return 2
+    results = report.Results(options.results) if options.results else None
+    try:
+        known = results.read() if results else []
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    repeat = f"seed {seed} (repeat: python -m tests.chaos --seed {seed} --faults {options.faults}{' --long' * options.long})"
-    print(repeat, flush=True)
-    episodes = plan.first(seed, options.faults, options.long)
-    if options.episode:
-        episodes = [episode for episode in episodes if episode.number in options.episode]
+    again = f"seed {seed} (repeat: python -m tests.chaos --seed {seed} --faults {options.faults}{' --long' * options.long})"
+    print(again, flush=True)
+    done = {record.episode for record in known if record.seed == seed}
+    wanted = options.episode or range(options.faults)
+    episodes = [
+        episode
+        for episode in plan.first(seed, options.faults, options.long)
+        if episode.number in wanted and episode.number not in done
+    ]
     if options.plan:
         _print_plan(episodes)
         return 0
+    if not shutil.which("cc"):
+        print("there is no C compiler (cc), so no clock is set", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if options.cluster:
-        os.environ[CLUSTER] = options.cluster
-    began, records = time.monotonic(), list[report.Record]()
-    code = _inject(seed, episodes, records, math.inf if options.minutes is None else 60 * options.minutes)
-    seconds = time.monotonic() - began
-    print(report.table(records, seconds))
-    print(repeat)
-    if options.json:
-        options.json.write_text(json.dumps({"seed": seed, **report.as_json(records, seconds)}, indent=1) + "\n")
-    return code or int(not any(record.injected for record in records) or any(record.violations for record in records))
+    records = list[report.Record]()
+
+    def keep(episode: Sequence[report.Record]) -> None:
+        records.extend(episode)
+        if results:
+            results.append(episode)
+
+    code = _inject(seed, episodes, keep, math.inf if options.minutes is None else 60 * options.minutes)
+    print(report.table(known + records))
+    print(again)
+    nothing = bool(episodes) and not any(record.injected for record in records)
+    return code or int(nothing or any(record.violations for record in records))
 
 
 def _print_plan(episodes: Iterable[plan.Episode]) -> None:
     for episode in episodes:
         for number, step in enumerate(episode.steps):
-            print(f"episode {episode.number}, step {number}: {episode.shape}: {step}")
+            print(f"episode {episode.number}, step {number}: {episode.macs} Macs, {episode.shape}: {step}")
 
 
-def _inject(seed: int, episodes: Iterable[plan.Episode], records: list[report.Record], seconds: float) -> int:
-    """Runs the episodes, starting none after ``seconds``, and adds their records. Returns the exit status."""
+def _inject(
+    seed: int, episodes: Iterable[plan.Episode], keep: Callable[[Sequence[report.Record]], None], seconds: float
+) -> int:
+    """Runs the episodes, starting none after ``seconds``; ``keep`` takes the records of each. Returns the exit status."""
     began = time.monotonic()
     try:
-        with cluster() as line:
-            runner = Runner(line, lambda text: print(text, flush=True))
-            for episode in episodes:
-                if time.monotonic() - began >= seconds:
-                    break
-                for record in runner.run(seed, [episode]):
-                    records.append(record)
+        for _, group in groupby(episodes, key=lambda episode: episode.fleet):
+            same = list(group)
+            if time.monotonic() - began >= seconds:
+                break
+            with fleet.cluster(same[0].macs) as line:
+                runner = Runner(line, lambda text: print(text, flush=True))
+                remaining = (episode for episode in same if time.monotonic() - began < seconds)
+                for records in runner.run(seed, remaining):
+                    keep(records)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (LocalClusterError, NotInTimeError) as error:
+    except (LocalClusterError, NotInTimeError, ValueError) as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1
     return 0

@@ -3,10 +3,11 @@
 Pure: each takes an observation and returns one sentence per problem.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.faults import RANK, SUPERVISOR
@@ -65,16 +66,25 @@ def processes(seen: Sequence[str], nodes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Census:
-    """The processes of a machine: kubelets, pods (UIDs) whose containers have a shim, and all others."""
+    """The processes of a machine (kubelets, pods (UIDs) whose containers have a shim, all others), and pods' folders (UIDs).
+
+    ``temporary``: by temporary folder of a container with more than a few entries, their number.
+    """
 
     kubelets: int
     pods: tuple[str, ...]
     orphans: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    temporary: Mapping[str, int] = field(default_factory=dict)
 
 
-# Runs on a machine. A shim's command names its pod's folder; descendants of a kubelet or a shim are accounted for.
+TEMPORARY = 8
+"""More entries in the temporary folder of a container are leftovers."""
+
+# Runs on a machine; the argument is the kubelet's root. A shim's command names its pod's folder; descendants of a kubelet or
+# a shim are accounted for.
 CENSUS = """
-import json, os, re
+import glob, json, os, re, sys
 table = {}
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
@@ -96,8 +106,20 @@ def known(pid):
         pid = table[pid][0]
     return False
 orphans = [f"{pid} {command[:200]}" for pid, (_, command) in table.items() if pid > 1 and not known(pid)]
-print(json.dumps({"kubelets": len(kubelets), "pods": sorted(shims.values()), "orphans": orphans}))
+pods = sys.argv[1] + "/pods"
+folders = sorted(os.listdir(pods)) if os.path.isdir(pods) else []
+counts = {path: len(os.listdir(path)) for path in glob.glob(pods + "/*/containers/*/sandbox/*/tmp") if os.path.isdir(path)}
+temporary = {path: count for path, count in counts.items() if count > int(sys.argv[2])}
+found = {"kubelets": len(kubelets), "pods": sorted(shims.values()), "orphans": orphans}
+print(json.dumps({**found, "folders": folders, "temporary": temporary}))
 """
+
+
+def census(text: str) -> Census:
+    """What ``CENSUS`` printed."""
+    found = json.loads(text)
+    lists = {name: tuple(found[name]) for name in ("pods", "orphans", "folders")}
+    return Census(kubelets=found["kubelets"], temporary=found["temporary"], **lists)
 
 
 def accounts(censuses: Mapping[str, Census], pods: Sequence[Json]) -> list[str]:
@@ -113,7 +135,25 @@ def accounts(censuses: Mapping[str, Census], pods: Sequence[Json]) -> list[str]:
             elif count > 1:
                 wrong.append(f"{machine}: {count} shims of pod {uid}")
         wrong += [f"{machine}: an orphan: {command}" for command in census.orphans]
+        wrong += [
+            f"{machine}: the folder of pod {uid}, which is not there any more" for uid in census.folders if uid not in live
+        ]
+        wrong += [f"{machine}: {count} entries in {path}" for path, count in census.temporary.items()]
     return wrong
+
+
+def strays(managed: Sequence[Json], namespaces: Collection[str]) -> list[str]:
+    """``managed``: the operator's objects of the whole cluster. None may be outside of the namespaces of its deployments."""
+    return [
+        f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} belongs to no deployment"
+        for item in managed
+        if item["metadata"]["namespace"] not in namespaces
+    ]
+
+
+def disturbed(before: Json, after: Json) -> list[str]:
+    """What a deployment that was not hit has restarted. See ``Bystander.look``."""
+    return [f"the untouched group: {key} was {before[key]} and is {after[key]}" for key in before if before[key] != after[key]]
 
 
 def ports(listening: Collection[tuple[str, int]], plan: Json) -> list[str]:

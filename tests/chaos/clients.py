@@ -7,6 +7,7 @@ error event only if the fault hit the process or Mac that was sending it.
 import http.client
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from tests.support.proxy import proxy_headers
 
 ANSWER_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
+READY_SECONDS = 10.0
+"""A client waits this long at most for a group that says it is ready, first and after every request that failed."""
+PROBE_SECONDS = 2.0
 
 
 class Outcome(StrEnum):
@@ -124,13 +128,19 @@ def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 class Clients:
-    """Threads that send requests in a loop. ``endpoint`` is called before each one."""
+    """Threads that send requests in a loop. ``endpoint`` is called before each one.
 
-    def __init__(self, proxy: str, endpoint: Callable[[], str], model: str, questions: Sequence[Question]) -> None:
+    While ``long`` is set, those that read streams ask ``questions``, whose answers are long; all others ask ``brief``.
+    """
+
+    def __init__(
+        self, proxy: str, endpoint: Callable[[], str], model: str, questions: Sequence[Question], brief: Question
+    ) -> None:
         self._proxy, self._proxy_headers = urlsplit(proxy), proxy_headers(proxy)
         self._endpoint = endpoint
         self._model = model
-        self._questions = questions
+        self._questions, self._brief = questions, brief
+        self.long = True
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -162,17 +172,51 @@ class Clients:
     def counts(self) -> Counter[str]:
         return Counter(result.outcome.value for result in self.results)
 
+    def whole(self) -> int:
+        """The number of whole answers so far."""
+        return sum(result.outcome is Outcome.WHOLE for result in list(self.results))
+
     def _run(self, number: int, stream: bool) -> None:
         turn = number
+        self._until_ready()
         while not self._over.is_set():
-            question = self._questions[turn % len(self._questions)]
+            if not self._endpoint():
+                self._until_ready()
+                continue
+            question = self._questions[turn % len(self._questions)] if stream and self.long else self._brief
             turn += 1
             result = self._ask(number, question, stream)
             with self._lock:
                 self.in_stream.pop(number, None)
                 self.results.append(result)
             if result.outcome is not Outcome.WHOLE:
+                self._until_ready()
+            elif question is self._brief:
+                # Ranks that never rest take the processor that recovery needs.
                 self._over.wait(PAUSE_SECONDS)
+
+    def _until_ready(self) -> None:
+        """Waits as a load balancer does before it sends requests again; asks anyway in the end."""
+        deadline = time.monotonic() + READY_SECONDS
+        while not self._over.wait(PAUSE_SECONDS) and time.monotonic() < deadline:
+            if self._ready():
+                return
+
+    def _ready(self) -> bool:
+        endpoint = self._endpoint()
+        if not endpoint:
+            return False
+        at = urlsplit(endpoint)
+        connection = http.client.HTTPConnection(self._proxy.hostname or "", self._proxy.port, timeout=PROBE_SECONDS)
+        try:
+            connection.request(
+                "GET", f"{at.scheme}://{at.netloc}/readyz", headers={"Connection": "close", **self._proxy_headers}
+            )
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def _ask(self, number: int, question: Question, stream: bool) -> Result:
         endpoint = self._endpoint()

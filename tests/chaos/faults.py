@@ -3,50 +3,97 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
 
+import yaml
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.chaos.plan import Action, Step, Target
+from tests.chaos import fleet
+from tests.chaos.plan import Action, Fault, Target
 from tests.support.line import SYSTEM, Line
+from tests.support.waiting import until
 
 ORDER_SECONDS = 20.0
-SUPERVISOR, RANK, OPERATOR = "thunderfleet-runner serve", "thunderfleet_runner.rank", "thunderfleet-operator run"
+UPDATE_SECONDS = 240
+CLOCK_SECONDS = 3600
+STOPPED_SECONDS, RUNNING_SECONDS = 0.4, 0.1
+"""The rhythm of a slow program."""
+SPARE_DESCRIPTORS = 2
+LEASE_OFFSET = 60
+"""A Mac that moves takes the address this far from its first one."""
+SUPERVISOR, RANK, INTAKE = "thunderfleet-runner serve", "thunderfleet_runner.rank", "thunderfleet_runner.intake"
+OPERATOR, AGENT = "thunderfleet-operator run", "thunderfleet-agent run"
+COMPONENTS = {
+    Target.API_SERVER: "kube-apiserver",
+    Target.ETCD: "etcd",
+    Target.SCHEDULER: "kube-scheduler",
+    Target.CONTROLLER_MANAGER: "kube-controller-manager",
+}
+UPDATED = {Target.AGENT: "daemonset/thunderfleet-agent", Target.OPERATOR: "deployment/thunderfleet-operator"}
 
-# Run on a machine: signals the processes of a deployment's pods whose command contains a word; prints their number.
+# Run on a machine: finds processes whose command contains a word, of pods whose name begins as told (empty: of all); prints
+# their IDs. A signal other than 0 is sent to them.
 HUNT = """
-import os, sys
+import json, os, sys
 name, needle, number, hit = sys.argv[1], sys.argv[2], int(sys.argv[3]), []
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         command = open(f"/proc/{pid}/cmdline").read().replace("\\0", " ")
         environment = open(f"/proc/{pid}/environ", errors="replace").read().split("\\0")
-        if needle in command and any(entry.startswith(f"POD_NAME={name}") for entry in environment) and int(pid) != os.getpid():
+        mine = not name or any(entry.startswith(f"POD_NAME={name}") for entry in environment)
+        if needle in command and mine and "thunderfleet_kubelet/shim" not in command and int(pid) != os.getpid():
             os.kill(int(pid), number)
-            hit.append(pid)
+            hit.append(int(pid))
     except OSError:
         continue
-print(len(hit))
+print(json.dumps(hit))
 """
 KILL, STOP, CONT = 9, 19, 18
+
+# Run on a machine: leaves processes as many descriptors as they have and a few more; prints the limits before.
+STARVE = """
+import json, os, resource, sys
+before = {}
+for pid in map(int, sys.argv[2:]):
+    try:
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + int(sys.argv[1]), hard))
+        before[pid] = soft
+    except OSError:
+        continue
+print(json.dumps(before))
+"""
+FEED = """
+import json, resource, sys
+for pid, soft in json.loads(sys.argv[1]).items():
+    try:
+        resource.prlimit(int(pid), resource.RLIMIT_NOFILE, (soft, resource.prlimit(int(pid), resource.RLIMIT_NOFILE)[1]))
+    except OSError:
+        continue
+"""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """An injected fault. ``undo`` is None when there is nothing to undo."""
+    """An injected fault. ``undo`` is None when there is nothing to undo. ``names``: what status may name as the cause."""
 
     what: str
     machine: str
     undo: Callable[[], None] | None = None
+    names: tuple[str, ...] = ()
 
 
-def hunt(line: Line, machine: str, name: str, needle: str, signal: int) -> int:
-    """Signals processes on a machine and returns their number. ``name``: prefix of their pods' names."""
+def hunt(line: Line, machine: str, name: str, needle: str, signal: int) -> list[int]:
+    """Signals processes on a machine and returns their IDs there. ``name``: prefix of their pods' names."""
     done = line.run(machine, sys.executable, "-S", "-c", HUNT, name, needle, str(signal), seconds=ORDER_SECONDS)
     if done.returncode:
         raise LocalClusterError(f"{machine}: {done.stderr}")
-    return int(json.loads(done.stdout))
+    found: list[int] = json.loads(done.stdout)
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,69 +112,198 @@ class Leader:
         raise LocalClusterError(f"no operator pod is named like the holder of the lease, {holder}")
 
 
-def inject(line: Line, step: Step, name: str, node: str, neighbour: str, leader: Leader) -> Hit | None:
-    """Carries out the step on the rank on ``node`` of the deployment ``name``; None if there was no target.
+@dataclass(frozen=True)
+class Place:
+    """Where a fault hits: a rank's Mac in a deployment, the Mac at the other end of a cable, the operator's leader."""
 
-    ``neighbour``: Mac at the other end of a cable that is cut. ``leader`` was looked up before, to save time.
-    """
-    cluster, machine = line.cluster, line.cluster.machines[node]
-    action, target = step.fault.action, step.fault.target
-    match target:
-        case Target.RANK | Target.SUPERVISOR:
-            needle = RANK if target is Target.RANK else SUPERVISOR
-            return signalled(line, node, f"{name}-", needle, action)
-        case Target.OPERATOR if action is not Action.CUT:
-            return signalled(line, leader.machine, leader.pod, OPERATOR, action)
-        case Target.KUBELET if action is Action.KILL:
-            machine.kill_kubelet()
-            return Hit("its kubelet", node, machine.start_kubelet)
-        case Target.KUBELET:
-            machine.freeze_kubelet()
-            return Hit("its kubelet", node, machine.thaw_kubelet)
-        case Target.API_SERVER:
-            first, then = ("off", "on") if action is Action.KILL else ("freeze", "thaw")
-            cluster.component("kube-apiserver", first)  # type: ignore[arg-type]
-            return Hit("the API server", "", lambda: cluster.component("kube-apiserver", then))  # type: ignore[arg-type]
-        case Target.MAC | Target.OPERATOR:
-            cut = node if target is Target.MAC else leader.machine
-            cluster.lan("pull", cut)
-            return Hit("its LAN port", cut, lambda: cluster.lan("plug", cut))
-        case Target.CABLE:
-            end = next(f"{node}:{cable['port']}" for cable in machine.cables if cable["peer"] == neighbour)
-            cluster.cable("pull", end)
-            return Hit(f"the cable at {end}", node, lambda: cluster.cable("plug", end))
-    raise ValueError(f"no such fault: {step.fault}")
+    line: Line
+    deployment: str
+    node: str
+    neighbour: str
+    leader: Leader
+
+    @property
+    def host(self) -> Mapping[Target, str]:
+        """The machine of each program that is not of the control plane."""
+        own = (Target.RANK, Target.SUPERVISOR, Target.INTAKE, Target.KUBELET, Target.AGENT, Target.MAC)
+        return {**dict.fromkeys(own, self.node), Target.OPERATOR: self.leader.machine}
+
+    def processes(self, target: Target) -> tuple[str, str]:
+        """How ``hunt`` finds a program: the prefix of its pod's name, and a part of its command."""
+        own = f"{self.deployment}-"
+        return {
+            Target.RANK: (own, RANK),
+            Target.SUPERVISOR: (own, SUPERVISOR),
+            Target.INTAKE: (own, INTAKE),
+            Target.AGENT: ("", AGENT),
+            Target.OPERATOR: (self.leader.pod, OPERATOR),
+            Target.KUBELET: ("", "thunderfleet-kubelet run"),
+        }[target]
 
 
-def signalled(line: Line, machine: str, name: str, needle: str, action: Action) -> Hit | None:
-    """Sends SIGKILL, or SIGSTOP, which SIGCONT undoes."""
-    if not hunt(line, machine, name, needle, KILL if action is Action.KILL else STOP):
+def inject(fault: Fault, at: Place) -> Hit | None:
+    """Injects one fault; None if there was no target."""
+    match fault.action:
+        case Action.KILL | Action.FREEZE:
+            return _signal(fault, at)
+        case Action.CUT:
+            return _cut(fault.target, at)
+        case Action.SLOW:
+            return _slow(COMPONENTS[fault.target], at)
+        case Action.STARVE:
+            return _starve(fault.target, at)
+        case Action.FILL:
+            return _fill(fault.target, at)
+        case Action.AHEAD | Action.BACK:
+            return _set_clock(at.host[fault.target], CLOCK_SECONDS if fault.action is Action.AHEAD else -CLOCK_SECONDS, at)
+        case Action.MOVE:
+            return _move(at)
+        case Action.LOSE:
+            return _lose(fault.target, at)
+        case Action.UPDATE:
+            return _update(fault.target, at)
+
+
+def _signal(fault: Fault, at: Place) -> Hit | None:
+    kill, cluster = fault.action is Action.KILL, at.line.cluster
+    if component := COMPONENTS.get(fault.target):
+        first: Literal["off", "freeze"] = "off" if kill else "freeze"
+        then: Literal["on", "thaw"] = "on" if kill else "thaw"
+        cluster.component(component, first)
+        return Hit(component, "", lambda: cluster.component(component, then))
+    machine = at.host[fault.target]
+    if fault.target is Target.KUBELET:
+        kubelet = cluster.machines[machine]
+        (kubelet.kill_kubelet if kill else kubelet.freeze_kubelet)()
+        return Hit("its kubelet", machine, kubelet.start_kubelet if kill else kubelet.thaw_kubelet)
+    name, needle = at.processes(fault.target)
+    if not hunt(at.line, machine, name, needle, KILL if kill else STOP):
         return None
-    if action is Action.KILL:
+    if kill:
         return Hit(needle, machine)
 
+    def thaw() -> None:
+        hunt(at.line, machine, name, needle, CONT)
+
+    return Hit(needle, machine, thaw)
+
+
+def _cut(target: Target, at: Place) -> Hit:
+    cluster = at.line.cluster
+    if target is Target.CABLE:
+        end = next(f"{at.node}:{cable['port']}" for cable in cluster.machines[at.node].cables if cable["peer"] == at.neighbour)
+        cluster.cable("pull", end)
+        return Hit(f"the cable at {end}", at.node, lambda: cluster.cable("plug", end), (at.node, at.neighbour))
+    if target in (Target.KUBELET, Target.API_SERVER):
+        machines = list(cluster.machines) if target is Target.API_SERVER else [at.node]
+        for machine in machines:
+            _route(at.line, machine, "add")
+
+        def restore() -> None:
+            for machine in machines:
+                _route(at.line, machine, "del")
+
+        return Hit("the way to the API server", machines[0], restore)
+    machine = at.host[target]
+    cluster.lan("pull", machine)
+    return Hit("its LAN port", machine, lambda: cluster.lan("plug", machine), (machine,))
+
+
+def _route(line: Line, machine: str, action: str) -> None:
+    """Takes the API server out of a machine's routes, or back in; everything else is still reached."""
+    server = urlsplit(yaml.safe_load(line.cluster.folder.inner_kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+    way = ("to", str(server.hostname), "ipproto", "tcp", "dport", str(server.port))
+    rule = ("ip", "rule", action, *way, "unreachable")
+    done = line.run(machine, *rule)
+    if done.returncode:
+        raise LocalClusterError(f"{machine}: {' '.join(rule)}: {done.stderr}")
+
+
+def _slow(component: str, at: Place) -> Hit:
+    cluster, over = at.line.cluster, threading.Event()
+
+    def limp() -> None:
+        while not over.is_set():
+            with contextlib.suppress(LocalClusterError):
+                cluster.component(component, "freeze")
+                over.wait(STOPPED_SECONDS)
+                cluster.component(component, "thaw")
+            over.wait(RUNNING_SECONDS)
+
+    thread = threading.Thread(target=limp, daemon=True)
+    thread.start()
+
     def undo() -> None:
-        hunt(line, machine, name, needle, CONT)
+        over.set()
+        thread.join(ORDER_SECONDS)
+        # Another fault may have ended it.
+        with contextlib.suppress(LocalClusterError):
+            cluster.component(component, "thaw")
 
-    return Hit(needle, machine, undo)
+    return Hit(component, "", undo)
 
 
-def mend(line: Line) -> None:
-    """Repairs everything that an interrupted run may have left broken."""
-    cluster = line.cluster
-    with contextlib.suppress(LocalClusterError):
-        cluster.component("kube-apiserver", "thaw")
-    with contextlib.suppress(LocalClusterError):
-        cluster.component("kube-apiserver", "on")
-    running = {item["name"]: item["kubelet"] for item in cluster.status()["machines"]}
-    for name, machine in cluster.machines.items():
-        cluster.lan("plug", name)
-        hunt(line, name, "", "thunderfleet", CONT)
-        if running[name]:
-            machine.thaw_kubelet()
-        else:
-            machine.start_kubelet()
-        if machine.kind == "mac":
-            cluster.jaccl(name, [])
-        for cable in machine.cables:
-            cluster.cable("plug", f"{name}:{cable['port']}")
+def _starve(target: Target, at: Place) -> Hit | None:
+    machine = at.host[target]
+    found = hunt(at.line, machine, *at.processes(target), 0)
+    if not found:
+        return None
+    python = (sys.executable, "-S", "-c")
+    done = at.line.run(machine, *python, STARVE, str(SPARE_DESCRIPTORS), *map(str, found))
+    if done.returncode:
+        raise LocalClusterError(f"{machine}: {done.stderr}")
+    return Hit(f"descriptors of its {target.value}", machine, lambda: _done(at.line.run(machine, *python, FEED, done.stdout)))
+
+
+def _done(_: object) -> None:
+    """For callbacks that return nothing."""
+
+
+def _fill(target: Target, at: Place) -> Hit:
+    cluster = at.line.cluster
+    if target is Target.ETCD:
+        fleet.fill_etcd(cluster)
+        return Hit("etcd's disk", "", lambda: fleet.empty_etcd(cluster))
+    machine = cluster.machines[at.node]
+    fleet.fill_mac(machine)
+    return Hit("its disk", at.node, lambda: fleet.empty_mac(machine), (at.node,))
+
+
+def _set_clock(name: str, ahead: int, at: Place) -> Hit | None:
+    machine = at.line.cluster.machines[name]
+    if not fleet.set_clock(machine, ahead):
+        return None
+    return Hit("its clock", name, lambda: _done(fleet.set_clock(machine, 0)))
+
+
+def _move(at: Place) -> Hit:
+    network, _, host = at.line.cluster.machines[at.node].address.rpartition(".")
+    number = int(host)
+    number += -LEASE_OFFSET if number > LEASE_OFFSET else LEASE_OFFSET
+    at.line.cluster.lan_address(at.node, f"{network}.{number}")
+    return Hit("its LAN address", at.node)
+
+
+def _lose(target: Target, at: Place) -> Hit:
+    if target is Target.KUBELET:
+        kubelet = at.line.cluster.machines[at.node]
+        kubelet.kill_kubelet()
+        return Hit("its kubelet", at.node, kubelet.start_kubelet, (at.node,))
+    return _cut(target, at)
+
+
+def _update(target: Target, at: Place) -> Hit:
+    line = at.line
+    if target is not Target.KUBELET:
+        what = UPDATED[target]
+        line.kubectl("-n", SYSTEM, "rollout", "restart", what)
+        wait = ("-n", SYSTEM, "rollout", "status", what, f"--timeout={UPDATE_SECONDS}s")
+        return Hit(what, "", lambda: _done(line.cluster.kubectl(*wait, seconds=UPDATE_SECONDS + 10)))
+
+    def every_kubelet() -> None:
+        for name in line.macs:
+            line.cluster.machines[name].stop_kubelet()
+            line.cluster.machines[name].start_kubelet()
+            until(line.ready_machines, f"{name} is Ready after its update", UPDATE_SECONDS, retry_on=(LocalClusterError,))
+
+    return Hit("every kubelet", "", every_kubelet)

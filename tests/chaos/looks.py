@@ -5,8 +5,11 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,8 +17,10 @@ from thunderfleet_crds.group import STATE_PATH
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_localcluster.client.cluster import Cluster
 
+from tests.support import audit
 from tests.support.api import REQUEST_SECONDS, Api, Unreachable
 from tests.support.https import client_context, get
+from tests.support.line import SYSTEM, Deployment
 from tests.support.proxy import proxy_headers
 
 Json = dict[str, Any]
@@ -23,6 +28,8 @@ Json = dict[str, Any]
 SAMPLE_SECONDS = 0.4
 MANAGED = "app.kubernetes.io%2Fmanaged-by%3Dthunderfleet-operator"
 EPOCH_LABEL = "thunderfleet.io/epoch"
+OURS = (f"system:serviceaccount:{SYSTEM}:", "system:node:mac-")
+"""Users of the operator, the agents and the Macs' kubelets."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +135,61 @@ class Eye:
             if len(epochs) > 1:
                 self.mixtures.add(f"group {group}: pods of several epochs at once: {epochs}")
         self.samples += 1
+
+
+@dataclass
+class Writes:
+    """The rate at which our programs write to the API server, from its audit log."""
+
+    log: Path
+    _offset: int = 0
+
+    def begin(self) -> None:
+        """Forgets what was written before."""
+        self._offset = self.log.stat().st_size
+
+    def median(self) -> float:
+        """Writes per second since ``begin``, as the median over the seconds; Leases do not count."""
+        if self.log.stat().st_size < self._offset:
+            # The API server has rotated it.
+            self._offset = 0
+        events, self._offset = audit.read_from(self.log, self._offset)
+        return rate(events)
+
+
+def rate(events: Sequence[Json]) -> float:
+    """The median over all seconds, from the first event to the last, of the number of writes by our programs."""
+    seconds = [datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp() for event in events]
+    if not seconds:
+        return 0.0
+    counts = [0] * (int(max(seconds) - min(seconds)) + 1)
+    for event, second in zip(events, seconds, strict=True):
+        # A request that was not authenticated has no user.
+        ours = event["user"].get("username", "").startswith(OURS)
+        counts[int(second - min(seconds))] += ours and audit.write_of(event) is not None
+    return float(median(counts))
+
+
+@dataclass
+class Bystander:
+    """A deployment that no fault is meant for. It must restart nothing unless its own Mac is hit."""
+
+    deployment: Deployment
+    eye: Eye
+
+    @property
+    def node(self) -> str:
+        """Its only Mac."""
+        return str(self.eye.status["groups"][0]["ranks"][0]["node"])
+
+    def look(self) -> Json:
+        """What stays the same while nothing restarts."""
+        group = self.deployment.group()
+        pods = [child for child in self.deployment.children() if child["kind"] == "Pod"]
+        containers = {
+            pod["metadata"]["uid"]: [
+                (found.get("containerID"), found["restartCount"]) for found in pod["status"].get("containerStatuses", [])
+            ]
+            for pod in pods
+        }
+        return {"epoch": group.get("epoch"), "failures": group.get("lastFailure"), "containers": containers}

@@ -1,4 +1,4 @@
-"""What a seed means: deployments, and which fault hits which of their stages. Pure: the same seed gives the same sequence.
+"""What a seed means: fleets, deployments, and which fault hits which of their stages. Pure: a seed always means the same.
 
 Faults are dealt from shuffled decks, so that a long run meets every fault at every stage before it meets one again. A
 deployment takes one card for its start, one for when it serves and one for its end.
@@ -36,14 +36,29 @@ HELD = (Stage.RENDEZVOUS, Stage.BARRIER)
 
 
 class Action(StrEnum):
-    """The kind of fault."""
+    """The kind of fault. All but LOSE and MOVE are undone after a while."""
 
     KILL = "kill"
     """SIGKILL."""
     FREEZE = "freeze"
     """SIGSTOP, later SIGCONT."""
     CUT = "cut"
-    """The LAN port or the cable loses its carrier for a while."""
+    """A LAN port or cable has no carrier. A kubelet or API server: machines have no route to the API server."""
+    SLOW = "slow"
+    """The program is stopped most of the time, so that every answer is late."""
+    STARVE = "starve"
+    """The program can open hardly any more files and sockets."""
+    FILL = "fill"
+    """The disk with the program's state is full."""
+    AHEAD = "set ahead"
+    """The clock of the machine, by an hour."""
+    BACK = "set back"
+    MOVE = "move"
+    """The Mac gets another address in the LAN, and keeps it."""
+    LOSE = "lose"
+    """What is lost stays away until the deployment serves without it, or its status says what is lost and what to do."""
+    UPDATE = "update"
+    """Every instance is replaced, one after the other, as an upgrade does. Clients must not notice."""
 
 
 class Target(StrEnum):
@@ -51,10 +66,15 @@ class Target(StrEnum):
 
     RANK = "rank"
     SUPERVISOR = "supervisor"
+    INTAKE = "intake"
     KUBELET = "kubelet"
+    AGENT = "agent"
     OPERATOR = "operator"
     """The leader; cutting it off means cutting off its machine."""
     API_SERVER = "API server"
+    ETCD = "etcd"
+    SCHEDULER = "scheduler"
+    CONTROLLER_MANAGER = "controller manager"
     MAC = "Mac"
     CABLE = "cable"
 
@@ -69,13 +89,30 @@ class Fault:
     def __str__(self) -> str:
         return f"{self.action.value} {self.target.value}"
 
+    @property
+    def beside(self) -> bool:
+        """Whether it hits nothing of a group: running requests must not notice it."""
+        return self.target in BESIDE and self.action is not Action.LOSE
 
-PROCESSES = (Target.RANK, Target.SUPERVISOR, Target.KUBELET, Target.OPERATOR, Target.API_SERVER)
-BESIDE = (Target.KUBELET, Target.OPERATOR, Target.API_SERVER)
-"""Targets outside a group: their faults must not affect running requests."""
+    def touches_mac(self, seconds: int) -> bool:
+        """Whether a fault of this length may restart every group on its Mac, also one that it is not meant for."""
+        silent = self.target is Target.KUBELET and (self.action is Action.LOSE or seconds > SILENT_SECONDS)
+        return self.target is Target.MAC or silent
+
+
+PROGRAMS = tuple(target for target in Target if target not in (Target.MAC, Target.CABLE))
+BESIDE = tuple(target for target in PROGRAMS if target not in (Target.RANK, Target.SUPERVISOR, Target.INTAKE))
+"""Programs outside a group."""
 FAULTS = (
-    *(Fault(action, target) for action in (Action.KILL, Action.FREEZE) for target in PROCESSES),
-    *(Fault(Action.CUT, target) for target in (Target.MAC, Target.CABLE, Target.OPERATOR)),
+    *(Fault(action, target) for action in (Action.KILL, Action.FREEZE) for target in PROGRAMS),
+    *(Fault(Action.CUT, target) for target in (Target.MAC, Target.CABLE, Target.OPERATOR, Target.KUBELET, Target.API_SERVER)),
+    *(Fault(Action.SLOW, target) for target in (Target.API_SERVER, Target.ETCD)),
+    *(Fault(Action.STARVE, target) for target in (Target.KUBELET, Target.AGENT, Target.SUPERVISOR)),
+    *(Fault(Action.FILL, target) for target in (Target.MAC, Target.ETCD)),
+    *(Fault(action, target) for action in (Action.AHEAD, Action.BACK) for target in (Target.MAC, Target.OPERATOR)),
+    Fault(Action.MOVE, Target.MAC),
+    *(Fault(Action.LOSE, target) for target in (Target.MAC, Target.CABLE, Target.KUBELET)),
+    *(Fault(Action.UPDATE, target) for target in (Target.KUBELET, Target.AGENT, Target.OPERATOR)),
 )
 
 
@@ -96,33 +133,76 @@ class Shape:
 
 
 SHAPES = tuple(Shape(ranks, transport) for ranks in (2, 3, 4) for transport in ("Ring", "JACCL"))
+FLEETS = (2, 3, 4, 5, 6)
+"""Numbers of Macs."""
+EPISODES_PER_FLEET = 4
 SECONDS = (2, 5, 12)
 """How long a target stays frozen, cut off or switched off."""
+STATE_SECONDS = (12, 25)
+"""The same for faults that are noticed only when something is written, opened or asked."""
+STATES = (Action.SLOW, Action.STARVE, Action.FILL, Action.AHEAD, Action.BACK)
+SILENT_SECONDS = 45
+"""A Node that is silent for longer may become NotReady, so that its groups move."""
 LONG_SECONDS = 75
 """Longer than a silent Node stays Ready (50 s), so that the operator must act. Only for LONG_FAULTS, and only on request."""
-LONG_FAULTS = (Fault(Action.FREEZE, Target.KUBELET), Fault(Action.CUT, Target.MAC), Fault(Action.KILL, Target.KUBELET))
+LONG_FAULTS = (
+    Fault(Action.FREEZE, Target.KUBELET),
+    Fault(Action.CUT, Target.MAC),
+    Fault(Action.KILL, Target.KUBELET),
+    Fault(Action.CUT, Target.KUBELET),
+)
+TWO_AT_ONCE = 0.2
+"""The share of steps with a second fault."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A fault, and the rank whose Mac or process it hits."""
+
+    fault: Fault
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.fault} (rank {self.rank})"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One fault: its stage, kind and target rank, and how long it lasts if it is undone."""
+    """One fault, or two at once: the stage, and how long what is undone lasts."""
 
     stage: Stage
-    fault: Fault
-    rank: int
+    blows: tuple[Blow, ...]
     seconds: int
 
     def __str__(self) -> str:
-        return f"{self.stage.value}: {self.fault} (rank {self.rank}, {self.seconds} s)"
+        return f"{self.stage.value}: {self.faults}, {self.seconds} s"
+
+    @property
+    def faults(self) -> str:
+        return " and ".join(map(str, self.blows))
+
+    @property
+    def beside(self) -> bool:
+        """Whether no blow hits the group."""
+        return all(blow.fault.beside for blow in self.blows)
+
+    def does(self, action: Action) -> bool:
+        return any(blow.fault.action is action for blow in self.blows)
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One deployment from ``apply`` to its removal; ``steps`` are in the order of their stages."""
+    """One deployment from ``apply`` to its removal; ``steps`` are in the order of their stages. ``macs``: of its fleet."""
 
     number: int
+    macs: int
     shape: Shape
     steps: tuple[Step, ...]
+
+    @property
+    def fleet(self) -> int:
+        """Episodes of one number share a cluster."""
+        return self.number // EPISODES_PER_FLEET
 
 
 class Deck(Generic[T]):
@@ -137,9 +217,24 @@ class Deck(Generic[T]):
         return self._left.pop()
 
 
+def possible(stage: Stage, fault: Fault) -> bool:
+    """Whether there is something to hit at this stage."""
+    match fault:
+        case Fault(_, Target.RANK):
+            return stage not in HELD
+        case Fault(_, Target.INTAKE):
+            return stage not in START
+        case Fault(Action.LOSE, _):
+            # Pods of a Mac that stays away are not force-deleted, so nothing ends.
+            return stage is not Stage.DRAINING
+        case Fault(Action.UPDATE, _):
+            return stage in SERVING
+    return True
+
+
 def cards(stages: tuple[Stage, ...]) -> tuple[tuple[Stage, Fault], ...]:
     """Every fault that there can be at these stages."""
-    return tuple((stage, fault) for stage in stages for fault in FAULTS if not (stage in HELD and fault.target is Target.RANK))
+    return tuple((stage, fault) for stage in stages for fault in FAULTS if possible(stage, fault))
 
 
 def victims(stage: Stage, ranks: int) -> range:
@@ -152,23 +247,46 @@ def victims(stage: Stage, ranks: int) -> range:
     return range(ranks)
 
 
-def episodes(seed: int, long: bool = False, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Episode]:
+def seconds(fault: Fault, long: bool, chance: random.Random) -> int:
+    """How long a fault lasts."""
+    drawn, extended = chance.choice(STATE_SECONDS if fault.action in STATES else SECONDS), chance.random() < 0.3
+    return LONG_SECONDS if long and extended and fault in LONG_FAULTS else drawn
+
+
+def _blow(fault: Fault, rank: int) -> Blow:
+    # The gateway, and with it the intake, is on rank 0.
+    return Blow(fault, 0 if fault.target is Target.INTAKE else rank)
+
+
+def _step(stage: Stage, fault: Fault, ranks: int, long: bool, chance: random.Random) -> Step:
+    reach = victims(stage, ranks)
+    blows = [_blow(fault, chance.choice(reach))]
+    lasts = seconds(fault, long, chance)
+    alone = (Action.LOSE, Action.UPDATE)
+    others = [
+        other for other in FAULTS if possible(stage, other) and other.target is not fault.target and other.action not in alone
+    ]
+    second, rank = chance.choice(others), chance.choice(reach)
+    if chance.random() < TWO_AT_ONCE and fault.action not in alone:
+        blows.append(_blow(second, rank))
+    return Step(stage, tuple(blows), lasts)
+
+
+def episodes(seed: int, long: bool = False) -> Iterator[Episode]:
     """The endless sequence of a seed. With ``long`` some faults last until the operator must act."""
     chance = random.Random(seed)
-    shape_deck = Deck(shapes, chance)
+    fleets = Deck(FLEETS, chance)
+    shapes = {macs: Deck(tuple(shape for shape in SHAPES if shape.ranks <= macs), chance) for macs in FLEETS}
     decks = [Deck(cards(stages), chance) for stages in (START, SERVING, (Stage.DRAINING,))]
+    macs = 0
     for number in count():
-        shape = shape_deck.deal()
-        steps = []
-        for deck in decks:
-            stage, fault = deck.deal()
-            rank, seconds = chance.choice(victims(stage, shape.ranks)), chance.choice(SECONDS)
-            if long and fault in LONG_FAULTS and chance.random() < 0.3:
-                seconds = LONG_SECONDS
-            steps.append(Step(stage, fault, rank, seconds))
-        yield Episode(number, shape, tuple(steps))
+        if number % EPISODES_PER_FLEET == 0:
+            macs = fleets.deal()
+        shape = shapes[macs].deal()
+        steps = tuple(_step(*deck.deal(), shape.ranks, long, chance) for deck in decks)
+        yield Episode(number, macs, shape, steps)
 
 
-def first(seed: int, faults: int, long: bool = False, shapes: tuple[Shape, ...] = SHAPES) -> list[Episode]:
-    """As many episodes as it takes to inject ``faults`` faults."""
-    return list(islice(episodes(seed, long, shapes), -(-faults // 3)))
+def first(seed: int, faults: int, long: bool = False) -> list[Episode]:
+    """As many episodes as it takes for ``faults`` steps."""
+    return list(islice(episodes(seed, long), -(-faults // 3)))

@@ -2,49 +2,36 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
-from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.chaos import checks, faults, stages
-from tests.chaos.clients import Clients, Outcome, Question, Result
-from tests.chaos.looks import Eye
-from tests.chaos.plan import BESIDE, START, Episode, Stage, Step, Target
+from tests.chaos import checks, faults, judge, stages
+from tests.chaos.clients import Clients, Outcome, Question
+from tests.chaos.looks import Bystander, Eye, Writes
+from tests.chaos.plan import START, Action, Episode, Stage, Step, Target
 from tests.chaos.report import Record
 from tests.chaos.stages import Passed, Subject, wait_for
 from tests.support.api import Api
-from tests.support.line import MODEL, Deployment, Line, condition, on_fleet
+from tests.support.line import CHILDREN, MANAGED, MODEL, QUICK, Deployment, Line, condition
 from tests.support.waiting import NotInTimeError
 
-MACS = 4
-FLEET = "\n".join(
-    [
-        "machines:",
-        "  - {name: linux-1, kind: linux}",
-        "  - {name: linux-2, kind: linux}",
-        *(f"  - {{name: mac-{n}, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}}"
-          for n in range(1, MACS + 1)),
-        "cables:",
-        # Every Mac with every other: each end takes the next port of its Mac.
-        *(f'  - {{a: "mac-{a}:{b - 1}", b: "mac-{b}:{a}"}}' for a in range(1, MACS + 1) for b in range(a + 1, MACS + 1)),
-    ]
-)  # fmt: skip
-
-CLUSTER = "THUNDERFLEET_CHAOS_CLUSTER"
-"""Environment variable: name of a cluster of this fleet that runs already, with the chart and the model."""
 RECOVER_SECONDS = 300.0
+NOTICE_SECONDS = 120.0
+"""Within this time the control plane reports a Mac that stays away as not Ready."""
 SETTLE_SECONDS = 120.0
 GONE_SECONDS = 180.0
 REFERENCE_SECONDS = 180.0
+STEADY_ANSWERS, STEADY_SECONDS = 12, 120.0
+"""Whole answers that the clients still get after the group serves again, and the limit for that."""
 PROMPTS = (
     ("What does model 17 say to rank?", 200),
     (tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS),
@@ -52,16 +39,6 @@ PROMPTS = (
 )
 """Prompts with long answers in which the best two logits of one process differ by at least 9e-3."""
 SHORT = ("Who is rank 0?", 20)
-
-
-@contextlib.contextmanager
-def cluster() -> Iterator[Line]:
-    """A cluster of four fully connected Macs with JACCL, or the running cluster that CLUSTER names."""
-    if existing := os.environ.get(CLUSTER):
-        faults.mend(Line(Cluster.attach(existing)))
-    with on_fleet(FLEET, "chaos", CLUSTER) as line:
-        yield line
-
 
 # One process of mlx-lm for all prompts, because starting it takes longest.
 ALONE = """
@@ -84,32 +61,27 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
     return [Question(prompt, tokens, tuple(ids)) for (prompt, tokens), ids in zip(prompts, answers, strict=True)]
 
 
-def _judge(results: Iterable[Result], record: Record, gateway_hit: bool, beside: bool) -> None:
-    """Adds the clients' wrong responses to the record. ``beside``: the fault did not hit the group."""
-    for result in results:
-        if result.outcome is Outcome.ERROR_EVENT:
-            record.errors[result.detail] += 1
-            if beside:
-                record.violations.append(f"a client: a stream ended though the group was not hit: {result.detail}")
-        elif result.outcome is Outcome.WRONG or (result.outcome is Outcome.CUT and not gateway_hit):
-            record.violations.append(f"a client: {result.outcome.value}: {result.detail}")
-
-
 @dataclass
 class Runner:
-    """``say`` is called with a line per step."""
+    """Runs episodes on one fleet. ``say`` is called with a line per step."""
 
     line: Line
     say: Callable[[str], None]
+    bystander: Bystander = field(init=False)
 
     def __post_init__(self) -> None:
         self.api = Api(self.line.cluster)
+        self.writes = Writes(self.line.cluster.logs / "audit.log")
         *self.questions, self.short = references(self.line.cluster.models / MODEL, (*PROMPTS, SHORT))
 
-    def run(self, seed: int, episodes: Iterable[Episode]) -> Iterator[Record]:
-        """Yields the record of every step as it completes."""
-        for episode in episodes:
-            yield from self._episode(seed, episode)
+    def run(self, seed: int, episodes: Iterable[Episode]) -> Iterator[list[Record]]:
+        """Yields the records of every episode as it completes."""
+        other = self.line.deploy("bystander", nodes={"min": 1, "max": 1}, benchmark=QUICK).until_ready()
+        with Eye(self.api, other.namespace, other.name) as eye:
+            self.bystander = Bystander(other, eye)
+            for episode in episodes:
+                yield list(self._episode(seed, episode))
+        self.line.forget(other)
 
     def _episode(self, seed: int, episode: Episode) -> Iterator[Record]:
         wait_for(self.line.ready_machines, "all machines are Ready", RECOVER_SECONDS)
@@ -123,11 +95,14 @@ class Runner:
                 subject = Subject(self.line, self.api, episode.shape, deployment, eye, held, slowed)
                 try:
                     for number, step in enumerate(episode.steps):
-                        record = Record(seed, episode.number, number, str(episode.shape), step)
+                        record = Record(seed, episode.number, number, episode.macs, str(episode.shape), step)
+                        self.writes.begin()
                         self._step(subject, step, record)
+                        record.writes = self.writes.median()
+                        record.violations += judge.busy(record.writes)
                         self.say(record.line())
                         yield record
-                        if record.violations or record.explained:
+                        if record.violations or (record.explained and not record.recovered):
                             self.say(self.line.report())
                             break
                 finally:
@@ -148,10 +123,14 @@ class Runner:
     # --- one fault ---
 
     def _step(self, subject: Subject, step: Step, record: Record) -> None:
-        clients = Clients(self.line.cluster.proxy, lambda: subject.eye.endpoint, MODEL, self.questions)
+        def clients_of(eye: Eye) -> Clients:
+            return Clients(self.line.cluster.proxy, lambda: eye.endpoint, MODEL, self.questions, self.short)
+
+        clients, others = clients_of(subject.eye), clients_of(self.bystander.eye)
         try:
             leader = faults.Leader.find(self.line)
             record.observed = stages.reach(subject, step.stage, clients)
+            self._bystander_serves()
         except Passed as passed:
             record.observed = str(passed)
             stages.release(subject)
@@ -161,43 +140,124 @@ class Runner:
             record.violations.append(f"{step.stage.value} was not reached: {error}; {subject.deployment.conditions()}")
             clients.stop()
             return
-        nodes = subject.nodes
-        gateway_hit = step.rank == 0 and step.fault.target in (Target.SUPERVISOR, Target.MAC)
-        plan = subject.plan() if step.stage is Stage.DRAINING else None
-        hit = faults.inject(
-            self.line, step, subject.deployment.name, nodes[step.rank], nodes[(step.rank + 1) % len(nodes)], leader
-        )
-        record.injected = hit is not None
-        began = self._outlast(subject, step, hit, clients)
-        if step.stage is Stage.DRAINING:
-            self._gone(subject, record, plan, began)
-        else:
-            self._recovered(subject, record, began)
-        record.violations += clients.stop()
-        record.clients = clients.counts()
-        # A drain ends the streams that do not finish within its grace period.
-        _judge(clients.results, record, gateway_hit, beside=step.fault.target in BESIDE and step.stage is Stage.STREAMS)
+        touched = judge.touched(step, subject.nodes, self.bystander.node)
+        before = self.bystander.look()
+        others.start(streaming=0, whole=1)
+        asked = len(clients.results)
+        hits = self._inject(subject, step, leader)
+        record.injected = bool(hits)
+        clients.long = False
+        try:
+            self._survive(subject, step, record, hits, clients)
+        except (NotInTimeError, LocalClusterError) as error:
+            record.violations.append(f"after the fault: {error}")
+        finally:
+            record.violations += clients.stop() + others.stop()
+        record.clients, record.others = clients.counts(), others.counts()
+        judge.answers(clients.results, step, record)
+        judge.update(clients.results[asked:], step, record)
+        if not touched:
+            judge.untouched(others.results, record)
+            record.violations += checks.disturbed(before, self.bystander.look())
         if step.stage is not Stage.DRAINING and record.recovered:
             self._settled(subject, record)
         record.violations += sorted(subject.eye.mixtures)
         subject.eye.mixtures.clear()
 
-    def _outlast(self, subject: Subject, step: Step, hit: faults.Hit | None, clients: Clients) -> float:
+    def _inject(self, subject: Subject, step: Step, leader: faults.Leader) -> list[faults.Hit]:
+        hits: list[faults.Hit] = []
+        nodes = subject.nodes
+        try:
+            for blow in step.blows:
+                neighbour = nodes[(blow.rank + 1) % len(nodes)]
+                at = faults.Place(self.line, subject.deployment.name, nodes[blow.rank], neighbour, leader)
+                if hit := faults.inject(blow.fault, at):
+                    hits.append(hit)
+        except BaseException:
+            _undo(hits)
+            raise
+        return hits
+
+    def _survive(self, subject: Subject, step: Step, record: Record, hits: Sequence[faults.Hit], clients: Clients) -> None:
+        """Waits until the fault is over and the deployment is well again, or gone."""
+        if step.does(Action.LOSE):
+            self._lost(subject, step, record, hits, clients)
+            return
+        began = self._outlast(subject, step, hits, clients)
+        if step.stage is Stage.DRAINING:
+            self._gone(subject, record, began)
+        else:
+            self._recovered(subject, record, began)
+            self._steady(clients, record)
+
+    def _outlast(self, subject: Subject, step: Step, hits: Sequence[faults.Hit], clients: Clients) -> float:
         """Waits for the duration of the fault, then undoes it. Returns when (monotonic seconds) recovery can start."""
         began = time.monotonic()
-        undo = hit.undo if hit else None
         try:
             stages.release(subject)
             if not clients.started:
                 clients.start(streaming=1, whole=1)
-            if undo:
+            if any(hit.undo for hit in hits) and not step.does(Action.UPDATE):
                 # The length of the fault, not a wait.
                 threading.Event().wait(step.seconds)
         finally:
-            if undo:
-                undo()
+            if _undo(hits):
                 began = time.monotonic()
         return began
+
+    def _lost(self, subject: Subject, step: Step, record: Record, hits: Sequence[faults.Hit], clients: Clients) -> None:
+        """What is lost comes back only when the deployment serves without it, or says in status what is missing."""
+        began = time.monotonic()
+        try:
+            stages.release(subject)
+            if not clients.started:
+                clients.start(streaming=1, whole=1)
+            if any(blow.fault.target is not Target.CABLE for blow in step.blows):
+                away = hits[0].machine
+                wait_for(lambda: not self._ready(away), f"the Node {away} is not Ready", NOTICE_SECONDS)
+            self._placed_or_explained(subject, record, hits, began)
+        finally:
+            _undo(hits)
+        if not record.recovered and record.explained:
+            self._recovered(subject, record, time.monotonic())
+        wait_for(self.line.ready_machines, "all machines are Ready", RECOVER_SECONDS)
+        self._steady(clients, record)
+
+    def _ready(self, node: str) -> bool:
+        found = self.api.get(f"/api/v1/nodes/{node}")
+        return found is not None and condition(found, "Ready").get("status") == "True"
+
+    def _placed_or_explained(self, subject: Subject, record: Record, hits: Sequence[faults.Hit], began: float) -> None:
+        names = {name for hit in hits for name in hit.names}
+
+        def over() -> bool:
+            if self._serves(subject, record):
+                record.recovered, record.seconds = True, time.monotonic() - began
+                return True
+            text = checks.explains(subject.eye.status)
+            record.explained = text if any(name in text for name in names) else ""
+            return bool(record.explained)
+
+        try:
+            wait_for(over, "it serves elsewhere, or status says what is lost", RECOVER_SECONDS)
+        except NotInTimeError:
+            conditions = json.dumps(subject.eye.status.get("conditions", []))
+            record.violations.append(f"neither serves nor names one of {sorted(names)} and what to do: {conditions}")
+
+    def _steady(self, clients: Clients, record: Record) -> None:
+        """Waits until the clients have got whole answers after the recovery."""
+        if not record.recovered:
+            return
+        wanted = clients.whole() + STEADY_ANSWERS
+        try:
+            wait_for(lambda: clients.whole() >= wanted, "the clients get whole answers", STEADY_SECONDS)
+        except NotInTimeError:
+            last = [f"{result.outcome.value}: {result.detail}" for result in clients.results[-5:]]
+            record.violations.append(f"serves, but clients do not get {STEADY_ANSWERS} whole answers; the last: {last}")
+
+    def _bystander_serves(self) -> None:
+        """Waits until the bystander serves, also after a fault that hit its Mac."""
+        wait_for(lambda: self.bystander.deployment.is_ready() and self.bystander.eye.endpoint, "the bystander is Ready")
 
     def _serves(self, subject: Subject, record: Record) -> bool:
         deployment = subject.deployment
@@ -207,11 +267,11 @@ class Runner:
             record.violations.append("the ModelDeployment is gone")
             return True
         ready = condition(item, "Ready")
+        subject.eye.status = item.get("status", {})
         if ready.get("status") != "True" or ready.get("observedGeneration") != item["metadata"]["generation"]:
             return False
-        subject.eye.status = item["status"]
         subject.eye.endpoint = item["status"]["endpoint"]
-        asked = Clients(self.line.cluster.proxy, lambda: subject.eye.endpoint, MODEL, [self.short])
+        asked = Clients(self.line.cluster.proxy, lambda: subject.eye.endpoint, MODEL, [], self.short)
         result = asked.ask(self.short)
         if result.outcome is Outcome.WRONG:
             record.violations.append(f"after the fault: {result.detail}")
@@ -244,10 +304,11 @@ class Runner:
             nodes = [rank["node"] for rank in plan["ranks"]]
             children = subject.deployment.children()
             seen, listening = subject.deployment.seen()
+            other = self.bystander.deployment.ports()
             wrong[:] = [
                 *checks.objects(children, plan["epoch"], subject.shape.ranks),
                 *checks.processes(seen, nodes),
-                *checks.ports(listening, plan),
+                *checks.ports(listening - other, plan),
                 *self._unaccounted(),
             ]
             return not wrong
@@ -255,33 +316,41 @@ class Runner:
         try:
             wait_for(settled, "objects, processes and ports match the plan", SETTLE_SECONDS)
         except NotInTimeError:
-            record.violations += wrong
+            record.violations += wrong or ["what is left could not be read"]
 
     def _unaccounted(self) -> list[str]:
-        """Processes on any machine that belong to no existing object, and cluster components that do not run."""
+        """Processes, folders and objects that belong to nothing that exists, and cluster components that do not run."""
         censuses = {}
         for name, machine in self.line.cluster.machines.items():
-            ran = machine.run((sys.executable, "-S", "-c", checks.CENSUS))
+            root, limit = str(machine.folder / "kubelet"), str(checks.TEMPORARY)
+            ran = machine.run((sys.executable, "-S", "-c", checks.CENSUS, root, limit))
             if ran.returncode:
                 raise LocalClusterError(f"{name}: {ran.stderr}")
-            found = json.loads(ran.stdout)
-            censuses[name] = checks.Census(found["kubelets"], tuple(found["pods"]), tuple(found["orphans"]))
+            censuses[name] = checks.census(ran.stdout)
         components = self.line.cluster.status()["components"]
         ended = [f"{item['name']} has ended ({item['end']})" for item in components if not item["pid"]]
-        return ended + checks.accounts(censuses, self.api.items("/api/v1/pods"))
+        managed = [
+            {"kind": kind, **item}
+            for kind, plural in CHILDREN.items()
+            for item in self.api.items(f"/api/v1/{plural}?labelSelector={quote(MANAGED)}")
+        ]
+        namespaces = {deployment.namespace for deployment in self.line.deployments}
+        accounts = checks.accounts(censuses, self.api.items("/api/v1/pods"))
+        return ended + accounts + checks.strays(managed, namespaces)
 
-    def _gone(self, subject: Subject, record: Record, plan: dict[str, object] | None, began: float) -> None:
+    def _gone(self, subject: Subject, record: Record, began: float) -> None:
         """Waits until no object, process or port of the deployment is left."""
         left: list[str] = []
 
         def gone() -> bool:
             self.api.get("/version")
+            other = self.bystander.deployment.ports()
             seen, listening = subject.deployment.seen()
             children = subject.deployment.children()
             left[:] = [f"{child['kind']} {child['metadata']['name']} is left" for child in children]
             left.extend(seen)
             left.extend(self._unaccounted())
-            left.extend(f"{machine}: port {port}" for machine, port in sorted(listening) if port in checks.PORTS)
+            left.extend(f"{machine}: port {port}" for machine, port in sorted(listening - other) if port in checks.PORTS)
             return not left
 
         try:
@@ -290,3 +359,13 @@ class Runner:
             record.violations += left or ["the API server did not answer, so what is left is unknown"]
             return
         record.recovered, record.seconds = True, time.monotonic() - began
+
+
+def _undo(hits: Sequence[faults.Hit]) -> bool:
+    """Undoes faults, the last one first. Returns whether there was anything to undo."""
+    with contextlib.ExitStack() as stack:
+        for hit in hits:
+            if hit.undo:
+                stack.callback(hit.undo)
+        # Leaving the block calls all of them, also when one fails.
+    return any(hit.undo for hit in hits)

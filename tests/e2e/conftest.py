@@ -93,3 +93,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and isinstance(line, Line):
         report.sections.append(("the line", line.report()))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the tables that tests recorded as their property ``table``."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties if report.when == "call" else ():
+            if name == "table":
+                terminalreporter.write(f"\n{text}")

@@ -14,6 +14,7 @@ import pytest
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line
+from tests.support.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -115,7 +116,7 @@ def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: 
     assert pair.tokens(PROMPT, TOKENS) == expected
 
 
-@pytest.mark.parametrize("replicas", ["the leader", "both"])
+@pytest.mark.parametrize("replicas", quick(["the leader"], ["the leader", "both"]))
 def test_operator_killed_and_started_again(pair: Deployment, line: Line, replicas: str) -> None:
     pair.until(lambda: pair.status.get("benchmark"), "a benchmark")
     lease = ("lease", "thunderfleet-operator", "-n", SYSTEM)
@@ -211,7 +212,7 @@ def test_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", quick([0], [0, 1]))
 def test_supervisor_killed(pair: Deployment, line: Line, alone: Alone, rank: int) -> None:
     before, pods = pair.group(), containers(pair)
     hit = before["ranks"][rank]
@@ -505,7 +506,10 @@ def in_backing_off(line: Line, deploy: Deploy) -> Any:
     return fails
 
 
-@pytest.mark.parametrize("state", [in_pending, in_starting, in_forming, in_loading, in_ready, in_backing_off])
+STATES = (in_pending, in_starting, in_forming, in_loading, in_ready, in_backing_off)
+
+
+@pytest.mark.parametrize("state", quick([in_pending, in_forming, in_ready, in_backing_off], STATES))
 def test_deleted_in_any_state_leaves_nothing(line: Line, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
     doomed = state(line, deploy)
     ports = doomed.ports()

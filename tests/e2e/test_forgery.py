@@ -19,6 +19,7 @@ import yaml
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import CHART, MANAGED, SYSTEM, Deploy, Deployment, Line, manifest, on_fleet
+from tests.support.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -331,7 +332,7 @@ def test_no_secret_is_deleted_for_its_name(
 # --- names that are taken ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("headless", [False, True])
+@pytest.mark.parametrize("headless", quick([True], [False, True]))
 def test_a_deployment_named_like_a_service(line: Line, policies: None, tenant: Tenant, headless: bool) -> None:
     if line.cluster.network != "namespaces":
         pytest.skip("the API server accepts no EndpointSlices with loopback addresses, so there are no Services")

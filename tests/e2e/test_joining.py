@@ -1,6 +1,7 @@
 """Who becomes which Node: real tokens at the real API server, its controller manager and our approver."""
 
 import asyncio
+import base64
 import json
 import subprocess
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from thunderfleet_kubelet.bootstrap.certificates import (
     CLIENT_SIGNER,
     CSRS,
@@ -26,6 +28,8 @@ from thunderfleet_localcluster.client.launch import kubelet_command
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.waiting import until
+
+Json = dict[str, Any]
 
 SECONDS = 3600
 LIMIT = 60.0
@@ -46,6 +50,14 @@ class Joining:
         files = ["--root", str(self.folder / node), "--config", str(config), "--no-run"]
         command = [*kubelet_command(), "join", *known, *files, *more]
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    def as_stranger(self) -> Path:
+        """A kubeconfig without credentials."""
+        config = yaml.safe_load(self.cluster.kubeconfig.read_text())
+        config["users"] = [{"name": config["users"][0]["name"], "user": {}}]
+        file = self.folder / "stranger.kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        return file
 
     def joined(self, node: str) -> bool:
         return load_identity(self.folder / node) is not None
@@ -142,6 +154,59 @@ def test_a_token_gets_no_more_than_a_node(joining: Joining) -> None:
             return next((str(one["message"]) for one in conditions if one["type"] == "Denied"), None)
 
         assert text in until(denied, "the request is denied")
+
+
+def test_bootstrap_tokens_end(joining: Joining) -> None:
+    """An hour after they were made; and one that has ended joins nothing."""
+    cluster, token = joining.cluster, joining.cluster.token()
+    name = f"bootstrap-token-{token.partition('.')[0]}"
+    secret = json.loads(cluster.kubectl("get", "secret", name, "-n", "kube-system", "-o", "json").stdout)
+    ends = datetime.fromisoformat(base64.b64decode(secret["data"]["expiration"]).decode())
+    left = (ends - datetime.now(UTC)).total_seconds()
+    assert 3600 - LIMIT < left <= 3600
+    past = base64.b64encode(b"2026-01-01T00:00:00Z").decode()
+    cluster.kubectl("patch", "secret", name, "-n", "kube-system", "-p", json.dumps({"data": {"expiration": past}}))
+
+    def refused() -> bool:
+        done = cluster.kubectl("--token", token, "--kubeconfig", str(joining.as_stranger()), "get", "csr", check=False)
+        return "Unauthorized" in done.stderr or "must be logged in" in done.stderr
+
+    until(refused, "the API server does not know the token any more", LIMIT)
+
+
+def test_a_node_reads_the_secrets_of_its_pods_and_no_others(joining: Joining) -> None:
+    """So whoever joins a Node gets the Secrets of the pods that the scheduler binds to it."""
+    cluster = joining.cluster
+    assert joining.join("greedy", cluster.token()).returncode == 0
+    identity = load_identity(joining.folder / "greedy")
+    assert identity is not None
+    for name in ("bound", "other"):
+        cluster.kubectl("create", "secret", "generic", name, "--from-literal=password=x")
+    mount = {"name": "keys", "secret": {"secretName": "bound"}}
+    spec = {"nodeName": "greedy", "containers": [{"name": "main", "image": "none"}], "volumes": [mount]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bound"}, "spec": spec}
+    secrets = "/api/v1/namespaces/default/secrets"
+
+    async def read(name: str) -> Json | None:
+        async with identity.kube() as kube:
+            try:
+                return await kube.get(f"{secrets}/{name}")
+            except ApiError as error:
+                assert error.status == 403, error
+                return None
+
+    async def register() -> None:
+        async with identity.kube() as kube:
+            await kube.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "greedy"}})
+
+    asyncio.run(register())
+    assert asyncio.run(read("bound")) is None, "no pod of it mounts the Secret yet"
+    cluster.kubectl("create", "-f", "-", text=json.dumps(pod))
+    until(lambda: asyncio.run(read("bound")), "the Node reads the Secret of its pod", LIMIT)
+    assert asyncio.run(read("other")) is None
+    cluster.kubectl("delete", "pod", "bound", "--force", "--grace-period=0")
+    cluster.kubectl("delete", "node", "greedy")
+    cluster.kubectl("delete", "secret", "bound", "other")
 
 
 def test_no_group_holds_a_name_that_is_no_node(joining: Joining) -> None:

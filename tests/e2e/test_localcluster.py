@@ -28,6 +28,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
 
 from tests.support.proxy import proxy_headers
+from tests.support.tiers import quick
 from tests.support.waiting import until
 
 FLEET = """
@@ -478,7 +479,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("whom", ["parent", "supervisor"])
+@pytest.mark.parametrize("whom", quick(["supervisor"], ["parent", "supervisor"]))
 def test_a_killed_parent_leaves_nothing(mode: str, whom: str, tmp_path: Path) -> None:
     code = _PARENT.format(fleet=FLEET, folder=str(tmp_path), mode=mode)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -494,7 +495,7 @@ def test_a_killed_parent_leaves_nothing(mode: str, whom: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("moment", ["image", "API server", "machines join"])
+@pytest.mark.parametrize("moment", quick(["image", "machines join"], ["image", "API server", "machines join"]))
 def test_ctrl_c_in_the_middle_of_up_leaves_nothing(mode: str, moment: str, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)

@@ -12,6 +12,7 @@ import pytest
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line, on_fleet
+from tests.support.tiers import quick
 
 Json = dict[str, Any]
 
@@ -160,7 +161,7 @@ def test_a_ring_talks_over_a_jaccl_ring(line: Line, served: Callable[..., Json])
     assert [[device is not None for device in row] for row in devices(line, group)] == neighbours
 
 
-@pytest.mark.parametrize("parallelism", ["Auto", "Tensor"])
+@pytest.mark.parametrize("parallelism", quick(["Auto"], ["Auto", "Tensor"]))
 def test_through_a_hub_two_macs_talk_over_tcp(served: Callable[..., Json], parallelism: str) -> None:
     group = served("hub", nodes={"min": 2, "selector": {"pair": "hub"}}, parallelism=parallelism)
     assert (nodes_of(group), group["transport"]) == (["mesh-1", "ring-1"], "Ring")
@@ -184,6 +185,7 @@ def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Line, deploy: 
     assert "1 of 3 hops over the LAN" in group["reason"]
 
 
+@pytest.mark.soak
 def test_all_eight_in_one_ring(served: Callable[..., Json]) -> None:
     group = served("eight", layers=DEEP_LAYERS, nodes={"min": 8}, transport="Ring")
     assert (sorted(nodes_of(group)), group["parallelism"]) == (MESH + RING, "Pipeline")

@@ -119,6 +119,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "supplementary group admin": ({"securityContext": {"supplementalGroups": [3000, 80]}}, "may not have group 80"),
     "fsGroup staff": ({"securityContext": {"fsGroup": 20}}, "may not have group 20"),
     "privileged": ({"inner": {"securityContext": {"privileged": True}}}, "may not be privileged: container main"),
+    "priority of the system": ({"priorityClassName": "system-node-critical"}, "priority class system-node-critical"),
     "hostPath": (HOST, "may not have hostPath volumes, except those of the operator: volume host"),
 }
 

@@ -8,6 +8,9 @@ connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
 line         a fleet with the chart and the model installed
+trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
+tiers        which cases of a matrix `make test` runs
+audit        who wrote what to the API server, from its audit log
 api          reads from the API server without a kubectl process for each
 """

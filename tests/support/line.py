@@ -371,19 +371,30 @@ def discovered(line: Line, ends: int = 2) -> bool:
 
 
 @contextlib.contextmanager
-def on_fleet(fleet: str | None, name: str, variable: str, *values: str, ends: int = 2) -> Iterator[Line]:
+def on_fleet(
+    fleet: str | None,
+    name: str,
+    variable: str = "",
+    *values: str,
+    ends: int = 2,
+    audit: bool = False,
+    prepare: Callable[[Cluster], None] | None = None,
+) -> Iterator[Line]:
     """Starts a cluster of ``fleet`` (None: the default fleet), installs the chart and the model, and removes it at the end.
 
     When the environment's ``variable`` names a running cluster, uses that and leaves it running. ``values``: chart values, as
-    ``key=value``. ``ends``: how many ends of every cable must see the other one before the tests start.
+    ``key=value``. ``ends``: how many ends of every cable must see the other one before the tests start. ``audit`` writes the
+    API server's audit log. ``prepare`` is called before the chart is installed.
     """
     with contextlib.ExitStack() as stack:
-        if existing := os.environ.get(variable):
+        if variable and (existing := os.environ.get(variable)):
             cluster = Cluster.attach(existing)
         else:
-            cluster = Cluster.start(fleet, name=f"e2e-{name}-{os.getpid()}")
+            cluster = Cluster.start(fleet, name=f"e2e-{name}-{os.getpid()}", audit=audit)
             stack.callback(remove, cluster.folder, everything=True)
             stack.callback(cluster.stop)
+            if prepare:
+                prepare(cluster)
             install(cluster, *values)
         found = Line(cluster)
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)

@@ -1,13 +1,15 @@
-"""Ends every process of a pod's user, and deletes what the pod's containers wrote.
+"""Ends every process of a pod's user, and deletes what the pod's containers wrote, in its folder and elsewhere.
 
-A process can leave its process group and wipe its environment, but not its user.
+A process can leave its process group and wipe its environment, but not its user, and neither can a file.
 """
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from thunderfleet_kubelet.shim.processes import of_user, signal_all
@@ -15,6 +17,18 @@ from thunderfleet_kubelet.shim.processes import of_user, signal_all
 KILL_SECONDS = 10.0
 DELETE_SECONDS = 600.0
 PAUSE_SECONDS = 0.05
+IPC_SECONDS = 10.0
+IPC_AT_ONCE = 256
+"""The most objects that one ``ipcrm`` removes, because of the limit on arguments."""
+
+SHARED_FOLDERS = (
+    ("/private/tmp", "/private/var/tmp", "/private/var/folders", "/Users/Shared", "/Library/Caches")
+    if sys.platform == "darwin"
+    else ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
+)
+"""Where the system lets every user create files."""
+
+SYSV = Path("/proc/sysvipc")
 
 # The kernel signals all processes of the user at once, so none can fork in between. The killer itself is not signalled.
 _KILLER = "import os,sys; n=int(sys.argv[1]); os.setgroups([]); os.setgid(n); os.setuid(n); os.kill(-1, 9)"
@@ -59,3 +73,81 @@ def delete(path: Path) -> None:
         raise OSError(errno.ETIMEDOUT, f"rm did not end within {DELETE_SECONDS:.0f} s", str(path)) from None
     if os.path.lexists(path):
         raise OSError(errno.EBUSY, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "not deleted", str(path))
+
+
+def delete_outside(user: int, folders: Iterable[str] = SHARED_FOLDERS, seconds: float = DELETE_SECONDS) -> None:
+    """Deletes what ``user``, which must be the user of one pod only, left in folders of everybody, and its System V IPC.
+
+    Otherwise it would belong to the next pod with this user. A folder in which others have put something is given to root.
+    Raises OSError if something is left. Blocks, so run it in a thread.
+    """
+    limit = time.monotonic() + seconds
+    existing = [folder for folder in folders if os.path.isdir(folder)]
+    # find needs no stack frame for each level of a deep folder, and its -delete and -execdir follow no link that a pod changes.
+    owned = (*existing, "-xdev", "-uid", str(user))
+    if existing and _find(owned, ("-print", "-quit"), limit):
+        _find(owned, ("-delete",), limit)
+        _find(owned, ("-type", "d", "-execdir", "chown", "-h", "0:0", "{}", "+"), limit)
+        if left := _find(owned, ("-print", "-quit"), limit):
+            raise OSError(errno.EBUSY, f"the pod's user {user} still owns files outside of the pod's folder", left)
+    _remove_ipc(user)
+
+
+def _find(where: tuple[str, ...], action: tuple[str, ...], limit: float) -> str:
+    """The output of find, which has until ``limit``. It fails when something vanishes meanwhile; that does not matter here."""
+    try:
+        done = subprocess.run(
+            ["/usr/bin/find", *where, *action],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            timeout=max(0.1, limit - time.monotonic()),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(errno.ETIMEDOUT, "find did not end in time; shared folders have too many files", where[0]) from None
+    return os.fsdecode(done.stdout).rstrip("\n")
+
+
+def _remove_ipc(user: int) -> None:
+    """Removes shared memory, semaphores and message queues (System V) of ``user``. Raises OSError if some are left."""
+    objects = _ipc(user)
+    for first in range(0, len(objects), IPC_AT_ONCE):
+        options = [word for kind, number in objects[first : first + IPC_AT_ONCE] for word in (f"-{kind}", number)]
+        subprocess.run(["/usr/bin/ipcrm", *options], capture_output=True, timeout=IPC_SECONDS, check=False, cwd="/")
+    if objects and (left := _ipc(user)):
+        raise OSError(errno.EBUSY, f"the pod's user {user} still owns {len(left)} objects of System V IPC (see ipcs)")
+
+
+def _ipc(user: int) -> list[tuple[str, str]]:
+    """Kind (m, s, q) and id of the objects that ``user`` owns or created."""
+    if SYSV.is_dir():
+        return [
+            found
+            for kind, name in (("m", "shm"), ("s", "sem"), ("q", "msg"))
+            for found in ipc_of(kind, (SYSV / name).read_text(encoding="ascii"), user)
+        ]
+    try:
+        done = subprocess.run(["/usr/bin/ipcs", "-a"], capture_output=True, timeout=IPC_SECONDS, check=False, cwd="/")
+    except subprocess.TimeoutExpired:
+        raise OSError(errno.ETIMEDOUT, "ipcs did not end in time") from None
+    return ipcs_of(done.stdout.decode("utf-8", "replace"), user)
+
+
+def ipc_of(kind: str, table: str, user: int) -> list[tuple[str, str]]:
+    """The objects of ``user`` in a file of Linux's ``/proc/sysvipc``."""
+    head, *rows = [line.split() for line in table.splitlines()] or [[]]
+    mine = str(user)
+    identifier = {"m": "shmid", "s": "semid", "q": "msqid"}[kind]
+    records = (dict(zip(head, row, strict=False)) for row in rows)
+    return [(kind, record[identifier]) for record in records if mine in (record.get("uid"), record.get("cuid"))]
+
+
+def ipcs_of(output: str, user: int) -> list[tuple[str, str]]:
+    """The objects of ``user``, who has no account and so no name, in the output of macOS's ``ipcs -a``.
+
+    A row begins with kind, id, key, mode, owner, group and creator.
+    """
+    rows = (re.match(r"([msq])\s+(\d+)\s+\S+\s+\S+\s+(\S+)\s+\S+\s+(\S+)", line) for line in output.splitlines())
+    return [(row[1], row[2]) for row in rows if row and str(user) in (row[3], row[4])]

@@ -138,7 +138,7 @@ class NodeAddresses:
                 self.current = found
                 log.warning("the address of this machine changed from %s to %s", ", ".join(before), ", ".join(found))
             else:
-                log.warning("%s; the Node keeps %s until there is another", MISSING, ", ".join(before))
+                log.warning("%s; until then the Node keeps the address %s", MISSING, ", ".join(before))
             changed()
 
     def _same(self, found: Reading) -> bool:

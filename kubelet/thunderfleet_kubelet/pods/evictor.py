@@ -118,7 +118,9 @@ class Evictor:
         ranked = eviction.ranked([(worker.pod, usage) for worker, usage in zip(by_uid.values(), usages, strict=True)])
         self._node_event("EvictionThresholdMet", f"Attempting to reclaim {cause.threshold.resource}")
         if not ranked:
-            log.warning("the disk is too full (%s), and there is no pod to evict", cause.threshold.signal)
+            log.warning(
+                "the disk is too full (%s), and no pod can be evicted: delete models or other files", cause.threshold.signal
+            )
             return
         pod, usage = ranked[0]
         worker = by_uid[str(pod["metadata"]["uid"])]
@@ -131,10 +133,10 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: Callable[[], float
         try:
             await work()
         except OSError as error:
-            log.warning("cannot look at the disk: %s; retrying in %g s", error, pause())
+            log.warning("cannot read the use of the disk: %s; retrying in %g s", error, pause())
         except Exception:
             # Pods must be managed though the disk is not.
-            log.exception("cannot look at the disk; retrying in %g s", pause())
+            log.exception("cannot read the use of the disk; retrying in %g s", pause())
         await asyncio.sleep(pause())
 
 

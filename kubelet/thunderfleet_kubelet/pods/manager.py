@@ -230,6 +230,8 @@ class PodManager:
         user = self._users.own(folder)
         try:
             left = leftovers.end_processes(user, DISCARD_SECONDS) if user is not None else []
+            if user is not None and not left:
+                leftovers.delete_outside(user, seconds=DISCARD_SECONDS)
             folder.remove()
         except OSError as error:
             log.error("%s: cannot delete: %s; the next start of the kubelet tries again", folder.path, error)

@@ -63,8 +63,9 @@ class UserPool:
                 self._taken[self._ids[index]] = folder.uid
                 return PodUser(self._ids[index], self)
         raise NoFreeUser(
-            f"all {len(self._ids)} users of this node's pods are in use, some by pods that are gone but whose processes or "
-            "files are not; see the kubelet's log, or raise podUsers.count"
+            f"all {len(self._ids)} users of this node's pods are in use, some by processes or files of deleted pods that "
+            f"could not "
+            "be removed; see the kubelet's log, or raise podUsers.count"
         )
 
     def of(self, folder: PodFolder) -> PodUser | None:

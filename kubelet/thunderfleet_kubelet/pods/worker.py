@@ -145,6 +145,8 @@ class PodWorker:
         # Whole folders: the pod decides how many entries they have.
         for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
             await asyncio.to_thread(leftovers.delete, path)
+        if user is not None:
+            await asyncio.to_thread(leftovers.delete_outside, user)
 
     def remove(self) -> None:
         """Ends the pod, because the API server no longer has it."""
@@ -330,6 +332,7 @@ class PodWorker:
             left = await asyncio.to_thread(leftovers.end_processes, user)
             if left:
                 raise OSError(f"processes {left} of the pod's user {user} do not end")
+            await asyncio.to_thread(leftovers.delete_outside, user)
         self.containers.keep_messages()
         await asyncio.to_thread(self.folder.close)
         self._services.users.release(self.folder)

@@ -7,7 +7,8 @@ RDMA disabled, the device is also missing, and at the other end of the cable the
 To add a rule, add a reason to ``thunderfleet_crds.reasons``, then a line each to one of the two tables of rules, to
 ``FAULT_CLASS`` and to ``_EXPLANATIONS``. If the rule needs a new fact, add it to ``Stack`` or ``Port`` and set it wherever one
 is made: ``derive/rdma_ready`` and ``inspection/problems`` of the agent, ``decide/link_status`` of the operator (which reads the
-reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault.
+reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault. For a
+whole Mac the agent has messages of its own for BridgeMember and PortDown (``derive/rdma_ready``).
 """
 
 from collections.abc import Callable, Iterable
@@ -145,7 +146,7 @@ _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {
     ),
     Reason.NO_DEVICES: lambda mac, _: f"`ibv_devices` lists no device on {mac}: RDMA needs a Mac with Thunderbolt 5",
     Reason.DEVICE_MISSING: lambda mac, port: (
-        f"{mac} does not list {port.device or 'an RDMA device for the port'}: check the cable, and `ibv_devices` on {mac}"
+        f"{mac} does not list {port.device or 'an RDMA device for the port'}: check the cable, and run `ibv_devices` on {mac}"
     ),
     Reason.BRIDGE_MEMBER: _bridge,
     Reason.PORT_DOWN: _down,

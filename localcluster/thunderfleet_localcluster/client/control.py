@@ -68,7 +68,7 @@ def end_cluster(folder: ClusterFolder, seconds: float = DOWN_SECONDS) -> bool:
         while running(folder) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
     if running(folder):
-        raise LocalClusterError(f"the cluster in {folder.root} did not end within {seconds} s (supervisor: process {pid})")
+        raise LocalClusterError(f"the cluster in {folder.root} did not stop within {seconds} s (supervisor: process {pid})")
     return True
 
 

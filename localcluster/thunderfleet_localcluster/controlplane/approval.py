@@ -138,9 +138,9 @@ def _node(csr: x509.CertificateSigningRequest) -> str:
     common = _values(csr.subject, NameOID.COMMON_NAME)
     name = common[0].removeprefix(NODE_PREFIX) if len(common) == 1 and common[0].startswith(NODE_PREFIX) else ""
     if not NODE_NAME.fullmatch(name):
-        raise ValueError(f"the common name is not {NODE_PREFIX} and a node name")
+        raise ValueError(f"the common name must be {NODE_PREFIX}NAME")
     if _values(csr.subject, NameOID.ORGANIZATION_NAME) != [NODES]:
-        raise ValueError(f"the organization is not {NODES}")
+        raise ValueError(f"the organization must be {NODES}")
     return name
 
 

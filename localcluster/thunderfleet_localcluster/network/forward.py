@@ -5,7 +5,6 @@ network of the cluster. This needs no change to the host's addresses, routes or 
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 
@@ -16,12 +15,15 @@ CONNECT_SECONDS = 10
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError, OSError):
+    try:
         while data := await reader.read(CHUNK):
             writer.write(data)
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
+    except OSError:
+        # A reset is passed on; otherwise the other end would wait for the rest forever.
+        writer.transport.abort()
 
 
 async def relay(

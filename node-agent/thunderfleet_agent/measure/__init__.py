@@ -1,5 +1,7 @@
 """Measures GPU, memory and links without disturbing the groups that use them.
 
+A probe is one measurement; users see it as a benchmark, in the API, the chart's values and messages.
+
 prober       runs this Mac's probes, and takes part in those of peers
 admission    whether this Mac takes part in a probe that a peer requests; pure
 ledger       the results: kept across restarts, and published when they change

@@ -102,7 +102,7 @@ class Progress:
 
 async def device(what: ProbeKind, settings: MeasureSettings, progress: Progress) -> Figures:
     """Measures GPU compute or memory bandwidth. Raises CannotMeasure."""
-    chosen, unit = (settings.gpu, "GFLOPS") if what is ProbeKind.GPU else (settings.memory, "MB/s")
+    chosen, unit = {ProbeKind.GPU: (settings.gpu, "GFLOPS"), ProbeKind.MEMORY: (settings.memory, "MB/s")}[what]
     best = 0.0
 
     async def heard(message: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ class PortRange:
         except ValueError:
             raise ValueError(f"a port range is written FIRST-LAST, such as 20000-20999, not {text!r}") from None
         if not 1024 <= found.first <= found.last <= 65535:
-            raise ValueError(f"a port range is within 1024-65535 and ascending, not {text!r}")
+            raise ValueError(f"a port range must be ascending and within 1024-65535, not {text!r}")
         return found
 
 

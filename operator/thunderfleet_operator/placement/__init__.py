@@ -36,7 +36,7 @@ from thunderfleet_operator.placement.fleet import (
     Taint,
 )
 from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
-from thunderfleet_operator.placement.planner import better, confirm, plan
+from thunderfleet_operator.placement.planner import better, confirm, plan, present
 from thunderfleet_operator.placement.questions import Answer, Answers, Question, WhatIsBetter, WherePlaced
 from thunderfleet_operator.placement.request import MemoryRequest, Request, Toleration
 from thunderfleet_operator.placement.result import (
@@ -84,4 +84,5 @@ __all__ = [
     "better",
     "confirm",
     "plan",
+    "present",
 ]

@@ -1,44 +1,52 @@
-"""Buckets of measured rates, so that noise does not decide between two placements.
+"""Buckets of rates, so that noise does not decide between two placements.
 
 Two measurements of the same thing never agree. The score therefore compares the bucket that a rate falls into; otherwise the
-first measured part would decide every comparison, and no later part of the score ever would.
+first measured part would decide every comparison, and no later part of the score ever would. Buckets with fixed edges would
+separate two rates that happen to lie on both sides of one; these are made of the rates that a fleet has, and begin where two
+neighbors are far apart.
 """
 
 from bisect import bisect_right
-from functools import lru_cache
+from collections.abc import Iterable
+from itertools import pairwise
 
-_SPEED_STEPS = (
-    *(1000, 1120, 1250, 1400, 1600, 1800, 2000, 2240, 2500, 2800),
-    *(3150, 3550, 4000, 4500, 5000, 5600, 6300, 7100, 8000, 9000),
-)
-"""An eighth apart, and among them the speeds that cables and switches negotiate."""
-_BANDWIDTH_EDGES = _SPEED_STEPS[1::2]
-"""A quarter apart; data sheets state bandwidths between them."""
-_BANDWIDTHS = (*_SPEED_STEPS[::2], 10_000)
-"""The middle of each bucket between the edges."""
+LINK_STEP = 1.125
+"""Rates of links that differ by less are equal."""
+MEMORY_STEP = 1.1
+"""Data sheets of different chips state memory bandwidths that are further apart."""
 
 
-def _scale(value: int) -> int:
-    """The power of ten with ``value`` in [scale, 10 * scale)."""
-    return int(10 ** (len(str(value)) - 1))
+class Buckets:
+    """Buckets of the given rates. ``step``: neighbors that differ by this factor or more are in different buckets.
 
-
-@lru_cache(maxsize=4096)
-def speed_bucket(mbps: int) -> int:
-    """The bucket of a link's rate: its lower edge in Mbit/s. 0 for unknown rates."""
-    if mbps <= 0:
-        return 0
-    scale = _scale(mbps)
-    return _SPEED_STEPS[bisect_right(_SPEED_STEPS, mbps * 1000 // scale) - 1] * scale // 1000
-
-
-@lru_cache(maxsize=4096)
-def bandwidth_bucket(megabytes: int) -> int:
-    """The bucket of a memory bandwidth: its middle in MB/s. 0 for unknown bandwidths.
-
-    A data sheet's figure is near the middle, so Macs with the same chip share a bucket whether cold or warm.
+    A bucket spans at most the square of ``step``: one in which many rates form a chain is divided where it is thinnest.
     """
-    if megabytes <= 0:
-        return 0
-    scale = _scale(megabytes)
-    return _BANDWIDTHS[bisect_right(_BANDWIDTH_EDGES, megabytes * 1000 // scale)] * scale // 1000
+
+    def __init__(self, rates: Iterable[int], step: float) -> None:
+        self._edges: list[int] = []
+        self._known: dict[int, int] = {}
+        left = [sorted({rate for rate in rates if rate > 0})]
+        while left:
+            chain = left.pop()
+            gaps = [(high / low, low) for low, high in pairwise(chain)]
+            # Of equal gaps the lowest, so that equal inputs give equal buckets.
+            widest, last = max(gaps, key=lambda gap: (gap[0], -gap[1]), default=(1.0, 0))
+            if widest < step and (not chain or chain[-1] / chain[0] <= step * step):
+                self._edges += chain[:1]
+                continue
+            middle = chain.index(last) + 1
+            left += [chain[:middle], chain[middle:]]
+        self._edges.sort()
+
+    @property
+    def top(self) -> int:
+        """The highest bucket; 0 if no rate is known."""
+        return self._edges[-1] if self._edges else 0
+
+    def of(self, rate: int) -> int:
+        """The lower edge of a rate's bucket. 0 for an unknown rate; a rate below all others is in a bucket of its own."""
+        found = self._known.get(rate)
+        if found is None:
+            position = bisect_right(self._edges, rate)
+            found = self._known[rate] = self._edges[position - 1] if position else max(0, rate)
+        return found

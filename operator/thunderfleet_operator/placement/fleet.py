@@ -14,6 +14,10 @@ from thunderfleet_operator.placement.model import ModelFacts
 
 QUEUE_PAIRS = 10
 """Queue pairs of one RDMA device, shared by all groups."""
+RDMA_YIELD = 0.65
+"""Of a cable's negotiated speed, what RDMA typically carries: the rate that counts until one was measured."""
+TCP_YIELD = 0.35
+"""The same for TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,16 @@ class Cable:
     in_use: bool = False
     """Whether another group's traffic runs over it."""
 
+    @property
+    def rdma_rate(self) -> int:
+        """Mbit/s over RDMA: measured, else expected."""
+        return self.rdma_mbps or int(self.speed_mbps * RDMA_YIELD)
+
+    @property
+    def ring_rate(self) -> int:
+        """Mbit/s over TCP: measured, else expected."""
+        return self.ring_mbps or int(self.speed_mbps * TCP_YIELD)
+
     def end(self, node: str) -> End:
         """The end at a Mac."""
         return self.a if self.a.node == node else self.b
@@ -213,7 +227,7 @@ class Fleet:
         # Indexes; None until they are needed.
         self._components: tuple[tuple[str, ...], ...] | None = None
         self._reached_by: Mapping[str, tuple[str, ...]] | None = None
-        self._top_mbps: int | None = None
+        self._rates: tuple[frozenset[int], frozenset[int]] | None = None
 
     def links(self, node: str) -> tuple[Cable, ...]:
         """The cables that end at a Mac, in no particular order."""
@@ -268,21 +282,28 @@ class Fleet:
         dials = (self.macs[name].dials for name in self.reached_by(node))
         return frozenset(address for known in dials if known is not None for address in known.at(node))
 
-    @property
-    def top_mbps(self) -> int:
-        """Upper bound of all cables' speeds."""
-        if self._top_mbps is None:
-            rates = (max(c.speed_mbps, c.ring_mbps or 0, c.rdma_mbps or 0) for c in self.cables.values())
-            self._top_mbps = max(rates, default=0)
-        return self._top_mbps
+    def rates(self, *, rdma: bool) -> frozenset[int]:
+        """The rates of all cables in Mbit/s, over RDMA or TCP."""
+        if self._rates is None:
+            cables = self.cables.values()
+            self._rates = frozenset([c.ring_rate for c in cables]), frozenset([c.rdma_rate for c in cables])
+        return self._rates[rdma]
 
     @cached_property
-    def top_lan_mbps(self) -> int:
-        """Upper bound of all speeds over a LAN."""
+    def lan_rates(self) -> frozenset[int]:
+        """All rates over a LAN in Mbit/s."""
         macs = self.macs.values()
-        linked = (kind.speed_mbps for mac in macs for kind in mac.kinds.kinds)
-        measured = (speed for mac in macs if mac.dials is not None for speed in mac.dials.speeds)
-        return max(max(linked, default=0), max(measured, default=0))
+        shared = {id(mac.kinds.kinds): mac.kinds.kinds for mac in macs}
+        found = {kind.speed_mbps for kinds in shared.values() for kind in kinds}
+        for mac in macs:
+            if mac.dials is not None and mac.dials.speeds:
+                found.update(mac.dials.speeds)
+        return frozenset(found)
+
+    @cached_property
+    def memory_rates(self) -> frozenset[int]:
+        """The memory bandwidths of all Macs in MB/s."""
+        return frozenset([mac.memory_bandwidth for mac in self.macs.values()])
 
     def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
         """This fleet with the given Macs and cables replaced or added by name, and without those named in ``gone``.
@@ -306,7 +327,7 @@ class Fleet:
         if same_dials:
             made._reached_by = self._reached_by
         if not new and not gone:
-            made._top_mbps = self._top_mbps
+            made._rates = self._rates
         return made
 
     def difference(self, before: "Fleet") -> Difference:

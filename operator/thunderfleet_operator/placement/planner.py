@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thunderfleet_crds.vocabulary import PlacedTransport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.assembly import assemble
 from thunderfleet_operator.placement.explain.explanation import explain
@@ -52,6 +52,12 @@ def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | N
     if found is None or found.split is not planned.split or found.cohort.model.path != planned.model_path:
         return None
     return assemble(found, request, kept=planned.kept, proven=planned.proven)
+
+
+def present(fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit) -> Placement | None:
+    """The placement of a group that runs on ``request.current`` over this transport; None if its Macs no longer take it so."""
+    found = CandidateSearch(fleet, request, StepBudget(MAX_STEPS)).current(transport, split)
+    return assemble(found, request, kept=True, proven=True) if found is not None else None
 
 
 def _runner_up(loser: Candidate, winner: Candidate) -> RunnerUp:

@@ -63,7 +63,7 @@ class Placement:
     In a ring, hop i leads from rank i to rank i + 1. In a mesh there is one hop per pair: (0, 1), (0, 2), …, (1, 2), …
     """
     speeds: tuple[tuple[int, bool], ...] = ()
-    """By hop: Mbit/s, and whether it was measured rather than negotiated."""
+    """By hop: Mbit/s, and whether it was measured rather than expected."""
     reason: str = ""
     score: Score | None = None
     runners_up: tuple[RunnerUp, ...] = ()

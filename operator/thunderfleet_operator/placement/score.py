@@ -6,13 +6,14 @@ Keeping a healthy group where it is comes before any score. Then:
 2. ``macs``: the number of Macs;
 3. ``split``: the split that suits the transport (Tensor over JACCL, Pipeline over TCP), then the other;
 4. ``shared``: Macs and cables that another group uses too;
-5. ``speed``: the slowest hop, measured in the slower direction or else negotiated, in steps of an eighth; faster is better;
-6. ``bandwidth``: the slowest measured memory among its Macs, which bounds decoding, in steps of a quarter; faster is better,
-   and a group with an unmeasured Mac comes last;
+5. ``speed``: the slowest hop, as measured in the slower direction, or else what a cable of its negotiated speed typically
+   carries; faster is better;
+6. ``bandwidth``: the slowest measured memory among its Macs, which bounds decoding; faster is better, and a group with an
+   unmeasured Mac comes last;
 7. ``spread``: the difference between the most and the least free memory of its Macs, so that similar Macs work together;
 8. ``room``: the free memory of its Macs in sum, so that big Macs stay free for big models.
 
-Rates are compared in steps because two measurements never agree (see ``buckets``). Free memory and names decide between
+Rates are compared in buckets because two measurements never agree (see ``buckets``). Free memory and names decide between
 equal scores, so equal inputs give equal outputs. Only Macs with the weights on disk are considered: nothing downloads them.
 """
 
@@ -51,7 +52,7 @@ class Score:
     speed_mbps: int = field(default=0, compare=False)
     """Exact speed of the slowest hop."""
     unmeasured: int = field(default=0, compare=False)
-    """Number of hops whose speed is negotiated rather than measured."""
+    """Number of hops whose speed is expected rather than measured."""
     memory_bandwidth: int = field(default=0, compare=False)
     """Exact bandwidth of the slowest memory in MB/s."""
 
@@ -63,7 +64,7 @@ class Score:
         speed = gbits(self.speed_mbps) if self.speed_mbps else "unknown"
         if not self.unmeasured:
             return f"{speed}, measured"
-        return f"{speed} (negotiated; hops not measured: {self.unmeasured})"
+        return f"{speed} (expected; hops not measured: {self.unmeasured})"
 
     def texts(self) -> dict[str, str]:
         """Each part for people, in the order of comparison."""

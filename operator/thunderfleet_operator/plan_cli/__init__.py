@@ -3,10 +3,12 @@
 The fleet is the output of ``kubectl get nodes,np,tbl,md,pods -A -o yaml``, edited at will. If the list includes ConfigMaps, the
 plans in them say which queue pairs and cables other groups use; otherwise this is derived from the status of ModelDeployments.
 
-command    runs the command
-render     the result as table, JSON or YAML
-report     the result as data, with its schema
-simulate   plans every group as the operator would
-read       reads and checks the files
-arguments  the command line
+command       runs the command
+render        the result as table, JSON or YAML
+report        the result as data, with its schema
+simulate      plans every group as the operator would
+hypothetical  cables and Macs that are added or taken away
+cluster       reads the fleet from a cluster instead
+read          reads and checks the files
+arguments     the command line
 """

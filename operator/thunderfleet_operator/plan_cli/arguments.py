@@ -13,9 +13,20 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited, and may include configmaps",
+        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited, and may include configmaps; - is stdin",
     )
-    plan.add_argument("--deployment", type=Path, metavar="FILE", help="file with one ModelDeployment")
+    plan.add_argument(
+        "--context", metavar="NAME", help="read the fleet from the cluster of this context of $KUBECONFIG instead"
+    )
+    plan.add_argument("--deployment", type=Path, metavar="FILE", help="file with one ModelDeployment; - is stdin")
+    plan.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="CHANGE",
+        help="plug in a cable that is not there, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); may be repeated",
+    )
+    plan.add_argument("--without", action="append", default=[], metavar="MAC", help="leave out a Mac; may be repeated")
     plan.add_argument(
         "-o",
         "--output",

@@ -4,7 +4,9 @@ import argparse
 import sys
 
 from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.plan_cli.read import BadInput, read_deployment, read_fleet
+from thunderfleet_operator.plan_cli.cluster import read_cluster
+from thunderfleet_operator.plan_cli.hypothetical import NewCable, judge_links, plug_in, without
+from thunderfleet_operator.plan_cli.read import STDIN, BadInput, read_deployment, read_fleet
 from thunderfleet_operator.plan_cli.render import render
 from thunderfleet_operator.plan_cli.report import report, schema
 from thunderfleet_operator.plan_cli.simulate import plan_groups
@@ -27,12 +29,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[int, str]:
-    for name in ("fleet", "deployment"):
-        if getattr(arguments, name) is None:
-            raise BadInput(f"--{name} FILE is required")
+    if (arguments.fleet is None) == (arguments.context is None):
+        raise BadInput("--fleet FILE is required, or --context NAME, and not both")
+    if arguments.deployment is None:
+        raise BadInput("--deployment FILE is required")
+    if arguments.fleet == arguments.deployment == STDIN:
+        raise BadInput("only one of --fleet and --deployment can be -")
     if not 0 <= arguments.runners_up <= MAX_RUNNERS_UP:
         raise BadInput(f"--runners-up: must be from 0 to {MAX_RUNNERS_UP}, not {arguments.runners_up}")
-    cache = read_fleet(arguments.fleet)
+    cache = read_fleet(arguments.fleet) if arguments.fleet is not None else read_cluster(arguments.context)
+    without(cache, arguments.without)
+    for text in arguments.what_if:
+        plug_in(cache, NewCable.parse(text))
+    judge_links(cache)
     deployment = read_deployment(arguments.deployment, cache)
     settings = PortSettings(arguments.ports, arguments.ring_ports)
     found = report(cache, deployment, plan_groups(cache, deployment, settings, arguments.runners_up))

@@ -1,14 +1,16 @@
 """Reads the fleet and the deployment from files, and checks every field that the operator reads."""
 
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json, key_of
@@ -28,6 +30,11 @@ KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
     "ThunderboltLink": (LINKS, ThunderboltLink),
     "ModelDeployment": (DEPLOYMENTS, ModelDeployment),
 }
+
+
+STDIN = Path("-")
+_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
 class BadInput(Exception):
@@ -77,14 +84,16 @@ def _field(location: tuple[int | str, ...]) -> str:
     return text.lstrip(".") or "(object)"
 
 
-def _problem(error: ValidationError) -> str:
-    """The first problem, with its field."""
+def _problem(error: ValidationError, *within: str) -> str:
+    """The first problem, with its field. ``within``: the part of the object that was read."""
     first = error.errors()[0]
     message = first["msg"]
+    if first["type"] == "extra_forbidden":
+        message = "unknown field"
     if first["type"] == "literal_error":
         # Members of enumerations print as <Transport.AUTO: 'Auto'>.
         message = "must be one of " + ", ".join(re.findall("'([^']*)'", first["ctx"]["expected"]))
-    return f"{_field(first['loc'])}: {message}"
+    return f"{_field((*within, *first['loc']))}: {message}"
 
 
 def _labels(item: Json) -> dict[str, object]:
@@ -125,11 +134,13 @@ def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
     for part in ("metadata", "spec", "status"):
         if item.get(part) is not None and not isinstance(item[part], dict):
             raise BadInput(f"{path}: {name}: {part}: must be an object")
+    _check_name(path, item)
     if model is not None:
         try:
             model.load(item)
         except ValidationError as error:
             raise BadInput(f"{path}: {name}: {_problem(error)}") from None
+        _check_fields(path, name, item, model)
         return
     for field, read in _READS[item["kind"]].items():
         try:
@@ -139,9 +150,33 @@ def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
             raise BadInput(f"{path}: {name}: {field}: {why}") from None
 
 
+def _check_fields(path: Path, name: str, item: Json, model: type[ApiModel]) -> None:
+    """Refuses fields that this version does not know: they are misspelled, or would be ignored."""
+    for part in ("spec", "status"):
+        field = model.model_fields.get(part)
+        if field is None or field.annotation is None or item.get(part) is None:
+            continue
+        try:
+            TypeAdapter(field.annotation).validate_python(item[part], extra="forbid")
+        except ValidationError as error:
+            raise BadInput(f"{path}: {name}: {_problem(error, part)}") from None
+
+
+def _check_name(path: Path, item: Json) -> None:
+    """Refuses names that the API server refuses."""
+    own = item["kind"] == "ModelDeployment"
+    name, namespace = item["metadata"]["name"], item["metadata"].get("namespace")
+    pattern, most = (_LABEL, MAX_NAME_LENGTH) if own else (_SUBDOMAIN, 253)
+    if len(name) > most or not pattern.fullmatch(name):
+        start = "must start with a letter" if own else "may contain dots"
+        raise BadInput(f"{path}: {item['kind']} {name}: metadata.name: must have at most {most} of a-z, 0-9 and -, {start}")
+    if namespace is not None and not (isinstance(namespace, str) and len(namespace) <= 63 and _SUBDOMAIN.fullmatch(namespace)):
+        raise BadInput(f"{path}: {item['kind']} {name}: metadata.namespace: must have at most 63 of a-z, 0-9 and -")
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return sys.stdin.read() if path == STDIN else path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from None
 
@@ -152,11 +187,14 @@ def _bound(pod: Json) -> Json:
     return {**pod, "spec": {**pod["spec"], "nodeName": node}} if node is not None else pod
 
 
-def read_fleet(path: Path) -> Cache:
-    """The objects of a file that the operator reads; other kinds are ignored. Raises ``BadInput``."""
+def read_fleet(path: Path, objects: Iterable[Json] | None = None) -> Cache:
+    """The objects of a file that the operator reads; other kinds are ignored. Raises ``BadInput``.
+
+    ``objects``: those of a cluster, and ``path`` is its name in messages.
+    """
     cache = Cache()
     found = 0
-    for number, item in enumerate(_documents(path, _text(path)), 1):
+    for number, item in enumerate(_documents(path, _text(path)) if objects is None else objects, 1):
         name = _name(path, item)
         known = KINDS.get(str(item["kind"]))
         if known is None:

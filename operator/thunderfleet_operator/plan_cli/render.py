@@ -52,7 +52,7 @@ def _hop_rows(group: GroupReport) -> list[tuple[str, ...]]:
     both = group.transport == Transport.JACCL or len(group.ranks) == 2
     for hop in group.hops:
         speed = gbits(hop.speed_mbps) if hop.speed_mbps else "unknown"
-        known = "measured" if hop.measured else "negotiated, not measured"
+        known = "measured" if hop.measured else "expected, not measured"
         between = f"{min(hop.ranks)} ↔ {max(hop.ranks)}" if both else f"{hop.ranks[0]} → {hop.ranks[1]}"
         rows.append((between, hop.cable or "none: over the LAN", speed, known))
     return list(dict.fromkeys(rows))
@@ -60,7 +60,7 @@ def _hop_rows(group: GroupReport) -> list[tuple[str, ...]]:
 
 def _unplaced(group: GroupReport) -> list[str]:
     lines = [f"group {group.index}: no placement ({group.reason})"]
-    lines += ["  near misses:"] if group.near_misses else []
+    lines += ["  rejected placements, closest to a fit first:"] if group.near_misses else []
     lines += [f"    {miss.message}" for miss in group.near_misses]
     lines += ["  Macs:", *_columns([("MAC", "REASON"), *((mac.node, mac.message) for mac in group.macs)])]
     if not group.proven:

@@ -60,7 +60,7 @@ class HopReport(_Report):
     ranks: tuple[int, int] = Field(description="The two ranks: neighbors in a ring, any two in a mesh.")
     cable: str | None = Field(description="Name of the ThunderboltLink; null over a LAN.")
     speed_mbps: int = Field(description="Speed of the slower direction in Mbit/s.")
-    measured: bool = Field(description="Whether the speed was measured; otherwise it is the negotiated one.")
+    measured: bool = Field(description="Whether the speed was measured; otherwise it is expected from the negotiated one.")
 
 
 class ScorePartReport(_Report):

@@ -4,18 +4,19 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment
 from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.request import spec_hash
 from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.observe.reader import groups_of
 from thunderfleet_operator.observe.usage import Taken
-from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
+from thunderfleet_operator.placement import Fleet, Placement, Request, Unplaceable, present
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.questions import where
 from thunderfleet_operator.watch.cache import Cache
@@ -60,9 +61,27 @@ class Planned:
     ports: tuple[RankPorts, ...] = ()
 
 
+def _as_it_runs(fleet: Fleet, asked: Request, group: Group, planned: Placement) -> Placement:
+    """The placement that a group has: it keeps its transport, split and layers while it runs, even if there are better ones."""
+    if group.transport is None or group.parallelism is None:
+        return planned
+    found = present(fleet, asked, group.transport, group.parallelism)
+    if found is None:
+        return planned
+    known = {rank.rank: rank for rank in group.ranks}
+    ranks = []
+    for rank in found.ranks:
+        own = known[rank.rank]
+        layers = (own.layers.first, own.layers.first + own.layers.count) if own.layers else rank.layers
+        ranks.append(replace(rank, layers=layers, memory_bytes=own.memory_bytes or rank.memory_bytes))
+    return replace(found, ranks=tuple(ranks), runners_up=planned.runners_up)
+
+
 def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int) -> list[Planned]:
     """Plans all groups of a deployment in order, each beside those before it and the groups of other deployments."""
     index, planned, settled = Index(cache, lambda: TRUSTING), list[Planned](), set[int]()
+    running = index.deployments.get(f"{deployment.metadata.namespace}/{deployment.metadata.name}")
+    same_spec = running is not None and spec_hash(running.spec) == spec_hash(deployment.spec)
     uid, usage, views = deployment.metadata.uid, index.usage, groups_of(index, deployment)
     for number in range(deployment.spec.replicas):
         # Running groups of this deployment: those before this one hold what was planned, those after it what they have.
@@ -76,6 +95,8 @@ def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSetting
         kept = views[number].kept_ports
         question = port_aware_placement.question(fleet, deployment, used, settings, current=current, kept=kept)
         placement = where(replace(question, runners_up=runners_up))
+        if before is not None and isinstance(placement, Placement) and placement.kept and same_spec:
+            placement = _as_it_runs(fleet, question.requests[-1], before, placement)
         if isinstance(placement, Unplaceable):
             planned.append(Planned(number, placement, free))
             continue

@@ -72,7 +72,11 @@ class Gateway:
         self._created = int(time.time())
 
     def app(self) -> web.Application:
-        """The application with all paths. The error for an unknown path (``_from_http``) lists those below ``/v1/``."""
+        """The application with all paths. The error for an unknown path (``_from_http``) lists those below ``/v1/``.
+
+        A path with a body also needs an ``Endpoint`` (``intakeprotocol``), its parser (``requests``) and its response
+        (``responses``).
+        """
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)

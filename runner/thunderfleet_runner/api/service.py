@@ -112,7 +112,7 @@ class Service:
         """Set by the gateway when a request arrives: a running benchmark stops for it."""
         self._state = state
         self._link: RankLink | None = None
-        self._away = "the group is not formed yet"
+        self._away = "the group has not formed yet"
         self._pending_end: asyncio.TimerHandle | None = None
         """Set while requests cut by a failure wait for its first cause."""
         self._turn = 0

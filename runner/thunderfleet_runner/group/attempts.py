@@ -60,7 +60,7 @@ class Phase(StrEnum):
     FORMING = "Forming"
     LOADING = "Loading"
     COMPARING = "Comparing"
-    """All ranks have loaded and run the fixed prompt."""
+    """All ranks have loaded and run the test prompt."""
     READY = "Ready"
     ENDING = "Ending"
     """All ranks are being ended and reaped."""
@@ -226,7 +226,7 @@ class StateMachine:
                 at = next(
                     (i for i, (a, b) in enumerate(zip(first, theirs, strict=False)) if a != b), min(len(first), len(theirs))
                 )
-                detail = f"for the fixed prompt, rank 0 and rank {other} differ from token {at} on"
+                detail = f"for the test prompt, rank 0 and rank {other} differ from token {at} on"
                 return state._failed(Cause(other, state.attempt, faults.Stage.CHECK, faults.tokens_differ(detail)))
         state = replace(
             state,
@@ -391,14 +391,14 @@ class StateMachine:
         slow = next(iter(waited_for), None)
         match self.phase:
             case Phase.CHECKING:
-                text = f"preflight did not complete within {self.limits.check_seconds:g} s on {missing}"
+                text = f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}"
                 fault = Fault(FaultClass.RETRY, Reason.PREFLIGHT_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.PREFLIGHT, fault))
             case Phase.FORMING:
                 fault = faults.init_deadline(int(self.limits.form_seconds), missing)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.INIT, fault))
             case Phase.COMPARING:
-                text = f"the fixed prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
+                text = f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
                 fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))
             case Phase.READY:

@@ -51,7 +51,7 @@ class RankLoaded:
 
 @dataclass(frozen=True)
 class RankReady:
-    """A rank has run the fixed prompt; ``tokens`` must be the same on every rank."""
+    """A rank has run the test prompt; ``tokens`` must be the same on every rank."""
 
     rank: int
     attempt: int
@@ -129,7 +129,7 @@ class StartRanks:
 
 @dataclass(frozen=True)
 class Compare:
-    """Run the fixed prompt on all ranks together."""
+    """Run the test prompt on all ranks together."""
 
     attempt: int
 

@@ -88,7 +88,7 @@ class Follower:
             except JoinRefused as error:
                 why, hello = str(error), None
             if why != said:
-                log.warning("not in the group: %s", why)
+                log.warning("not connected to the group, retrying: %s", why)
                 said = why
             self._change(self._state.model_copy(update={"phase": GroupPhase.WAITING, "message": why}))
             failures += 1

@@ -294,7 +294,7 @@ class Member:
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Answers a peer's supervisor that opens a relay for a hop of the ring."""
         if self._relays is None:
-            return not_taken(NOT_YET, "no ranks are being started here")
+            return not_taken(NOT_YET, "this supervisor is not starting a rank now")
         return await self._relays.answer(request)
 
     async def _stop(self, attempt: int) -> None:

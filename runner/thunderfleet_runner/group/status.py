@@ -23,7 +23,7 @@ GROUP_PHASES = {
     Phase.GAVE_UP: GroupPhase.GAVE_UP,
 }
 _SENTENCES = {
-    Phase.COMPARING: "all ranks have loaded; running the fixed prompt",
+    Phase.COMPARING: "all ranks have loaded; running the test prompt",
     Phase.READY: "serving",
     Phase.STOPPING: "stopping the ranks",
     Phase.STOPPED: "stopped",

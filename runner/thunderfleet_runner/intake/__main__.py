@@ -32,8 +32,8 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     parser = argparse.ArgumentParser(prog="intake")
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--group", help="for people with ps")
-    parser.add_argument("--cold", action="store_true", help="do not use the tokenizer before the first question")
+    parser.add_argument("--group", help="name of the group, only to identify the process")
+    parser.add_argument("--cold", action="store_true", help="do not warm up the tokenizer before the first request")
     arguments = parser.parse_args()
     end = framing.inherited(os.environ)
     if os.environ.get(framing.PARENT_VARIABLE, "").isdigit():

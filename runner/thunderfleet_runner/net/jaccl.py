@@ -36,7 +36,9 @@ def device_matrix(plan: Plan) -> list[list[str | None]]:
     """
     size, ring = plan.world_size, is_ring(plan)
     if not ring and size > MESH_RANKS:
-        raise ValueError(f"a JACCL mesh has at most {MESH_RANKS} ranks, the plan has {size}: use a ring")
+        raise ValueError(
+            f"a JACCL mesh has at most {MESH_RANKS} ranks, the plan has {size}: set spec.transport to JACCLRing or Auto"
+        )
     matrix: list[list[str | None]] = []
     for entry in plan.ranks:
         row: list[str | None] = []

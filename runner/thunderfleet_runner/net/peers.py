@@ -93,7 +93,7 @@ class RankLoaded(_Message):
 
 
 class RankReady(_Message):
-    """The rank has run the fixed prompt; see ``protocol.Ready``."""
+    """The rank has run the test prompt; see ``protocol.Ready``."""
 
     type: Literal["ready"] = "ready"
     attempt: Number
@@ -199,7 +199,7 @@ class Gathered(_Message):
 
 
 class CheckRank(_Message):
-    """Run the fixed prompt."""
+    """Run the test prompt."""
 
     type: Literal["check"] = "check"
     attempt: int

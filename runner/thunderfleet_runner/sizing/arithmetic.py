@@ -194,7 +194,7 @@ def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], wh
 def by_mlx(path: str, config: Mapping[str, Any], facts: Facts, world_sizes: Sequence[int]) -> Model:
     """A model sized by the dry run; results it did not reach are refused, or estimated from above."""
     total = facts.total_bytes or 0
-    ended = text(facts.ended or "the dry run did not reach it")
+    ended = text(facts.ended or "the dry run ended before this split")
     workspace = facts.workspace or workspace_by_configuration(config, 2048)
     return Model(
         **_common(path, config, total),

@@ -43,6 +43,8 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
+from tests.support.tiers import quick
+
 Until = Callable[..., Awaitable[None]]
 
 LINK = "cable-1"
@@ -834,12 +836,23 @@ async def program(
 
 # Cuts the network off without closing connections.
 CUT, PLUG = signal.SIGUSR1, signal.SIGUSR2
-HOWS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, CUT]
+HOWS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen", signal.SIGTERM: "restarted", CUT: "cut-off"}
+BROKEN = [(kind, end, how) for kind in (ProbeKind.SOCKET, ProbeKind.RDMA) for end in ("dials", "answers") for how in HOWS]
+# Each kind, each end and each way to break is in one of these.
+QUICK = [
+    (ProbeKind.SOCKET, "dials", signal.SIGTERM),
+    (ProbeKind.SOCKET, "answers", signal.SIGKILL),
+    (ProbeKind.RDMA, "dials", signal.SIGSTOP),
+    (ProbeKind.RDMA, "answers", CUT),
+]
 
 
-@pytest.mark.parametrize("how", HOWS, ids=["killed", "frozen", "restarted", "cut-off"])
-@pytest.mark.parametrize("end", ["dials", "answers"])
-@pytest.mark.parametrize("kind", [ProbeKind.SOCKET, ProbeKind.RDMA])
+def how_broken(value: object) -> str | None:
+    """The id of a way to break an agent."""
+    return HOWS.get(value) if isinstance(value, signal.Signals) else None
+
+
+@pytest.mark.parametrize(("kind", "end", "how"), quick(QUICK, BROKEN), ids=how_broken)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_frees_the_other_end(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, end: str, how: signal.Signals
@@ -901,7 +914,9 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
         await until(lambda: not marked(tmp_path))
 
 
-@pytest.mark.parametrize("how", HOWS[:3], ids=["killed", "frozen", "restarted"])
+@pytest.mark.parametrize(
+    "how", quick([signal.SIGKILL, signal.SIGSTOP], [how for how in HOWS if how is not CUT]), ids=how_broken
+)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, how: signal.Signals

@@ -114,6 +114,22 @@ def test_orphaned_processes_are_found() -> None:
     assert checks.accounts({"a": checks.Census(2, ("u",), ())}, pods)
     assert checks.accounts({"a": checks.Census(0, ("u",), ())}, pods)
     assert checks.accounts({"a": checks.Census(1, ("u",), ("9 python -m thunderfleet_runner.rank",))}, pods)
+    assert not checks.accounts({"a": checks.Census(1, ("u",), (), ("u",))}, pods)
+    assert checks.accounts({"a": checks.Census(1, ("u",), (), ("v",))}, pods)
+    assert checks.accounts({"a": checks.Census(1, ("u",), (), ("u",), {"/tmp": 9})}, pods)
+
+
+def test_objects_of_no_deployment_are_found() -> None:
+    stray = {"kind": "Secret", "metadata": {"namespace": "old", "name": "keys"}}
+    assert not checks.strays([stray], {"old", "new"})
+    assert checks.strays([stray], {"new"}) == ["Secret old/keys belongs to no deployment"]
+
+
+def test_what_an_untouched_group_has_restarted_is_seen() -> None:
+    look = {"epoch": 1, "containers": {"u": [("c", 0)]}}
+    assert not checks.disturbed(look, dict(look))
+    assert checks.disturbed(look, {**look, "epoch": 2})
+    assert checks.disturbed(look, {**look, "containers": {"u": [("d", 1)]}})
 
 
 def test_ports_that_are_open_or_closed_wrongly_are_seen() -> None:

@@ -5,9 +5,25 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
 
-from tests.chaos import plan
-from tests.chaos.plan import HELD, LONG_FAULTS, LONG_SECONDS, SERVING, SHAPES, START, Deck, Stage, Target
+from tests.chaos import fleet, plan
+from tests.chaos.plan import (
+    EPISODES_PER_FLEET,
+    FLEETS,
+    HELD,
+    LONG_FAULTS,
+    LONG_SECONDS,
+    SERVING,
+    SHAPES,
+    START,
+    Action,
+    Deck,
+    Fault,
+    Stage,
+    Target,
+)
 
 SEEDS = st.integers(0, 2**32)
 
@@ -26,34 +42,80 @@ def test_seeds_differ() -> None:
 
 @given(SEEDS)
 @settings(max_examples=20)
-def test_steps_are_in_the_order_of_a_life_and_hit_ranks_that_are_there(seed: int) -> None:
+def test_steps_are_in_the_order_of_a_life_and_hit_what_is_there(seed: int) -> None:
     for episode in plan.first(seed, 90):
         start, serving, end = episode.steps
         assert start.stage in START
         assert serving.stage in SERVING
         assert end.stage is Stage.DRAINING
+        assert episode.shape.ranks <= episode.macs
         for step in episode.steps:
-            assert step.rank in plan.victims(step.stage, episode.shape.ranks)
-            assert step.rank < episode.shape.ranks
-            assert not (step.stage in HELD and step.fault.target is Target.RANK)
             assert step.seconds < LONG_SECONDS
+            for blow in step.blows:
+                assert blow.rank in plan.victims(step.stage, episode.shape.ranks)
+                assert not (step.stage in HELD and blow.fault.target is Target.RANK)
+                assert blow.fault.target is not Target.INTAKE or (step.stage not in START and blow.rank == 0)
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_two_faults_at_once_have_different_targets_and_are_undone_together(seed: int) -> None:
+    double = [step for episode in plan.first(seed, 120) for step in episode.steps if len(step.blows) > 1]
+    assert double
+    for step in double:
+        first, second = (blow.fault for blow in step.blows)
+        assert first.target is not second.target
+        assert not step.does(Action.LOSE)
+        assert not step.does(Action.UPDATE)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_whole_deck_has_every_fault_at_every_stage_in_every_shape(seed: int) -> None:
+def test_a_whole_deck_has_every_fault_at_every_stage_on_every_fleet(seed: int) -> None:
     wanted = set(plan.cards((*START, *SERVING, Stage.DRAINING)))
     found = plan.first(seed, 3 * len(plan.cards(START)))
-    assert {(step.stage, step.fault) for episode in found for step in episode.steps} == wanted
+    assert {(step.stage, step.blows[0].fault) for episode in found for step in episode.steps} == wanted
     assert {episode.shape for episode in found} == set(SHAPES)
+    assert {episode.macs for episode in found} == set(FLEETS)
+
+
+def test_episodes_of_one_cluster_have_one_fleet() -> None:
+    found = plan.first(4, 180)
+    sizes = {episode.fleet: {other.macs for other in found if other.fleet == episode.fleet} for episode in found}
+    assert all(len(macs) == 1 for macs in sizes.values())
+    assert len(sizes) == -(-len(found) // EPISODES_PER_FLEET)
 
 
 def test_long_faults_only_when_asked_for() -> None:
     long = [step for episode in plan.first(5, 300, long=True) for step in episode.steps if step.seconds == LONG_SECONDS]
     assert long
-    assert {step.fault for step in long} <= set(LONG_FAULTS)
+    assert {step.blows[0].fault for step in long} <= set(LONG_FAULTS)
+
+
+def test_a_fault_touches_other_groups_on_its_mac_if_the_mac_itself_is_hit_or_silent_for_long() -> None:
+    assert Fault(Action.FILL, Target.MAC).touches_mac(2)
+    assert Fault(Action.LOSE, Target.KUBELET).touches_mac(2)
+    assert Fault(Action.KILL, Target.KUBELET).touches_mac(LONG_SECONDS)
+    assert not Fault(Action.KILL, Target.KUBELET).touches_mac(12)
+    assert not Fault(Action.KILL, Target.RANK).touches_mac(LONG_SECONDS)
+
+
+def test_running_requests_must_not_notice_faults_beside_the_group() -> None:
+    assert Fault(Action.FILL, Target.ETCD).beside
+    assert Fault(Action.CUT, Target.KUBELET).beside
+    assert not Fault(Action.LOSE, Target.KUBELET).beside
+    assert not Fault(Action.AHEAD, Target.MAC).beside
+    assert not Fault(Action.KILL, Target.INTAKE).beside
 
 
 def test_a_deck_deals_every_card_before_one_again() -> None:
     deck = Deck((1, 2, 3), random.Random(0))
     for _ in range(5):
         assert {deck.deal() for _ in range(3)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("macs", FLEETS)
+def test_every_mac_of_a_fleet_has_a_cable_to_every_other(macs: int) -> None:
+    layout = plan_layout(parse_fleet(fleet.text(macs)), "namespaces")
+    peers = {machine.name: {end.peer for end in machine.ends} for machine in layout.machines if machine.machine.kind == "mac"}
+    assert peers == {name: peers.keys() - {name} for name in peers}
+    assert len(peers) == macs

@@ -4,6 +4,9 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +127,20 @@ async def test_a_pod_reaches_nothing_of_another_pod(world: World, context: Json)
 
 
 @as_root
+async def test_command_lines_and_files_for_everybody_can_be_read(world: World) -> None:
+    """Pods are processes of one host: what the system shows to every user, it shows to every pod."""
+    await world.boot()
+    with tempfile.NamedTemporaryFile("w", prefix="thunderfleet-test-") as model:
+        model.write("weights")
+        model.flush()
+        os.chmod(model.name, 0o644)
+        look = f"cat {model.name}; tr '\\0' ' ' < /proc/{os.getpid()}/cmdline"
+        world.api.add_pod("looks", {"containers": [sh(look)]})
+        await world.phase("looks", "Succeeded")
+    assert (await world.log("looks")).startswith("weights" + " ".join(sys.orig_argv[:1]))
+
+
+@as_root
 async def test_containers_of_one_pod_share_what_they_mount(world: World) -> None:
     await world.boot()
     mount = [{"name": "shared", "mountPath": "/shared"}]
@@ -177,7 +194,8 @@ async def test_a_spec_cannot_name_the_user_of_another_pod(world: World) -> None:
 
     await world.until(lambda: reasons() == ["CreateContainerConfigError"] * 2)
     for name in ("u", "g"):
-        assert f"{user}: it belongs to the pods of this node" in state(world.api.pod(name)["status"])["waiting"]["message"]
+        waiting = state(world.api.pod(name)["status"])["waiting"]
+        assert f"{user}: podUsers reserves it for a pod of this node" in waiting["message"]
 
 
 # The end
@@ -264,6 +282,92 @@ def test_the_end_of_a_user_is_the_end_of_no_other() -> None:
         for process in held:
             process.kill()
             process.wait()
+
+
+# What it left elsewhere
+
+
+def as_user(user: int, script: str, *arguments: Path) -> None:
+    command = ["/bin/sh", "-ec", script, "sh", *map(str, arguments)]
+    done = subprocess.run(command, user=user, group=user, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+HIDE = 'umask 077; mkdir -p "$1/deep/er"; echo x > "$1/deep/er/secret"; chmod 0 "$1/deep"; ln -s "$2" "$1/link"'
+
+
+def owned(folder: Path, user: int) -> list[str]:
+    """What ``user`` owns below ``folder``."""
+    found = [path for path in folder.rglob("*") if path.lstat().st_uid == user]
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
+@as_root
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's table of System V IPC")
+async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World) -> None:
+    """Files in folders of everybody, and IPC, would belong to the next pod that gets the number."""
+    manager = await world.boot()
+    left = f"thunderfleet-test-{os.getpid()}"
+    places = ("/tmp", "/var/tmp", "/dev/shm")
+    write = f"ipcmk -M 4096 -S 1 -Q && for place in {' '.join(places)}; do echo secret > $place/{left}; done"
+    world.api.add_pod("writes", {"containers": [sh(write)]})
+    await world.phase("writes", "Succeeded")
+    folder = world.folder("writes")
+    await world.until(lambda: manager._users.own(folder) is None)
+    assert not {name for place in places for name in os.listdir(place) if name == left}
+    assert [user for user in IDS if leftovers._ipc(user)] == []
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; those that pytest makes are the invoking user's."""
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@as_root
+def test_only_what_the_user_owns_is_deleted_outside_of_its_pod(open_folder: Path) -> None:
+    mine, other = IDS[-1], IDS[-2]
+    shared, kept = open_folder / "shared", open_folder / "kept"
+    for folder in (shared, kept):
+        folder.mkdir()
+        folder.chmod(0o1777)
+    (kept / "file").touch()
+    os.chown(kept / "file", mine, mine)
+    as_user(mine, HIDE, shared / "mine", kept)
+    as_user(other, 'mkdir "$1"; chmod 777 "$1"', shared / "other")
+    as_user(mine, 'touch "$1"', shared / "other" / "mine")
+    # A folder of the user in which another one has put something.
+    as_user(mine, 'mkdir "$1"; chmod 777 "$1"', shared / "both")
+    as_user(other, 'touch "$1"', shared / "both" / "other")
+    leftovers.delete_outside(mine, [str(shared), str(open_folder / "none")])
+    assert owned(shared, mine) == []
+    assert owned(shared, other) == ["both/other", "other"]
+    assert (shared / "both").stat().st_uid == 0
+    assert (kept / "file").exists(), "links are not followed"
+
+
+def test_too_many_files_in_shared_folders_are_an_error_with_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="find did not end in time"):
+        leftovers.delete_outside(IDS[-1], [str(tmp_path), "/usr"], seconds=-1)
+
+
+def test_ipc_of_a_user_in_the_tables_of_linux_and_macos() -> None:
+    linux = (
+        "key shmid perms size cpid lpid nattch uid gid cuid cgid\n 0 7 1600 4096 1 0 0 70001 0 0 0\n 0 8 600 1 1 0 0 5 0 5 0\n"
+    )
+    assert leftovers.ipc_of("m", linux, 70001) == [("m", "7")]
+    assert leftovers.ipc_of("m", "", 70001) == []
+    macos = (
+        "IPC status from <running system> as of Mon Jan  1 00:00:00 UTC 2026\n"
+        "T     ID     KEY        MODE       OWNER    GROUP  CREATOR   CGROUP\n"
+        "Shared Memory:\n"
+        "m  65536 0x00000000 --rw-------    70001    70001    70001    70001\n"
+        "m  65537 0x00000000 --rw-------     root    wheel     root    wheel\n"
+        "s 131072 0x00000000 --ra-------     root    wheel    70001    70001\n"
+    )
+    assert leftovers.ipcs_of(macos, 70001) == [("m", "65536"), ("s", "131072")]
 
 
 def test_processes_of_a_user_in_the_output_of_ps() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Network
 
@@ -150,6 +151,27 @@ async def test_the_forwarder_carries_both_directions(echo: int) -> None:
     assert await _say(forward.sockets[0].getsockname()[1], b"x" * 200_000) == b"got:" + b"x" * 200_000
     forward.close()
     await forward.wait_closed()
+
+
+async def test_the_forwarder_passes_a_reset_on() -> None:
+    """Otherwise a client waits for the answer of a server that has given the connection up."""
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    forward = await serve_forward(socket.create_server(("127.0.0.1", 0)), "127.0.0.1", server.sockets[0].getsockname()[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", forward.sockets[0].getsockname()[1])
+    writer.write(b"x")
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.transport.abort()
+    for one in (forward, server):
+        one.close()
+        await one.wait_closed()
 
 
 async def test_the_proxy_carries_both_directions(echo: int) -> None:

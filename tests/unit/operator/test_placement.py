@@ -423,9 +423,34 @@ def test_preferences() -> None:
     fleet = Fleet(macs, (cable("a", "b", 40_000), cable("b", "c", 80_000)))
     found = placed(plan(fleet, Request(path=PATH, memory=NO_KV), runners_up=1))
     assert set(found.nodes) == {"b", "c"}, "the fastest cable"
-    assert "40 Gb/s" in found.runners_up[0].why
-    slower = Fleet(macs, (cable("a", "b", 40_000), cable("b", "c", 80_000, ring_mbps=20_000)))
+    assert "14 Gb/s" in found.runners_up[0].why
+    slower = Fleet(macs, (cable("a", "b", 40_000), cable("b", "c", 80_000, ring_mbps=9_000)))
     assert set(placed(plan(slower, Request(path=PATH, memory=NO_KV))).nodes) == {"a", "b"}, "what was measured counts"
+
+
+@pytest.mark.parametrize(
+    ("transport", "measured", "unmeasured"), [(Transport.RING, 30_000, 40_000), (Transport.JACCL, 60_000, 80_000)]
+)
+def test_a_measured_cable_is_compared_with_what_others_typically_carry(
+    transport: RequestedTransport, measured: int, unmeasured: int
+) -> None:
+    facts = model((3, 3), tensor={1: (6,), 2: (3, 3)})
+    macs = [mac(name, 5, facts, backends=BOTH) for name in "abc"]
+    cables = [cable("a", "b", unmeasured), cable("b", "c", 80_000, ring_mbps=measured, rdma_mbps=measured)]
+    assert set(placed(plan(Fleet(macs, cables), Request(path=PATH, memory=NO_KV, transport=transport))).nodes) == {"b", "c"}
+
+
+def test_rates_that_hardly_differ_do_not_decide() -> None:
+    facts = model((3, 3), tensor={1: (6,), 2: (3, 3)})
+    ultras = [mac(name, 5, facts, backends=BOTH, memory_bandwidth=780_000 + i) for i, name in enumerate("cd")]
+    minis = [mac(name, 5, facts, backends=BOTH, memory_bandwidth=250_000) for name in "ab"]
+    cables = [cable("a", "b", rdma_mbps=56_000), cable("c", "d", rdma_mbps=55_000)]
+    found = placed(plan(Fleet([*minis, *ultras], cables), Request(path=PATH, memory=NO_KV)))
+    assert set(found.nodes) == {"c", "d"}
+    more = [mac(name, 5, facts, backends=BOTH, memory_bandwidth=800_000) for name in "gh"]
+    cables = [cable("c", "d", rdma_mbps=56_000), cable("g", "h", rdma_mbps=50_000)]
+    found = placed(plan(Fleet([*ultras, *more], cables), Request(path=PATH, memory=NO_KV)))
+    assert set(found.nodes) == {"c", "d"}, "equal memory, so the links decide"
 
 
 def test_transport_comes_before_the_number_of_macs_and_one_mac_before_all() -> None:

@@ -1,17 +1,20 @@
 """``thunderfleet-operator plan``: what it reads, what it prints, and how it reports invalid input."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.watch.cache import LINKS
 
 from tests.unit.operator.world import World
 
 GIB = 2**30
+TIME = "2026-01-01T00:00:00Z"
 MEASURED = {
     "from": "studio-1",
     "to": "studio-2",
@@ -64,9 +67,9 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
     assert rows[6][:6] == ["RANK", "MAC", "LAYERS", "MEMORY", "OF", "FREE"] and "RDMA" not in text.split("ranks:")[1]
     assert rows[7] == ["0", "studio-1", "2-3", "4.4", "GiB", "6.0", "GiB", "10.0.0.1:20000", "169.254.1.1", "-"]
     assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
-    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  80 Gb/s  negotiated, not measured\n" in text
+    assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  28 Gb/s  expected, not measured\n" in text
     assert ["transport", "TCP", "ring"] in rows and ["bandwidth", "not", "measured"] in rows
-    assert "    speed      80 Gb/s (negotiated; hops not measured: 2)\n" in text
+    assert "    speed      28 Gb/s (expected; hops not measured: 2)\n" in text
 
 
 def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> None:
@@ -132,12 +135,10 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
     group = json.loads(capsys.readouterr().out)["groups"][0]
     assert [rank["node"] for rank in group["ranks"]] == ["studio-3", "studio-4"]
     assert group["runnersUp"][0]["nodes"] == ["studio-1", "studio-2"]
-    assert group["runnersUp"][0]["why"] == (
-        "slowest hop 20 Gb/s, measured instead of 80 Gb/s (negotiated; hops not measured: 2)"
-    )
+    assert group["runnersUp"][0]["why"] == ("slowest hop 20 Gb/s, measured instead of 28 Gb/s (expected; hops not measured: 2)")
     assert run(files({"model": {"path": "/models/org/tiny"}, "nodes": {"min": 2, "max": 2}}), "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["hops"][0] == {
-        "ranks": [0, 1], "cable": "studio-3.tb1--studio-4.tb1", "speedMbps": 80000, "measured": False,
+        "ranks": [0, 1], "cable": "studio-3.tb1--studio-4.tb1", "speedMbps": 28000, "measured": False,
     }  # fmt: skip
 
 
@@ -293,6 +294,123 @@ def test_files_that_cannot_be_read(files: Any, capsys: Any, tmp_path: Path) -> N
     assert run((files()[0], paths[0])) == 2
     assert "must contain exactly one ModelDeployment, found 0" in capsys.readouterr().err
     assert main(["plan"]) == 2 and "--fleet FILE is required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "change", "text"),
+    [
+        ({"nodez": {}}, None, "ModelDeployment md: spec.nodez: unknown field"),
+        ({"nodes": {"mni": 2}}, None, "ModelDeployment md: spec.nodes.mni: unknown field"),
+        (None, lambda items: items[1]["status"].update(modelz=[]), "NodeProfile studio-1: status.modelz: unknown field"),
+        (
+            None,
+            lambda items: items[0]["metadata"].update(name="Studio_1"),
+            "Node Studio_1: metadata.name: must have at most 253",
+        ),
+    ],
+)
+def test_what_the_api_server_would_refuse_is_refused(files: Any, capsys: Any, spec: Any, change: Any, text: str) -> None:
+    assert run(files(spec, change)) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_names_of_deployments_begin_with_a_letter(files: Any, capsys: Any, tmp_path: Path) -> None:
+    paths = files()
+    (tmp_path / "md.yaml").write_text((tmp_path / "md.yaml").read_text().replace("name: md", "name: 1md"))
+    assert run(paths) == 2 and "metadata.name: must have at most" in capsys.readouterr().err
+
+
+def test_the_fleet_may_come_from_standard_input(files: Any, capsys: Any, monkeypatch: Any) -> None:
+    fleet, deployment = files()
+    monkeypatch.setattr("sys.stdin", io.StringIO(Path(fleet).read_text()))
+    assert main(["plan", "--fleet", "-", "--deployment", deployment]) == 0
+    assert main(["plan", "--fleet", "-", "--deployment", "-"]) == 2
+    assert "only one of --fleet and --deployment can be -" in capsys.readouterr().err
+    assert main(["plan", "--fleet", fleet, "--context", "x", "--deployment", deployment]) == 2
+    assert "and not both" in capsys.readouterr().err
+
+
+def test_a_context_that_is_not_known_is_named(files: Any, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    (tmp_path / "kubeconfig").write_text("apiVersion: v1\nkind: Config\ncontexts: []\nclusters: []\nusers: []\n")
+    assert main(["plan", "--context", "lab", "--deployment", files()[1]]) == 2
+    assert "--context lab: " in capsys.readouterr().err
+
+
+def rdma_ready(items: list[dict[str, Any]]) -> None:
+    """All studios can use RDMA over their first two ports, with MLX that has jaccl."""
+    for item in items:
+        if item["kind"] == "NodeProfile":
+            ports = [{"receptacle": i, "interface": f"en{i}", "rdmaDevice": f"rdma_en{i}", "connected": True} for i in (1, 2)]
+            devices = [
+                {"name": f"rdma_en{i}", "interface": f"en{i}", "state": "Active", "gid": "::ffff:1.2.3.4"} for i in (1, 2)
+            ]
+            item["status"]["thunderbolt"] = {"ports": ports}
+            item["status"]["rdma"] = {"enabled": True, "devices": devices}
+            item["status"]["runtime"]["backends"] = ["jaccl", "ring"]
+        if item["kind"] == "ThunderboltLink":
+            for end in item["status"]["endpoints"]:
+                end.update(rdmaDevice="rdma_en1", rdmaState="Active", interface="en1")
+
+
+def planned(files: Any, capsys: Any, change: Any, *more: str, spec: Any = None) -> dict[str, Any]:
+    run(files(spec or {"nodes": {"min": 2}}, change), "-o", "json", *more)
+    output = capsys.readouterr()
+    assert not output.err, output.err
+    group: dict[str, Any] = json.loads(output.out)["groups"][0]
+    return group
+
+
+def test_whether_a_cable_can_be_used_follows_from_the_file(files: Any, capsys: Any) -> None:
+    def slow(items: list[dict[str, Any]]) -> None:
+        rdma_ready(items)
+        for item in items:
+            if item["kind"] == "ThunderboltLink":
+                said = {"type": "RDMAUsable", "status": "True", "reason": "Usable", "message": "", "lastTransitionTime": TIME}
+                item["status"]["conditions"] = [said]
+                for end in item["status"]["endpoints"]:
+                    end["speedMbps"] = 40_000
+
+    assert planned(files, capsys, rdma_ready)["transport"] == "JACCL", "no condition says so"
+    assert planned(files, capsys, slow)["transport"] == "Ring", "RDMA needs Thunderbolt 5, whatever the condition says"
+
+
+def test_what_if_there_were_a_cable(files: Any, capsys: Any) -> None:
+    def none(items: list[dict[str, Any]]) -> None:
+        rdma_ready(items)
+        items[:] = [item for item in items if item["kind"] != "ThunderboltLink"]
+
+    assert not planned(files, capsys, none)["placed"]
+    group = planned(files, capsys, none, "--what-if", "cable studio-2:2 studio-1:1 80")
+    assert (group["transport"], group["cables"]) == ("JACCL", ["studio-1.tb1--studio-2.tb2"])
+    assert planned(files, capsys, none, "--what-if", "cable studio-1:1 studio-2:2 40")["transport"] == "Ring"
+    for text, why in (
+        ("cable a b", "must read 'cable MAC:PORT MAC:PORT GBPS'"),
+        ("cable studio-1:1 studio-1:2 80", "between two Macs"),
+        ("cable studio-1:9 studio-2:1 80", "studio-1 has no port 9; its ports are 1, 2"),
+        ("cable nobody:1 studio-1:1 80", "nobody has no NodeProfile"),
+    ):
+        assert run(files({}, none), "--what-if", text) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_without_a_mac(files: Any, capsys: Any) -> None:
+    assert planned(files, capsys, None)["placed"]
+    assert planned(files, capsys, None, "--without", "studio-1")["placed"] is False
+    assert run(files(), "--without", "nobody") == 2 and "no such Node" in capsys.readouterr().err
+
+
+async def test_a_group_that_runs_is_shown_as_it_runs(files: Any, world: World, capsys: Any) -> None:
+    world.deploy(nodes={"min": 2})
+    await world.round()
+    world.run_pods()
+    await world.round()
+    (before,) = world.md.status.groups
+    group = planned(files, capsys, rdma_ready, spec={"nodes": {"min": 2}})
+    assert before.transport is Transport.RING and (group["kept"], group["transport"]) == (True, "Ring")
+    assert [rank["memoryBytes"] for rank in group["ranks"]] == [rank.memory_bytes for rank in before.ranks]
+    changed = planned(files, capsys, rdma_ready, spec={"nodes": {"min": 2, "max": 2}})
+    assert changed["transport"] == "JACCL", "another spec is rolled out"
 
 
 async def test_groups_that_run_are_counted_once(files: Any, world: World, capsys: Any) -> None:

@@ -54,10 +54,12 @@ def usable(cable: Cable, rdma: bool) -> bool:
 def pair_cable(fleet: Fleet, one: str, other: str, rdma: bool) -> Cable | None:
     found = [c for c in fleet.cables.values() if {c.a.node, c.b.node} == {one, other} and usable(c, rdma)]
 
-    def speed(cable: Cable) -> int:
-        return (cable.rdma_mbps if rdma else cable.ring_mbps) or cable.speed_mbps
+    return min(found, key=lambda c: (c.in_use, -rate(c, rdma), c.name)) if found else None
 
-    return min(found, key=lambda c: (c.in_use, -speed(c), c.name)) if found else None
+
+def rate(cable: Cable, rdma: bool) -> int:
+    """Measured, else the part of the negotiated speed that is typical."""
+    return (cable.rdma_mbps if rdma else cable.ring_mbps) or cable.speed_mbps * (65 if rdma else 35) // 100
 
 
 def hop(
@@ -67,7 +69,7 @@ def hop(
     rdma = transport in JACCL
     cable = pair_cable(fleet, one, other, rdma)
     if cable is not None:
-        return ((cable.rdma_mbps if rdma else cable.ring_mbps) or cable.speed_mbps), cable
+        return rate(cable, rdma), cable
     there, back = dialled(fleet, one, other), dialled(fleet, other, one)
     if not lan or not (there or back):
         return None
@@ -130,19 +132,26 @@ def fits(macs: Sequence[Mac], facts: ModelFacts, split: Split) -> bool:
     return bool(known) and all(need <= room for need, room in zip(known, free, strict=True))
 
 
-EIGHTHS = (10, 11.2, 12.5, 14, 16, 18, 20, 22.4, 25, 28, 31.5, 35.5, 40, 45, 50, 56, 63, 71, 80, 90)
-QUARTERS = (*EIGHTHS[::2], 100)
+def floor(rates: list[int], wanted: int, step: float) -> int:
+    """The lowest of the rates that count as equal to one of them."""
+    if wanted <= 0:
+        return 0
+    chain = sorted({value for value in rates if value > 0})
+    while True:
+        gaps = [high / low for low, high in itertools.pairwise(chain)]
+        if not gaps or (max(gaps) < step and chain[-1] / chain[0] <= step**2):
+            return chain[0]
+        cut = gaps.index(max(gaps)) + 1
+        chain = chain[:cut] if wanted < chain[cut] else chain[cut:]
 
 
-def on_step(value: int, steps: Sequence[float]) -> int:
-    """Rounded down to one of these figures times a power of ten."""
-    return max((int(step * 10**power) for power in range(6) for step in steps if step * 10**power <= value), default=0)
-
-
-def nearest(value: int, steps: Sequence[float]) -> int:
-    """The nearest by ratio of these figures times a power of ten; 0 for 0."""
-    every = [int(step * 10**power) for power in range(6) for step in steps]
-    return min(every, key=lambda step: max(step, value) / min(step, value)) if value else 0
+def link_rates(fleet: Fleet, rdma: bool, lan: bool, request: Request) -> list[int]:
+    """Every rate that a hop can have."""
+    rates = [rate(cable, rdma) for cable in fleet.cables.values()]
+    if lan:
+        over_lan = [speed for mac in fleet.macs.values() if mac.dials for speed in mac.dials.speeds] + [10_000]
+        rates += [min(speed, RELAY_MBPS) for speed in over_lan] + (over_lan if request.ring_without_relay else [])
+    return rates
 
 
 RANKS: tuple[PlacedTransport, ...] = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)
@@ -194,18 +203,19 @@ def scored(
     split = splits(transport, request.split)[preference]
     backend = "jaccl" if transport in JACCL else "ring"
     found: list[Score] = []
+    rates = link_rates(fleet, transport in JACCL, lan, request)
     for names in itertools.combinations(sorted(n for n, m in fleet.macs.items() if m.models), size):
         macs = [fleet.macs[name] for name in names]
         if size > 1 and any(backend not in mac.backends for mac in macs):
             continue
         costs = [
-            (shared, -on_step(speed, EIGHTHS))
+            (shared, -floor(rates, speed, 1.125))
             for order, shared, speed in arrangements(fleet, names, transport, request, lan)
             if fits([fleet.macs[n] for n in order], facts, split)
         ]
         if costs:
             free = [mac.free_bytes for mac in macs]
-            slowest = -nearest(min(mac.memory_bandwidth for mac in macs), QUARTERS)
+            slowest = -floor([m.memory_bandwidth for m in fleet.macs.values()], min(m.memory_bandwidth for m in macs), 1.1)
             found.append(Score(rank, size, preference, *min(costs), slowest, max(free) - min(free), sum(free)))
     return min(found, default=None)
 
@@ -307,8 +317,8 @@ def problem(seed: int, most: int = 7) -> tuple[Fleet, ModelFacts, Request]:
                 pick((40_000, 80_000, 80_000, 120_000)),
                 connected=clean or yes(0.9),
                 rdma_problem=None if good or yes(0.6) else "it is Down",
-                ring_mbps=pick((None, None, 30_000, 31_000, 60_000)),
-                rdma_mbps=pick((None, None, 30_000, 31_000, 60_000)),
+                ring_mbps=pick((None, None, 14_500, 30_000, 31_000, 60_000)),
+                rdma_mbps=pick((None, None, 30_000, 31_000, 55_000, 60_000)),
                 in_use=yes(0.2),
             )
         )  # fmt: skip
@@ -524,7 +534,7 @@ def test_invariants_on_large_fleets(seed: int, wanted: RequestedTransport) -> No
 def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> None:
     one, other, dice = problem(seed), problem(another), random.Random(seed)
     before, request = one[0], one[2]
-    assert before.components is not None and before.top_mbps >= 0 and before.reached_addresses("a") is not None
+    assert before.components is not None and before.rates(rdma=True) is not None and before.reached_addresses("a") is not None
     macs = [mac for mac in other[0].macs.values() if dice.random() < 0.5]
     cables = [c for c in other[0].cables.values() if dice.random() < 0.5]
     gone = {name for name in before.macs if dice.random() < 0.2} | {name for name in before.cables if dice.random() < 0.2}
@@ -533,6 +543,8 @@ def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> Non
     fresh = Fleet(after.macs.values(), after.cables.values())
     assert after.macs.keys() == (before.macs.keys() | {mac.name for mac in macs}) - gone
     assert {frozenset(i) for i in after.components} == {frozenset(i) for i in fresh.components}
-    assert all(after.reached_addresses(n) == fresh.reached_addresses(n) for n in "abcdefg") and after.top_mbps == fresh.top_mbps
+    assert all(after.reached_addresses(n) == fresh.reached_addresses(n) for n in "abcdefg") and after.rates(
+        rdma=False
+    ) == fresh.rates(rdma=False)
     assert all({c.name for c in after.links(n)} == {c.name for c in fresh.links(n)} for n in "abcdefg")
     assert plan(after, request) == plan(fresh, request)

@@ -17,6 +17,7 @@ from thunderfleet_operator.placement import (
     Unplaceable,
     plan,
 )
+from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.graph.hops import Hop, queue_pairs_suffice
 from thunderfleet_operator.placement.memory import Bounds, Needs, largest_remainder
 from thunderfleet_operator.placement.search.budget import StepBudget
@@ -37,7 +38,13 @@ def graph_of(
 ) -> HopGraph:
     """Macs by free memory, with hops in the given directions only."""
     macs = [Mac(name, None, size, in_use=name in used) for name, size in free.items()]
-    return HopGraph(macs, lambda node: {b: hop for (a, b), hop in hops.items() if a == node}, top, directed)
+    return HopGraph(
+        macs,
+        lambda node: {b: hop for (a, b), hop in hops.items() if a == node},
+        Buckets((top, *(hop.speed_mbps for hop in hops.values())), LINK_STEP),
+        Buckets((), MEMORY_STEP),
+        directed,
+    )
 
 
 def both_ways(*pairs: str, speed: int = 100, shared: str = "") -> dict[tuple[str, str], Hop]:
@@ -67,12 +74,12 @@ def test_hops_to_a_mac_of_a_directed_graph_are_those_reversed() -> None:
 
 def test_the_speed_of_the_slowest_of_the_fastest_hops() -> None:
     graph = graph_of({"a": 1, "b": 2, "c": 3}, {("a", "b"): Hop(950), ("a", "c"): Hop(400)})
-    assert [graph.speed(0, count) for count in (1, 2, 3)] == [900, 400, -1]
+    assert [graph.speed(0, count) for count in (1, 2, 3)] == [950, 400, -1]
 
 
 def test_the_key_of_a_set() -> None:
     macs = [Mac("a", None, 5, memory_bandwidth=400), Mac("b", None, 8, memory_bandwidth=100)]
-    graph = HopGraph(macs, lambda node: {}, 0)
+    graph = HopGraph(macs, lambda node: {}, Buckets((900,), LINK_STEP), Buckets((100, 400), MEMORY_STEP))
     assert graph.key((0, 1), 3, 950) == (3, -900, -100, 3, 13)
 
 

@@ -19,7 +19,7 @@ from thunderfleet_operator.placement import (
     Taint,
     Toleration,
 )
-from thunderfleet_operator.placement.buckets import bandwidth_bucket, speed_bucket
+from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.eligibility import tolerates, untolerated
 from thunderfleet_operator.placement.preferences import LAN_RING, Stage, allowed_splits, allowed_transports, stages
 from thunderfleet_operator.placement.units import distinct_gib, gbits, gib, gigabytes
@@ -64,56 +64,32 @@ def test_rates_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mbps", "bucket"),
+    ("rates", "step", "edges"),
     [
-        (-1, 0),
-        (0, 0),
-        (1, 1),
-        (940, 900),
-        (999, 900),
-        (1_000, 1_000),
-        (1_119, 1_000),
-        (1_120, 1_120),
-        (2_499, 2_240),
-        (2_500, 2_500),
-        (39_999, 35_500),
-        (40_000, 40_000),
-        (44_999, 40_000),
-        (79_999, 71_000),
-        (80_000, 80_000),
-        (89_999, 80_000),
-        (120_000, 112_000),
+        ([], LINK_STEP, []),
+        ([0, -1], LINK_STEP, []),
+        ([55_000, 56_000], LINK_STEP, [55_000]),
+        ([50_000, 52_000, 55_000, 30_000, 0], LINK_STEP, [30_000, 50_000]),
+        ([8_000, 9_000], LINK_STEP, [8_000, 9_000]),
+        ([8_001, 9_000], LINK_STEP, [8_001]),
+        # A chain of neighbors is divided where it is thinnest.
+        ([1_000, 1_100, 1_200, 1_330], LINK_STEP, [1_000, 1_330]),
+        (
+            [780_000, 800_000, 819_000, 546_000, 614_000, 273_000, 307_000],
+            MEMORY_STEP,
+            [273_000, 307_000, 546_000, 614_000, 780_000],
+        ),
     ],
 )
-def test_speed_buckets_begin_at_the_speeds_that_cables_negotiate(mbps: int, bucket: int) -> None:
-    assert speed_bucket(mbps) == bucket
+def test_rates_that_are_close_are_equal(rates: list[int], step: float, edges: list[int]) -> None:
+    buckets = Buckets(rates, step)
+    assert sorted({buckets.of(rate) for rate in rates if rate > 0}) == edges
+    assert buckets.of(0) == buckets.of(-1) == 0
 
 
-@pytest.mark.parametrize(
-    ("megabytes", "bucket"),
-    [
-        (-1, 0),
-        (0, 0),
-        (119_999, 125_000),
-        (111_999, 100_000),
-        (112_000, 125_000),
-        (273_000, 250_000),
-        (400_000, 400_000),
-        (410_000, 400_000),
-        (546_000, 500_000),
-        (709_999, 630_000),
-        (710_000, 800_000),
-        (899_999, 800_000),
-        (900_000, 1_000_000),
-    ],
-)
-def test_bandwidth_buckets_have_data_sheet_figures_in_the_middle(megabytes: int, bucket: int) -> None:
-    assert bandwidth_bucket(megabytes) == bucket
-
-
-def test_measurements_of_one_chip_share_a_bucket() -> None:
-    assert bandwidth_bucket(780_000) == bandwidth_bucket(800_000) == bandwidth_bucket(819_000)
-    assert bandwidth_bucket(546_000) < bandwidth_bucket(780_000)
+def test_a_rate_between_those_of_a_fleet_belongs_to_the_bucket_below() -> None:
+    buckets = Buckets([100, 105, 200], LINK_STEP)
+    assert [buckets.of(rate) for rate in (40, 100, 104, 150, 200, 900)] == [40, 100, 100, 100, 200, 200]
 
 
 # --- preferences ---
@@ -184,7 +160,7 @@ def test_parts_of_a_score_as_text() -> None:
     alone = replace(SCORE, transport=0)
     assert (alone.speed, alone.texts()["split"], alone.texts()["transport"]) == ("none needed", "whole", "one Mac")
     assert replace(SCORE, split=1).texts()["split"] == "fallback"
-    assert replace(SCORE, unmeasured=1, speed_mbps=0).speed == "unknown (negotiated; hops not measured: 1)"
+    assert replace(SCORE, unmeasured=1, speed_mbps=0).speed == "unknown (expected; hops not measured: 1)"
 
 
 # --- taints ---
@@ -274,12 +250,11 @@ def test_who_has_reached_a_mac_and_where() -> None:
 
 def test_upper_bounds_of_speeds() -> None:
     fleet = Fleet([], [cable("a", "b", 40_000), cable("a", "c", 10, ring=50_000), cable("b", "c", 1, rdma=60_000)])
-    assert fleet.top_mbps == 60_000 and Fleet([], fleet.changed(gone=["bc"]).cables.values()).top_mbps == 50_000
-    assert Fleet().top_mbps == Fleet().top_lan_mbps == 0
+    assert max(fleet.rates(rdma=True)) == 60_000 and not Fleet().rates(rdma=True) | Fleet().lan_rates
     kinds = AddressKinds.of({"1": AddressKind(Kind.ETHERNET, speed_mbps=1_000)})
-    assert Fleet([mac("a", kinds=kinds)]).top_lan_mbps == 1_000
+    assert Fleet([mac("a", kinds=kinds)]).lan_rates == {1_000}
     measured = replace(mac("b"), dials=Dials.of([("a", "1")], {("a", "1"): 9_400}))
-    assert Fleet([mac("a", kinds=kinds), measured]).top_lan_mbps == 9_400
+    assert Fleet([mac("a", kinds=kinds), measured]).lan_rates == {1_000, 9_400}
 
 
 def test_a_changed_fleet_replaces_adds_and_removes() -> None:
@@ -296,11 +271,11 @@ def test_a_changed_fleet_replaces_adds_and_removes() -> None:
 
 def test_a_changed_fleet_carries_indexes_over_only_if_they_still_hold() -> None:
     fleet = Fleet([mac("a"), mac("b", ("a", "1"))], [cable("a", "b")])
-    assert fleet.components and fleet.reached_by("a") == ("b",) and fleet.top_mbps == 80_000
+    assert fleet.components and fleet.reached_by("a") == ("b",) and fleet.rates(rdma=False) == {28_000}
     busy = fleet.changed(macs=[replace(fleet.macs["a"], in_use=True)])
     assert busy.components is fleet.components and busy.reached_by("a") == ("b",) and busy.macs["a"].in_use
-    assert busy.top_mbps == 80_000
+    assert busy.rates(rdma=False) is fleet.rates(rdma=False)
     slower = fleet.changed(cables=[cable("a", "b", 40_000)])
-    assert slower.components is fleet.components and slower.top_mbps == 40_000
+    assert slower.components is fleet.components and slower.rates(rdma=False) == {14_000}
     assert fleet.changed(macs=[mac("b")]).reached_by("a") == ()
     assert fleet.changed(gone=["b"]).reached_by("a") == ()

@@ -160,7 +160,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: World) -> 
     assert all(rank.ring_address is None and rank.layers is None for rank in plan.ranks)
     group = world.md.status.groups[0]
     assert (group.transport, group.parallelism, [rank.shard for rank in group.ranks]) == ("JACCL", "Tensor", ["1/2", "2/2"])
-    assert "slowest hop 80 Gb/s (negotiated; hops not measured: 1)" in group.reason
+    assert "slowest hop 52 Gb/s (expected; hops not measured: 1)" in group.reason
     assert world.condition("Placed")[1] == "Placed" and "not measured" in world.condition("Placed")[2]
     used = Index(world.cache, lambda: world.keys).taken
     assert used.queue_pairs == {("studio-1", "rdma_en2"): 1, ("studio-2", "rdma_en3"): 1}

@@ -25,6 +25,7 @@ from thunderfleet_runner.host.rankprocess import rank_command
 
 from tests.support.processes import exists
 from tests.support.prompts import demo_prompt
+from tests.support.tiers import quick
 
 SECONDS = 150.0
 """Time limit for imports of real ranks, which take a few seconds on an idle machine."""
@@ -161,7 +162,7 @@ async def yardstick(model: Path) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", quick([3], [2, 3]))
 async def test_a_mesh_forms_through_the_supervisors_and_answers_as_one_process_does(
     macs: Callable[..., Macs], tiny: Path, size: int
 ) -> None:
@@ -227,7 +228,7 @@ async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
     assert len(await answer(leader, "one")) == tinymodel.DEMO_TOKENS
 
 
-@pytest.mark.parametrize("point", ["send", "recv"])
+@pytest.mark.parametrize("point", quick(["send"], ["send", "recv"]))
 async def test_a_collective_that_fails_in_a_running_group_is_mended(macs: Callable[..., Macs], point: str) -> None:
     group = macs()
     leader = await group.start()
@@ -257,7 +258,7 @@ async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", quick([3], [2, 3]))
 async def test_a_frozen_rank_is_noticed_and_no_rank_keeps_spinning(macs: Callable[..., Macs], size: int) -> None:
     group = macs(size)
     leader = await group.start()

@@ -16,6 +16,8 @@ from thunderfleet_runner.rank import loading, mlxlm
 from thunderfleet_runner.sizing import arithmetic, blank, dryrun
 from thunderfleet_runner.sizing.arithmetic import StandIn
 
+from tests.support.tiers import quick
+
 Made = Callable[..., tuple[Path, Model]]
 WORLD_SIZES = (1, 2, 3, 4)
 TOKENS = 256
@@ -134,6 +136,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1, 3],
     },
 }
+QUICK = {"llama", "qwen2, 4 bits", "deepseek_v3", "gemma3_text", "mamba2"}
+"""One for each way to compute a size: plain and quantized attention, latent attention with experts, sliding windows, states."""
 _NARROW = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024, "moe_intermediate_size": 128, "sliding_window": 32}
 NARROW = {
     family: {**config, **{name: value for name, value in _NARROW.items() if name in config}}
@@ -197,7 +201,7 @@ def _close(real: int, planned: int) -> bool:
     return abs(real - planned) <= 0.02 * real
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(QUICK, FAMILIES))
 def test_ranks_load_what_was_planned(made: Made, family: str) -> None:
     folder, planned = made(family)
     assert planned.sized_by is SizedBy.MLX and planned.quantized == ("quantization" in FAMILIES[family])
@@ -213,7 +217,7 @@ def test_ranks_load_what_was_planned(made: Made, family: str) -> None:
     assert (split == 0) == (family in REFUSE_TENSOR), [size.refusal for size in planned.sizes]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(QUICK, FAMILIES))
 def test_stages_load_what_was_planned(made: Made, family: str) -> None:
     folder, planned = made(family)
     pipeline = planned.pipeline
@@ -234,7 +238,7 @@ def _planned_cache(layer: KVLayer, tokens: int, parts: int) -> int:
     return (layer.fixed_bytes + kept * layer.bytes_per_token) // (parts if layer.tensor_split else 1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(QUICK, FAMILIES))
 def test_caches_hold_what_was_planned(made: Made, family: str) -> None:
     """A real prefill and one real token more, on the whole model."""
     folder, planned = made(family, narrow=True)
@@ -252,7 +256,7 @@ def test_caches_hold_what_was_planned(made: Made, family: str) -> None:
         assert _close(real, expected), f"layer {number}: {real} bytes, planned {expected} ({layer})"
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSE_TENSOR))
+@pytest.mark.parametrize("family", quick(QUICK - REFUSE_TENSOR, sorted(FAMILIES.keys() - REFUSE_TENSOR)))
 def test_caches_of_ranks_hold_what_was_planned(made: Made, family: str) -> None:
     folder, planned = made(family)
     model, _ = _loaded(folder, Split.TENSOR, StandIn(1, 2))
@@ -275,7 +279,7 @@ def test_windows_and_fixed_states_are_distinguished(made: Made) -> None:
     assert all(layer.bytes_per_token == 0 for layer in made("mamba2")[1].kv)
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("family", quick(["llama", "deepseek_v3"], ["llama", "deepseek_v3", "qwen3_moe"]))
 def test_the_workspace_is_enough_for_a_real_step(made: Made, family: str) -> None:
     folder, planned = made(family)
     model, _ = _loaded(folder, Split.NONE, None)

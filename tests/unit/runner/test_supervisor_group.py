@@ -442,7 +442,7 @@ def test_a_plan_that_does_not_name_the_pod_is_refused(make_group: MakeGroup) -> 
         (Phase.LOADING, {0}, "loading the model on rank 1 (studio-1)"),
         (Phase.LOADING, set(), "loading the model on rank 0 (studio-0), rank 1 (studio-1)"),
         (Phase.CHECKING, {1}, "attempt 1: running preflight checks on rank 0 (studio-0)"),
-        (Phase.COMPARING, set(), "all ranks have loaded; running the fixed prompt"),
+        (Phase.COMPARING, set(), "all ranks have loaded; running the test prompt"),
         (Phase.READY, set(), "serving"),
         (Phase.DRAINING, set(), "draining: 0 requests still running"),
         (Phase.STOPPING, set(), "stopping the ranks"),

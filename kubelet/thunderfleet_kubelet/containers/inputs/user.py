@@ -116,7 +116,7 @@ def _check_other_pods(name: str, uid: int, groups: set[int], own: PodUser) -> No
     for kind, number in [("user", uid), *(("group", group) for group in sorted(groups))]:
         if number != own.id and number in own.all_pods:
             raise ContainerConfigError(
-                f"container {name!r} cannot run as {kind} {number}: it belongs to the pods of this node, one for each; "
+                f"container {name!r} cannot run as {kind} {number}: podUsers reserves it for a pod of this node; "
                 "use a number outside of podUsers, or leave it out"
             )
 

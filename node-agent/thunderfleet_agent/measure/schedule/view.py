@@ -127,7 +127,7 @@ def _problem(status: NodeProfileStatus, link: ThunderboltLink | None, end: Cable
         return "the agent has not read the backends of MLX yet"
     if RDMA_BACKEND not in status.runtime.backends:
         version = f" {status.runtime.mlx_version}" if status.runtime.mlx_version else ""
-        return f"MLX{version} on this Mac has no backend JACCL, which needs macOS 26.2 or newer on Apple silicon"
+        return f"MLX{version} on this Mac has no JACCL backend, which needs macOS 26.2 or newer on Apple silicon"
     usable = next((c for c in link.status.conditions if c.type == ConditionType.RDMA_USABLE), None) if link else None
     if usable is None:
         return "the ThunderboltLink has no condition RDMAUsable yet"

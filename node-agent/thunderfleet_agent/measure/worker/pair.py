@@ -56,7 +56,7 @@ def measure(order: dict[str, Any], pipe: Pipe) -> dict[str, Any]:
 
     backend, rank = str(order["backend"]), int(order["rank"])
     if not mx.distributed.is_available(backend):
-        raise RuntimeError(f"MLX on this Mac has no backend {backend}")
+        raise RuntimeError(f"MLX on this Mac has no {backend} backend")
     os.environ.update(environment(order, str(order["folder"])))
     options = {"all_gather_factory": pipe.exchange} if backend == "jaccl" else {}
     group = mx.distributed.init(strict=True, backend=backend, **options)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.reasons import Reason
 
+from thunderfleet_operator.placement.preferences import RANKING
 from thunderfleet_operator.placement.result import NearMiss
 
 COST_SETTING = 1
@@ -51,9 +52,9 @@ class Miss:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Sort key: the cheapest to mend comes first."""
+        """Sort key: the cheapest to mend comes first. Names decide last, so they do not decide about the reason."""
         near = self.near
-        return (self.cost, self.missing_bytes, len(near.nodes), near.nodes)
+        return (self.cost, self.missing_bytes, len(near.nodes), RANKING.index(near.transport), self.reason, near.nodes)
 
 
 def named(members: Iterable[str]) -> str:

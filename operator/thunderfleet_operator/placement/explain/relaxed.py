@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from thunderfleet_crds.vocabulary import Transport
 
+from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.explain.fixes import Way
 from thunderfleet_operator.placement.explain.obstacles import HopObstacles
 from thunderfleet_operator.placement.fleet import Fleet, Mac
@@ -53,7 +54,8 @@ def cheapest_set(
                 found[mac.name] = Hop(0, costs[pair])
         return found
 
-    graph = HopGraph(pool, hops, 0)
+    bandwidths = Buckets((mac.memory_bandwidth for mac in pool), MEMORY_STEP)
+    graph = HopGraph(pool, hops, Buckets((), LINK_STEP), bandwidths)
     if not graph.may_hold(size, need):
         return None
     shortlist, budget = Shortlist(1), StepBudget(MAX_STEPS)

@@ -39,20 +39,12 @@ class Hop(NamedTuple):
     backwards: bool = False
     """Whether the other end opens the relay; then ``address`` is where it dials this one."""
     measured: bool = False
-    """Whether the speed was measured; otherwise it is the negotiated one."""
+    """Whether the speed was measured; otherwise it is the expected one."""
 
 
 def address_rank(kind: AddressKind, order: tuple[Kind, ...]) -> tuple[int, bool]:
     """Sort key of addresses, the best first: by interface, then private addresses before all others."""
     return order.index(kind.kind), not kind.private
-
-
-def _rdma_measured(cable: Cable) -> int:
-    return cable.rdma_mbps or 0
-
-
-def _ring_measured(cable: Cable) -> int:
-    return cable.ring_mbps or 0
 
 
 def rdma_problem(cable: Cable) -> str | None:
@@ -92,15 +84,13 @@ def _cable_hops(
     fleet: Fleet,
     node: str,
     problem: Callable[[Cable], str | None],
-    measured: Callable[[Cable], int],
     *,
-    dialled: bool = False,
+    rdma: bool,
 ) -> dict[str, Hop]:
     """Hops by the one cable that each pair uses in both directions.
 
     Of several, it is one over which the agents have reached each other, then one that no other group uses, then the fastest
-    (measured, else negotiated), then the first by name. ``dialled``: whether it matters what was reached, as RDMA needs no
-    address.
+    (measured, else expected), then the first by name. RDMA needs no address, so it does not matter what was reached.
     """
     found: dict[str, Hop] = {}
     for cable in fleet.links(node):
@@ -108,21 +98,21 @@ def _cable_hops(
         peer = far.node
         if peer == near.node or problem(cable) is not None:
             continue
-        speed = measured(cable)
-        hop = Hop(speed or cable.speed_mbps, int(cable.in_use), cable, far.address, False, False, speed > 0)
-        if peer not in found or _cable_order(fleet, hop, dialled) < _cable_order(fleet, found[peer], dialled):
+        speed, measured = (cable.rdma_rate, cable.rdma_mbps) if rdma else (cable.ring_rate, cable.ring_mbps)
+        hop = Hop(speed, int(cable.in_use), cable, far.address, False, False, bool(measured))
+        if peer not in found or _cable_order(fleet, hop, rdma) < _cable_order(fleet, found[peer], rdma):
             found[peer] = hop
     return found
 
 
-def _cable_order(fleet: Fleet, hop: Hop, dialled: bool) -> tuple[bool, int, int, str]:
+def _cable_order(fleet: Fleet, hop: Hop, rdma: bool) -> tuple[bool, int, int, str]:
     assert hop.cable is not None
-    return dialled and not _is_proven(fleet, hop.cable), hop.shared, -hop.speed_mbps, hop.cable.name
+    return not rdma and not _is_proven(fleet, hop.cable), hop.shared, -hop.speed_mbps, hop.cable.name
 
 
 def rdma_hops(fleet: Fleet, node: str) -> dict[str, Hop]:
     """JACCL's hops from a Mac, by name of the other; the same from either end."""
-    return _cable_hops(fleet, node, rdma_problem, _rdma_measured)
+    return _cable_hops(fleet, node, rdma_problem, rdma=True)
 
 
 _Route = tuple[tuple[int, bool], int, str, bool]
@@ -165,7 +155,7 @@ def ring_hops(fleet: Fleet, node: str, lan: LANHops | None = None) -> dict[str, 
 
     A Mac that was not reached from here, but has reached this one, is reached by a relay that it opens.
     """
-    found = _cable_hops(fleet, node, lambda cable: ring_problem(fleet, cable), _ring_measured, dialled=True)
+    found = _cable_hops(fleet, node, lambda cable: ring_problem(fleet, cable), rdma=False)
     if lan is None:
         return found
     mac, macs = fleet.macs[node], fleet.macs

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
 
+from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason
 from thunderfleet_operator.placement.fleet import Fleet
@@ -62,23 +63,25 @@ def hop_graphs(fleet: Fleet, cohort: Cohort, stage: Stage, request: Request) -> 
     """The separate graphs in which groups of a stage can form."""
     transport, lan = stage
     macs = cohort.macs
+    bandwidths = Buckets(fleet.memory_rates, MEMORY_STEP)
     if transport is Transport.NONE:
-        return [HopGraph(list(macs.values()), lambda name: {}, 0)]
+        return [HopGraph(list(macs.values()), lambda name: {}, Buckets((), LINK_STEP), bandwidths)]
     if lan and all(mac.dials is None for mac in macs.values()):
         return []
     relay, needed = not request.ring_without_relay, backend(transport)
     excluded = request.no_ring_ports if transport is Transport.RING else {}
     hops = hops_of(fleet, transport, LANHops(fleet, relay) if lan else None)
-    top = fleet.top_mbps
+    rates = fleet.rates(rdma=transport in RDMA_TRANSPORTS)
     if lan:
-        top = max(top, RELAY_MBPS if relay else fleet.top_lan_mbps)
+        rates |= {min(rate, RELAY_MBPS) for rate in fleet.lan_rates} | (set() if relay else fleet.lan_rates)
+    speeds = Buckets(rates, LINK_STEP)
     joined = (tuple(macs),) if lan else [component for component in fleet.components if len(component) > 1]
     found = []
     for names in joined:
         able = (macs[name] for name in names if name in macs and name not in excluded)
         members = [mac for mac in able if needed in mac.backends]
         if len(members) > 1:
-            found.append(HopGraph(members, hops, top, directed=lan))
+            found.append(HopGraph(members, hops, speeds, bandwidths, directed=lan))
     return sorted(found, key=lambda graph: graph.tie((0,)))
 
 
@@ -108,10 +111,10 @@ class CandidateSearch:
                     found = self._found(stage, size, split, preference, count)
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
-    def current(self, running: PlacedTransport | None = None) -> Candidate | None:
+    def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
         """Where the group is (``request.current``), if it may stay there.
 
-        Over the best transport that its Macs still have, or over ``running`` alone.
+        Over the best transport that its Macs still have, or over ``running`` alone; likewise the split.
         """
         order = self.request.current
         size = len(order)
@@ -121,7 +124,7 @@ class CandidateSearch:
             if size not in self._sizes(stage) or running not in (None, stage.transport):
                 continue
             for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
-                for position, cohort in enumerate(self.cohorts):
+                for position, cohort in enumerate(self.cohorts) if running_split in (None, split) else ():
                     found = self._kept(position, stage, split, order)
                     if found is not None:
                         return _candidate(found, cohort, stage, split, preference)

@@ -1,6 +1,5 @@
 """The best ring over a given set of Macs."""
 
-from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 
@@ -14,7 +13,7 @@ def best_cycle(graph: HopGraph, members: tuple[int, ...], speed: int, budget: St
     cost: dict[tuple[int, int], int] = {}
     for i in members:
         hops = graph.hops(i)
-        near = [j for j in members if j in hops and speed_bucket(hops[j].speed_mbps) >= speed]
+        near = [j for j in members if j in hops and graph.bucket(hops[j].speed_mbps) >= speed]
         if not near:
             return None
         cost.update(((i, j), 1) for j in near if hops[j].shared)

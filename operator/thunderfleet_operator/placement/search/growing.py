@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.graph.hops import Hop
 from thunderfleet_operator.placement.search.cycles import best_cycle
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
@@ -88,7 +87,7 @@ def _joined(search: SetSearch, base: _Partial, new: int, onward: Sequence[Mappin
     if onward:
         hops = [known[new] for known in onward]
         shared += sum([hop.shared for hop in hops])
-        speed = min(speed, speed_bucket(min([hop.speed_mbps for hop in hops])))
+        speed = min(speed, graph.bucket(min([hop.speed_mbps for hop in hops])))
     return shared, speed, min(base.bandwidth, graph.bandwidths[new])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from thunderfleet_operator.placement.buckets import bandwidth_bucket, speed_bucket
+from thunderfleet_operator.placement.buckets import Buckets
 from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.graph.hops import Hop
 from thunderfleet_operator.placement.memory import Bounds
@@ -19,18 +19,25 @@ class HopGraph:
     """A graph of Macs and hops. Macs are known by position in the order of free memory and name."""
 
     def __init__(
-        self, macs: Sequence[Mac], hops: Callable[[str], Mapping[str, Hop]], top_mbps: int, directed: bool = False
+        self,
+        macs: Sequence[Mac],
+        hops: Callable[[str], Mapping[str, Hop]],
+        speeds: Buckets,
+        bandwidths: Buckets,
+        directed: bool = False,
     ) -> None:
-        """``hops``: by name of a Mac. ``top_mbps``: upper bound of all hops' speeds.
+        """``hops``: by name of a Mac. ``speeds``: of all hops of the fleet. ``bandwidths``: of the memory of all its Macs.
 
         ``directed``: a hop may have no counterpart in the other direction, or a slower one.
         """
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
-        self.bandwidths = [bandwidth_bucket(mac.memory_bandwidth) for mac in self.macs]
+        self.bandwidths = [bandwidths.of(mac.memory_bandwidth) for mac in self.macs]
         """Buckets of memory bandwidth."""
-        self.top_speed = speed_bucket(top_mbps)
+        self.bucket = speeds.of
+        """The bucket of a hop's speed."""
+        self.top_speed = speeds.top
         self.directed = directed
         self._most = [0, *accumulate(reversed(self.free))]
         self._least = [0, *accumulate(self.free)]
@@ -75,13 +82,13 @@ class HopGraph:
     def speed(self, i: int, count: int) -> int:
         """Speed bucket of the slowest of a Mac's ``count`` fastest hops; -1 if it has fewer."""
         speeds = sorted((hop.speed_mbps for hop in self.hops(i).values()), reverse=True)
-        return speed_bucket(speeds[count - 1]) if len(speeds) >= count else -1
+        return self.bucket(speeds[count - 1]) if len(speeds) >= count else -1
 
     def key(self, members: Sequence[int], shared: int, slowest_mbps: int) -> Key:
         """The key of a set of Macs whose hops are known."""
         free = [self.free[i] for i in members]
         bandwidth = min(self.bandwidths[i] for i in members)
-        return (shared, -speed_bucket(slowest_mbps), -bandwidth, max(free) - min(free), sum(free))
+        return (shared, -self.bucket(slowest_mbps), -bandwidth, max(free) - min(free), sum(free))
 
     def tie(self, members: Iterable[int]) -> Tie:
         """Decides between equal keys."""

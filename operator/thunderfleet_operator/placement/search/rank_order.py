@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 from thunderfleet_crds.vocabulary import PlacedSplit
 
-from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.memory import Needs
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
@@ -82,7 +81,7 @@ class RankOrderSearch:
         if not self._ring:
             return cost
         hop = self._graph.hops(one).get(other)
-        return None if hop is None else (cost[0] + hop.shared, max(cost[1], -speed_bucket(hop.speed_mbps)))
+        return None if hop is None else (cost[0] + hop.shared, max(cost[1], -self._graph.bucket(hop.speed_mbps)))
 
     def _is_news(self, order: tuple[int, ...], cost: Cost, held: int) -> bool:
         state = (order[0], order[1] if self._ring else -1, *sorted(order))

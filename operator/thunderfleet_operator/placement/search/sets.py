@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 
-from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.search.growing import grow
 from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.search.walking import walk
@@ -53,7 +52,7 @@ def _rings(search: SetSearch) -> None:
             walk(search, root, members, back)
             continue
         speeds = {hop.speed_mbps for i in back for j, hop in graph.hops(i).items() if j in back}
-        for speed in sorted(set(map(speed_bucket, speeds)), reverse=True):
+        for speed in sorted(set(map(graph.bucket, speeds)), reverse=True):
             if not search.admits(root, bound, speed):
                 break
             grow(search, root, members, speed, speed)

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from thunderfleet_operator.placement.buckets import speed_bucket
 from thunderfleet_operator.placement.graph.hops import Hop
 from thunderfleet_operator.placement.search.cycles import same_cable
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
@@ -83,7 +82,7 @@ class _RingWalk:
             (*path.order, new),
             path.mask | 1 << new,
             path.shared + graph.used[new] + hop.shared,
-            min(path.speed, speed_bucket(hop.speed_mbps)),
+            min(path.speed, graph.bucket(hop.speed_mbps)),
             min(path.bandwidth, graph.bandwidths[new]),
             path.free + graph.free[new],
             path.room + self._search.rooms[new],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import audit
+from tests.support import audit
 
 
 def event(verb: str = "patch", resource: str = "pods", **more: Any) -> dict[str, Any]:

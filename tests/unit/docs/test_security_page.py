@@ -1,0 +1,320 @@
+"""Every statement of docs/security.md has a test that shows it.
+
+A statement is a row of a table, a sentence of a list or a sentence of a paragraph. ``SHOWN_BY`` maps the beginning of each to
+its tests: files below ``tests`` with a function, or rows of ``tests/support/trust.py``. When a sentence is new or changed, look
+for a test that would fail if it were wrong, or write one, and add it here.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.trust import API, PORTS
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs/security.md"
+
+ADVICE = ("advice or explanation: there is nothing that a test could show",)
+UNPROTECTED = ("says what is not protected: nothing is promised",)
+
+MATRIX = "e2e/test_trust_matrix.py"
+FORGERY = "unit/operator/test_forgery.py"
+LIVE_FORGERY = "e2e/test_forgery.py"
+USERS = "unit/kubelet/test_pods_users.py"
+ON_MACS = "e2e/test_pods_on_macs.py"
+JOINING = "e2e/test_joining.py"
+LISTENER = "unit/lib/test_listener.py"
+STRANGERS = "unit/runner/test_strangers.py"
+HOSTILE = "unit/runner/test_hostile_bodies.py"
+MODEL = "unit/runner/test_model_files.py"
+
+SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "What Thunderfleet protects": ADVICE,
+    "Report vulnerabilities": ADVICE,
+    "[reference/permissions.md]": ("unit/docs/test_reference.py::test_the_reference_is_current",),
+    "A test carries them all out": (f"{MATRIX}::test_who_may", f"{MATRIX}::test_who_is_answered"),
+    "Another test names": ("unit/docs/test_security_page.py::test_every_statement_has_tests",),
+    # Assets
+    "models | folders": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
+    "prompts and answers | memory": ("pod-exec", "pod-exec-b"),
+    "API keys of a model |": ("secret-read-b", "gateway-keyed"),
+    "key pair of a group |": ("key-read", "secret-list"),
+    "the operator's key |": ("operator-key",),
+    "tokens of operator and agents |": ("token-operator", "token-agent", "token-agent-other"),
+    "certificates of kubelets |": (
+        f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
+        "e2e/test_kubelet.py::test_a_pod_reads_nothing_of_another_pod",
+    ),
+    "memory and GPUs of the Macs |": ("md-create", "pod-create"),
+    # Trust levels
+    "cluster administrator |": ("policy-delete", "bind-admin", "operator-key"),
+    "somebody with `edit` in the namespace of the release |": (
+        "operator-key",
+        "token-operator",
+        "token-agent",
+        "be-operator",
+        "pod-agent",
+    ),
+    "somebody who may create ConfigMaps": (
+        *("plan-delete", "pod-delete", "pod-image", "key-read", "pod-exec", "pod-create"),
+        *("secret-read-b", "plan-create-b", "pod-create-b", "pod-delete-b", "pod-evict-b"),
+        f"{FORGERY}::test_a_pending_pod_of_others_claims_nothing",
+        "unit/operator/test_macs.py::test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted",
+    ),
+    "somebody who may read a namespace": ("plan-read", "pod-log", "key-read"),
+    "somebody who may create ModelDeployments |": (
+        "md-create",
+        "md-create-b",
+        "key-read",
+        "e2e/test_bad_input.py::test_a_model_that_no_mac_has_is_looked_for_until_it_comes",
+    ),
+    "holder of an API key": (
+        "gateway-keyed",
+        "unit/runner/test_gateway_http.py::test_the_queue_is_limited_and_in_order",
+        "unit/runner/test_mlxlm_contract.py::test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by",
+    ),
+    "holder of a bootstrap token": (f"{JOINING}::test_a_node_reads_the_secrets_of_its_pods_and_no_others", "csr-other"),
+    "root on a Mac, and so": (
+        *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list"),
+        *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
+    ),
+    "a pod on a Mac |": (
+        f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
+        f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",
+        "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
+    ),
+    "somebody who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
+    "anyone else on the LAN |": (
+        "kubelet-pods",
+        "agent-peers",
+        "agent-metrics",
+        "operator-metrics",
+        "gateway-open",
+        "gateway-metrics",
+    ),
+    # Ports and sockets
+    "kubelet | 10250": (
+        "kubelet-healthz",
+        "kubelet-pods",
+        "kubelet-metrics",
+        "kubelet-logs",
+        "kubelet-exec",
+        "e2e/test_kubelet.py::test_strangers_are_refused",
+    ),
+    "agent | `agent.port`": ("agent-peers",),
+    "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
+    "operator | `operator.metricsPort`": ("operator-metrics", "operator-healthz"),
+    "runner: control": (
+        "control-state",
+        f"{STRANGERS}::test_a_stranger_at_every_stage",
+        "unit/runner/test_supervisor_group.py::test_a_stale_epoch_is_refused_at_both_ends",
+    ),
+    "runner: gateway": ("gateway-open", "gateway-keyed", "gateway-metrics", "gateway-healthz"),
+    "runner: ring": (
+        f"{STRANGERS}::test_a_stranger_at_every_stage",
+        "unit/runner/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
+    ),
+    "A local cluster (`thunderfleet up`)": ADVICE,
+    "API server | its address": ("api-version", "version"),
+    "etcd, scheduler, controller manager": (
+        "etcd",
+        "scheduler",
+        "controller-manager",
+        "e2e/test_localcluster.py::test_another_user_gets_no_answer_from_any_port",
+    ),
+    "HTTP proxy into": ("proxy", "e2e/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
+    "commands of `thunderfleet`": ("e2e/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
+    "Other sockets than these": (f"{MATRIX}::test_nothing_else_listens",),
+    "The servers of kubelet, operator and runner": (
+        "unit/kubelet/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
+        "unit/operator/test_health.py::test_held_connections_are_closed_after_their_limit",
+        f"{STRANGERS}::test_silent_connections_block_no_other_client",
+    ),
+    "A connection without a request": (f"{LISTENER}::test_a_connection_without_a_request_is_closed_and_a_busy_one_is_kept",),
+    "When the limit is reached": (
+        "unit/operator/test_health.py::test_a_flood_from_one_address_closes_no_silent_connection_of_another",
+    ),
+    "All listeners of pods and kubelets": (f"{MATRIX}::test_nothing_else_listens",),
+    "[runner/README.md]": ADVICE,
+    # Identities
+    "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
+    "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
+    "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
+    "`thunderfleet token --node NAME`": (
+        f"{JOINING}::test_a_bound_token_joins_its_name_and_no_other",
+        f"{JOINING}::test_a_bound_token_takes_over_its_node_when_told_to",
+    ),
+    "Without `--node` a token": (f"{JOINING}::test_an_unbound_token_does_not_take_over_a_node",),
+    "One approver decides": (
+        f"{JOINING}::test_a_token_gets_no_more_than_a_node",
+        f"{JOINING}::test_a_node_renews_its_own_certificate_and_gets_no_other",
+    ),
+    "**On other clusters**": ADVICE,
+    "kubeadm binds the ClusterRole": ADVICE,
+    "Where that matters, delete": ADVICE,
+    "**Agents** use the service account token": (
+        "e2e/test_chart.py::test_a_bound_token_names_its_node",
+        "e2e/test_chart.py::test_a_token_without_a_node_writes_nothing",
+    ),
+    "A ValidatingAdmissionPolicy accepts writes": ("np-own", "np-other", "link-own", "link-other", "link-between-others"),
+    "Connections between agents use": ("agent-peers", "unit/agent/test_reach.py::test_strangers_and_wrong_names_are_refused"),
+    "**Runners** have no Kubernetes credentials": (f"{MATRIX}::test_runners_have_no_credentials",),
+    "Members of a group authenticate": (
+        "control-state",
+        "unit/operator/test_parts.py::test_keys_are_derived_and_differ_by_placement",
+    ),
+    "**The operator** has the permissions": ("e2e/test_permissions.py::test_every_right_is_used_and_none_is_missing",),
+    "Its key (a Secret in its own namespace)": (
+        "unit/operator/test_parts.py::test_the_first_operator_makes_a_key_and_all_others_read_it",
+    ),
+    # Plans, pods and keys of groups
+    "The operator signs its plans": (
+        f"{FORGERY}::test_a_forged_plan_claims_nothing",
+        f"{FORGERY}::test_pods_that_say_that_they_are_runners_are_left_alone",
+    ),
+    "writes a plan, or copies one": (
+        f"{FORGERY}::test_a_plan_is_valid_for_one_group_and_epoch_only",
+        f"{LIVE_FORGERY}::test_a_plan_with_the_uid_of_a_victim_yields_no_key",
+    ),
+    "creates an earlier plan": (f"{FORGERY}::test_an_old_plan_does_not_come_back",),
+    "creates a pod that requests a whole Mac": (f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory",),
+    "changes or deletes a plan": (f"{FORGERY}::test_labels_taken_off_a_plan_replace_the_group_and_nothing_else", "plan-delete"),
+    "creates objects with names that a group needs": (
+        f"{FORGERY}::test_pods_of_somebody_else_with_the_names_of_a_placement_are_avoided",
+        f"{FORGERY}::test_a_placement_whose_names_are_all_taken_says_so",
+    ),
+    "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
+    "Two admission policies refuse": (
+        "plan-forge",
+        "plan-sign",
+        "plan-relabel",
+        "md-status",
+        f"{LIVE_FORGERY}::test_look_alikes_are_refused",
+    ),
+    "`operator.reserveObjects: false` omits": (f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory",),
+    "Labeled objects then use memory": (f"{FORGERY}::test_labelled_config_maps_of_a_megabyte_take_little_memory",),
+    "Do not grant permission": ADVICE,
+    "The operator's key is the Secret": ("operator-key",),
+    "A reader of it can forge": ("unit/operator/test_parts.py::test_keys_are_derived_and_differ_by_placement",),
+    "[operate.md](operate.md#the-operators-key)": (
+        f"{FORGERY}::test_a_rotated_key_changes_nothing_until_the_next_epoch",
+        f"{LIVE_FORGERY}::test_a_lost_key_stops_no_group",
+    ),
+    # Pods on Macs
+    "Containers on Macs are processes": ADVICE,
+    "The kubelet gives each pod its own user": ("e2e/test_line.py::test_runners_and_agents_have_users_of_their_own",),
+    "No other pod's user enters": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
+    "`runAsUser`, `runAsGroup`": (
+        f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
+        "unit/kubelet/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
+    ),
+    "When a pod has ended, the kubelet kills": (
+        f"{USERS}::test_a_user_is_free_when_its_processes_are_gone",
+        f"{USERS}::test_a_pod_that_has_ended_keeps_its_log_and_message_but_no_files",
+        f"{USERS}::test_a_pod_leaves_nothing_to_the_next_one_with_its_user",
+    ),
+    "Only then it uses the user": (f"{USERS}::test_no_user_is_left_for_a_pod_until_one_ends",),
+    "A folder of the user that has files of others": (f"{USERS}::test_only_what_the_user_owns_is_deleted_outside_of_its_pod",),
+    "A kubelet that is not root": (
+        "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
+    ),
+    "`kubectl describe node` shows": ("e2e/test_kubelet.py::test_the_node_says_whether_pods_share_a_user",),
+    "Namespaces that run models": ADVICE,
+    "The policy `thunderfleet-mac-pods`": (f"{ON_MACS}::test_every_way_to_ask_for_a_mac_counts",),
+    "The kubelet of a Mac runs no other pods": ("e2e/test_kubelet.py::test_pods_that_cannot_run_here_wait_and_say_why",),
+    "created by the operator's service account": (
+        f"{ON_MACS}::test_the_operators_pods_have_host_folders_and_are_not_root",
+        "pod-root",
+        "pod-host",
+    ),
+    "of the service account `thunderfleet-agent`": (
+        f"{ON_MACS}::test_agents_and_privileged_namespaces_are_exempt",
+        "pod-agent",
+    ),
+    "in a namespace of `pods.privilegedNamespaces`": (f"{ON_MACS}::test_agents_and_privileged_namespaces_are_exempt",),
+    "any other | refused": (f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs", "pod-root", "pod-user", "pod-host"),
+    "The priority classes `system-cluster-critical`": ("pod-priority", f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs"),
+    "Ids below 1000": ADVICE,
+    "Accounts of a directory service": ADVICE,
+    "Model folders must be readable": ADVICE,
+    "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
+    # Requests and models
+    "The gateway builds a new request": (
+        "unit/runner/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
+        "unit/runner/test_gateway_http.py::test_large_bodies_share_their_memory_and_small_ones_pass",
+        "unit/lib/test_jsonbounds.py",
+    ),
+    "Requests travel to the ranks": ("unit/runner/test_mlxlm_contract.py::test_work_survives_its_way_through_json",),
+    "Bodies are parsed, rendered": (f"{HOSTILE}::test_bodies_of_the_largest_size_stop_nothing",),
+    "One that needs more fails": (f"{HOSTILE}::test_a_template_that_takes_too_much_fails_its_request_alone",),
+    "Ranks read local files only": (
+        f"{MODEL}::test_hubs_are_off",
+        "unit/runner/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
+    ),
+    "Code that comes with a model": (f"{MODEL}::test_code_in_a_model_folder_is_not_run",),
+    "Its chat template is run": (
+        f"{HOSTILE}::test_a_template_that_takes_too_much_fails_its_request_alone",
+        f"{MODEL}::test_a_template_reaches_no_internals",
+    ),
+    "Weights are read from safetensors": (f"{MODEL}::test_pickled_weights_are_not_read",),
+    # What is not protected
+    "Gateways speak plain HTTP": UNPROTECTED,
+    "Put a TLS proxy": ADVICE,
+    "Data on a Thunderbolt cable": UNPROTECTED,
+    "On a LAN the supervisors relay": ("e2e/test_relay.py::test_a_rings_ports_are_not_to_be_reached_from_the_lan",),
+    "Somebody who may create pods can give": UNPROTECTED,
+    "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
+    "Limit the use of PriorityClasses": ADVICE,
+    "Files that a container with a `runAsUser`": UNPROTECTED,
+    "Named POSIX shared memory": UNPROTECTED,
+    "Pods on a Mac are processes": UNPROTECTED,
+    "There is no isolation by namespaces": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
+}
+
+
+def statements(text: str) -> list[str]:
+    """The rows and sentences of a page, without headings."""
+    found: list[str] = []
+    for block in re.split(r"\n\s*\n|\n(?=- )", re.sub(r"^#.*$", "", text, flags=re.MULTILINE)):
+        lines = block.strip().splitlines()
+        if lines and lines[0].startswith("|"):
+            found += [line.strip("| ") for line in lines[2:]]
+        elif lines:
+            prose = " ".join(line.strip() for line in lines).removeprefix("- ")
+            found += re.split(r"(?<=\.)\s+|(?<=:)\s+(?=[A-Z`*\[])", prose)
+    return found
+
+
+def rows() -> set[str]:
+    """The ids of all rows of the tables of permissions."""
+    return {action.id for table in API.values() for action in table} | {knock.id for table in PORTS.values() for knock in table}
+
+
+def functions_of(file: str) -> set[str]:
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_rows_and_sentences_are_statements() -> None:
+    text = "# Title\n\nOne `is`. Two\nare.\n\n- **A** has. `b` too.\n- C.\n\n| x | y |\n|---|---|\n| 1. A | 2 |\n"
+    assert statements(text) == ["One `is`.", "Two are.", "**A** has.", "`b` too.", "C.", "1. A | 2"]
+
+
+def test_every_statement_has_tests() -> None:
+    said = statements(PAGE.read_text(encoding="utf-8"))
+    unshown = [text for text in said if not any(text.startswith(beginning) for beginning in SHOWN_BY)]
+    assert unshown == [], "no test is named for these statements; add them to SHOWN_BY"
+    stale = [beginning for beginning in SHOWN_BY if sum(text.startswith(beginning) for text in said) != 1]
+    assert stale == [], "these beginnings are of no statement, or of several"
+
+
+@pytest.mark.parametrize("beginning", [key for key, tests in SHOWN_BY.items() if tests not in (ADVICE, UNPROTECTED)])
+def test_the_tests_exist(beginning: str) -> None:
+    for test in SHOWN_BY[beginning]:
+        file, _, name = test.partition("::")
+        if file.endswith(".py"):
+            assert not name or name in functions_of(file), test
+        else:
+            assert test in rows(), f"no row of tests/support/trust.py has the id {test}"
