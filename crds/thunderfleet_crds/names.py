@@ -35,7 +35,7 @@ ANNOTATION_PORTS: Final = f"{GROUP}/ports"
 ANNOTATION_REASON: Final = f"{GROUP}/reason"
 """On a plan's ConfigMap: why the planner chose this placement."""
 ANNOTATION_SIGNATURE: Final = f"{GROUP}/signature"
-"""On plans and runner pods: an HMAC-SHA256 with the operator's key, by which the operator recognises what it made."""
+"""On plans and runner pods: an HMAC-SHA256 with the operator's key, by which the operator recognizes what it made."""
 
 TAINT_MACOS: Final = f"{GROUP}/macos"
 RUNTIME_CLASS: Final = "macos"

@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 KUBERNETES_VERSION = "v1.36.3"
-"""The Kubernetes version whose API behaviour this kubelet follows. Kubernetes reads it as the kubelet's version."""
+"""The Kubernetes version whose API behavior this kubelet follows. Kubernetes reads it as the kubelet's version."""
 
 
 def package_version() -> str:

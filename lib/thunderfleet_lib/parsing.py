@@ -26,7 +26,7 @@ class Partial(ParseError):
         self.value = value
 
 
-# `clean` removes colour codes and the like; these characters mean that the output is not text.
+# `clean` removes color codes and the like; these characters mean that the output is not text.
 _NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 

@@ -347,7 +347,7 @@ class Rounds:
             if peer is not None:
                 peers[uuid] = peer
                 if self._dial_rounds is not None:
-                    self._dial_rounds.neighbours(one for one in profiles if one.metadata.name == peer.node)
+                    self._dial_rounds.neighbors(one for one in profiles if one.metadata.name == peer.node)
         self._peers = peers
         # A link that only the other end sees counts while that Mac is alive: a Mac that was renamed left its old links behind.
         seen = {cable.name for cable in link_reports(self._settings.node, found.status, peers)}

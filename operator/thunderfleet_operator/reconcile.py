@@ -60,11 +60,11 @@ class Reconciler:
         self._planner = planner
         self._advice: dict[str, dict[int, Advice]] = {}
         self._asked: dict[tuple[str, int], tuple[Fleet, int]] = {}
-        """By ModelDeployment and group, the fleet and the epoch that the planner has been asked for advice about."""
+        """The fleet and the epoch of the last question about a better placement, by ModelDeployment and group."""
         self._waiting: dict[str, datetime] = {}
-        """Since when a round waits for the planner."""
+        """Time at which a round began to wait for the planner, by ModelDeployment."""
         self.unplaced: set[str] = set()
-        """ModelDeployments that wait for a place: whatever ends or joins may make one."""
+        """ModelDeployments that wait for a place; a group that ends or a Mac that joins may make room."""
 
     async def deployment(self, key: str) -> float | None:
         """One round. Seconds until the next although nothing may have changed."""

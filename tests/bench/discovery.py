@@ -70,7 +70,7 @@ def pulled(line: Line, repeats: int, say: Callable[[str], None], seconds: int) -
 
 
 def _everybody_is_reached(line: Line) -> bool:
-    """Whether every Mac reports that it reaches every other Mac, and its neighbours over each cable.
+    """Whether every Mac reports that it reaches every other Mac, and its neighbors over each cable.
 
     Until then a cable that was just plugged in still causes writes.
     """

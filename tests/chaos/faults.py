@@ -119,7 +119,7 @@ class Place:
     line: Line
     deployment: str
     node: str
-    neighbour: str
+    neighbor: str
     leader: Leader
 
     @property
@@ -191,9 +191,9 @@ def _signal(fault: Fault, at: Place) -> Hit | None:
 def _cut(target: Target, at: Place) -> Hit:
     cluster = at.line.cluster
     if target is Target.CABLE:
-        end = next(f"{at.node}:{cable['port']}" for cable in cluster.machines[at.node].cables if cable["peer"] == at.neighbour)
+        end = next(f"{at.node}:{cable['port']}" for cable in cluster.machines[at.node].cables if cable["peer"] == at.neighbor)
         cluster.cable("pull", end)
-        return Hit(f"the cable at {end}", at.node, lambda: cluster.cable("plug", end), (at.node, at.neighbour))
+        return Hit(f"the cable at {end}", at.node, lambda: cluster.cable("plug", end), (at.node, at.neighbor))
     if target in (Target.KUBELET, Target.API_SERVER):
         machines = list(cluster.machines) if target is Target.API_SERVER else [at.node]
         for machine in machines:

@@ -169,8 +169,8 @@ class Runner:
         nodes = subject.nodes
         try:
             for blow in step.blows:
-                neighbour = nodes[(blow.rank + 1) % len(nodes)]
-                at = faults.Place(self.line, subject.deployment.name, nodes[blow.rank], neighbour, leader)
+                neighbor = nodes[(blow.rank + 1) % len(nodes)]
+                at = faults.Place(self.line, subject.deployment.name, nodes[blow.rank], neighbor, leader)
                 if hit := faults.inject(blow.fault, at):
                     hits.append(hit)
         except BaseException:

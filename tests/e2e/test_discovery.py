@@ -345,7 +345,7 @@ def test_another_mac_under_the_old_name_is_one_mac(healthy: Fleet) -> None:
 
     healthy.until(lambda: not labels(before) & labels(healthy.get("np", "mini-1")), "no label of before is left")
     address = next(c["address"] for c in cluster.machines["mini-1"].cables)
-    healthy.until(lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")), "its neighbour knows it")
+    healthy.until(lambda: ("mini-1", address) in reaches(healthy.get("np", "studio-2")), "its neighbor knows it")
 
 
 # From here on the fleet differs from its file.
@@ -393,7 +393,7 @@ def test_a_renamed_mac_is_one_mac_with_its_new_name(fleet: Fleet) -> None:
     cluster.kubectl("delete", "node", "book-1")
     fleet.until(lambda: not fleet.get("tbl", old).get("status", {}).get("endpoints"), "no end of the old name is left")
     address = next(c["address"] for c in machine.cables)
-    fleet.until(lambda: ("notebook", address) in reaches(fleet.get("np", "studio-2")), "its neighbour knows it")
+    fleet.until(lambda: ("notebook", address) in reaches(fleet.get("np", "studio-2")), "its neighbor knows it")
 
 
 def test_a_flapping_cable_is_held_still_and_reported(fleet: Fleet) -> None:

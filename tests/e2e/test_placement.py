@@ -157,8 +157,8 @@ def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Line, served: Callable[..., J
 def test_a_ring_talks_over_a_jaccl_ring(line: Line, served: Callable[..., Json]) -> None:
     group = served("ring", nodes={"min": 4, "selector": {"shape": "ring"}})
     assert (sorted(nodes_of(group)), group["transport"]) == (RING, "JACCLRing")
-    neighbours = [[(i - j) % 4 in (1, 3) for j in range(4)] for i in range(4)]
-    assert [[device is not None for device in row] for row in devices(line, group)] == neighbours
+    neighbors = [[(i - j) % 4 in (1, 3) for j in range(4)] for i in range(4)]
+    assert [[device is not None for device in row] for row in devices(line, group)] == neighbors
 
 
 @pytest.mark.parametrize("parallelism", quick(["Auto"], ["Auto", "Tensor"]))

@@ -47,7 +47,7 @@ def test_a_rings_ports_are_not_to_be_reached_from_the_lan(line: Line, deploy: De
     plan = Plan.model_validate_json(item["data"][PLAN_KEY])
     one, other = plan.ranks
     if line.cluster.network != "namespaces":
-        pytest.skip("on loopback every recorded Mac is everybody's neighbour")
+        pytest.skip("on loopback every recorded Mac is everybody's neighbor")
     knock = "import socket, sys; sys.exit(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))) == 0)"
     command = [sys.executable, "-c", knock, other.address]
     assert line.run(one.node, *command, str(other.control_port)).returncode == 1, "the control port answers"

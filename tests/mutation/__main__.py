@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.mutation import equivalent
 from tests.mutation.modules import PURE, pure, unit_tests
 from tests.mutation.mutants import Mutant, sample
-from tests.mutation.trial import Trial, TrialError
+from tests.mutation.trial import Reaches, Trial, TrialError
 
 ROOT = Path(__file__).parents[2]
 SEED = 11
@@ -61,7 +61,7 @@ class Results:
 
     @staticmethod
     def _id(mutant: Mutant) -> str:
-        _, tests = unit_tests(ROOT, mutant.module)
+        tests = unit_tests(ROOT, mutant.module)
         text = mutant.code + "".join((ROOT / test).read_text() for test in tests)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -93,11 +93,11 @@ def _try(chosen: Sequence[Mutant], results: Results, jobs: int, seconds: float) 
         if results.get(mutant) is None:
             waiting.put(mutant)
     print(f"{waiting.qsize()} of {len(chosen)} mutants to try", flush=True)
-    began, failures = time.monotonic(), list[str]()
+    began, failures, reaches = time.monotonic(), list[str](), Reaches()
 
     def work() -> None:
         with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-            trial = Trial(ROOT, Path(folder))
+            trial = Trial(ROOT, Path(folder), reaches)
             while not failures and time.monotonic() - began < seconds:
                 try:
                     mutant = waiting.get_nowait()

@@ -1,7 +1,5 @@
-"""Which modules are pure, by program, and which unit tests run for a mutant of each."""
+"""Which modules are pure, by program, and the unit tests of each program."""
 
-import ast
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +34,6 @@ class Module:
     program: str
     path: Path
 
-    @property
-    def dotted(self) -> str:
-        """The name that tests import."""
-        return ".".join(self.path.with_suffix("").parts[1:])
-
 
 def pure(root: Path, programs: Sequence[str]) -> list[Module]:
     """The pure modules of the programs. Raises ValueError when a pattern matches nothing, as after a move."""
@@ -57,21 +50,6 @@ def pure(root: Path, programs: Sequence[str]) -> list[Module]:
     return found
 
 
-def unit_tests(root: Path, module: Module) -> tuple[list[str], list[str]]:
-    """Files of unit tests that import the module or its package, and all of the program's, relative to the root."""
-    files = sorted((root / UNIT[module.program]).glob("test_*.py"))
-    package = module.dotted.rpartition(".")[0]
-    close = [file for file in files if {module.dotted, package} & _imports(file)]
-    return [str(file.relative_to(root)) for file in close], [str(file.relative_to(root)) for file in files]
-
-
-@functools.cache
-def _imports(file: Path) -> set[str]:
-    found = set[str]()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+def unit_tests(root: Path, module: Module) -> list[str]:
+    """Files of unit tests of the module's program, relative to the root."""
+    return [str(file.relative_to(root)) for file in sorted((root / UNIT[module.program]).glob("test_*.py"))]

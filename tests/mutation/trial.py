@@ -5,12 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.mutation.modules import Module, unit_tests
+from tests.mutation import reach
+from tests.mutation.modules import pure, unit_tests
 from tests.mutation.mutants import Mutant
+from tests.mutation.reach import Reach
 
 PACKAGES = ("crds", "lib", "operator", "node-agent", "runner", "kubelet", "localcluster")
 LEAST_SECONDS = 20.0
@@ -27,10 +31,10 @@ class TrialError(Exception):
 
 
 class Trial:
-    """A copy of the checkout's tracked and new files."""
+    """A copy of the checkout's tracked and new files. Several trials share ``reaches``."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, root: Path, folder: Path, reaches: "Reaches") -> None:
+        self._folder, self._reaches = folder, reaches
         self._baselines: dict[tuple[str, ...], float] = {}
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -42,48 +46,70 @@ class Trial:
                 shutil.copy2(root / name, folder / name)
 
     def noticed_by(self, mutant: Mutant) -> str:
-        """The tests that fail with the mutant: "close" ones, "all" of the program, or "" for none. Raises TrialError."""
+        """What failed with the mutant: "reached" for the tests that run its line, "all" for those of its program, or "".
+
+        Raises TrialError.
+        """
         path = self._folder / mutant.module.path
         original = path.read_text()
-        for name, files in zip(("close", "all"), self._tests(mutant.module), strict=True):
-            limit = max(LEAST_SECONDS, 4 * self._baseline(files)) if files else 0.0
+        for name, tests in self._tests(mutant):
+            limit = max(LEAST_SECONDS, 4 * self._baseline(tests))
             path.write_text(mutant.code)
             try:
-                if files and not self._passes(files, limit):
+                if not self._passes(tests, limit):
                     return name
             finally:
                 path.write_text(original)
         return ""
 
-    def _tests(self, module: Module) -> tuple[list[str], list[str]]:
-        close, every = unit_tests(self._folder, module)
-        return close, [file for file in every if file not in close]
+    def _tests(self, mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
+        """Tests to run one after the other. A line that runs outside of tests may affect any of them."""
+        files = unit_tests(self._folder, mutant.module)
+        reached, outside = self._reaches.of(mutant.module.program, self).tests(mutant.module.path, mutant.line)
+        if reached:
+            yield "reached", reached
+        if outside and files:
+            yield "all", files
 
-    def _baseline(self, files: Sequence[str]) -> float:
+    def measure(self, program: str) -> Reach:
+        """Which tests run which lines of the program's pure modules."""
+        modules = pure(self._folder, [program])
+        with tempfile.TemporaryDirectory(prefix="reach-") as folder:
+            try:
+                return reach.run(
+                    self._folder, [module.path for module in modules], unit_tests(self._folder, modules[0]), Path(folder),
+                    self._environment(),
+                )  # fmt: skip
+            except subprocess.CalledProcessError as error:
+                raise TrialError(f"without a mutant the unit tests of {program} fail") from error
+
+    def _baseline(self, tests: Sequence[str]) -> float:
         """Seconds, by the clock, that the tests take without a mutant."""
-        key = tuple(files)
+        key = tuple(tests)
         if key not in self._baselines:
             began = time.monotonic()
-            if not self._passes(files, BASELINE_SECONDS):
-                raise TrialError(f"without a mutant the tests fail: {' '.join(files)}")
+            if not self._passes(tests, BASELINE_SECONDS):
+                raise TrialError(f"without a mutant these tests fail: {' '.join(tests)}")
             self._baselines[key] = time.monotonic() - began
         return self._baselines[key]
 
-    def _passes(self, files: Sequence[str], seconds: float) -> bool:
-        """Whether the quick tests of these files pass within this CPU time."""
-        environment = {
+    def _environment(self) -> dict[str, str]:
+        return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(self._folder / package) for package in PACKAGES),
             # A mutant may have the size and time of the module before it, by which Python knows its bytecode.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+    def _passes(self, tests: Sequence[str], seconds: float) -> bool:
+        """Whether the quick ones of these files or tests pass within this CPU time."""
         options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not soak")
         limited = ("sh", "-c", f'ulimit -t {math.ceil(seconds)}; exec "$@"', "sh")
-        command = [*limited, sys.executable, "-m", "pytest", *options, *files]
+        command = [*limited, sys.executable, "-m", "pytest", *options, *tests]
         with subprocess.Popen(
             command,
             cwd=self._folder,
-            env=environment,
+            env=self._environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -95,3 +121,17 @@ class Trial:
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, 9)
+
+
+class Reaches:
+    """The reach of each program, measured once, by the first trial that needs it."""
+
+    def __init__(self) -> None:
+        self._lock, self._known = threading.Lock(), dict[str, Reach]()
+
+    def of(self, program: str, trial: Trial) -> Reach:
+        """Raises TrialError."""
+        with self._lock:
+            if program not in self._known:
+                self._known[program] = trial.measure(program)
+            return self._known[program]

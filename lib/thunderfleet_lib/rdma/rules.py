@@ -96,7 +96,7 @@ def first_fault(ends: Iterable[tuple[Stack, Port]]) -> tuple[Reason, int] | None
     """The fault of several ports that comes first in the tables, and the index of its port; None when all of them work."""
     faults = ((stack_fault(stack) or port_fault(port), index) for index, (stack, port) in enumerate(ends))
     found = [(reason, index) for reason, index in faults if reason is not None]
-    return min(found, key=lambda fault: (_rank(fault[0]), fault[1]), default=None)
+    return min(found, key=lambda fault: _rank(fault[0]), default=None)
 
 
 _ORDER: Final = [reason for reason, _ in (*_STACK_RULES, *_PORT_RULES)]

@@ -71,13 +71,13 @@ def targets(
     node: str,
     own: NodeProfileStatus,
     links: Iterable[ThunderboltLinkSpec],
-    neighbours: Mapping[str, NodeProfile],
+    neighbors: Mapping[str, NodeProfile],
     others: Iterable[NodeProfile],
     members: Mapping[str, NodeProfile] = _NOBODY,
 ) -> tuple[PeerAddress, ...]:
     """What ``node`` dials, at most MAX_REACHABILITY addresses.
 
-    ``links`` are its cables, ``neighbours`` the profiles at their other ends by name, ``members`` those of the Macs that it
+    ``links`` are its cables, ``neighbors`` the profiles at their other ends by name, ``members`` those of the Macs that it
     shares a group with, ``others`` its sample of the fleet.
     """
     interfaces = {port.receptacle: port.interface for port in (own.thunderbolt.ports if own.thunderbolt else ())}
@@ -85,10 +85,10 @@ def targets(
     cabled: dict[str, dict[int, str | None]] = {}
     for link in links:
         for here, there in ((link.a, link.b), (link.b, link.a)):
-            if here.node == node and there.node in neighbours:
+            if here.node == node and there.node in neighbors:
                 cabled.setdefault(there.node, {})[there.port] = interfaces.get(here.port)
     for name in sorted(cabled):
-        for target in _every_address(neighbours[name], cabled[name]):
+        for target in _every_address(neighbors[name], cabled[name]):
             found.setdefault(target.key, target)
     for name in sorted(set(members) - set(cabled) - {node}):
         for target in _every_address(members[name], _NO_PORTS):

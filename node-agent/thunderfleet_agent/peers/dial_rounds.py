@@ -52,7 +52,7 @@ class DialRounds:
         self._context = context
         self._dialled = dialled
         self._table: ReachabilityTable | None = None
-        self._neighbours: dict[str, NodeProfile] = {}
+        self._neighbors: dict[str, NodeProfile] = {}
         self._others: dict[str, NodeProfile] = {}
         self._members: dict[str, NodeProfile] = {}
         self._list_at = 0.0
@@ -70,26 +70,26 @@ class DialRounds:
         if self._table is None:
             self._table = ReachabilityTable(facts)
 
-    def neighbours(self, profiles: Iterable[NodeProfile]) -> None:
+    def neighbors(self, profiles: Iterable[NodeProfile]) -> None:
         """Takes the profiles at the other ends of this Mac's cables, as just read."""
-        self._neighbours.update((profile.metadata.name, profile) for profile in profiles)
+        self._neighbors.update((profile.metadata.name, profile) for profile in profiles)
 
     @property
     def agents(self) -> dict[str, Agent]:
         """The agents of the known nodes."""
-        profiles = {**self._others, **self._neighbours}
+        profiles = {**self._others, **self._neighbors}
         return {name: profile.status.agent for name, profile in profiles.items() if profile.status.agent is not None}
 
     def agent_of(self, node: str) -> Agent | None:
         """The agent of a node whose profile is known."""
-        seen = self._neighbours.get(node) or self._members.get(node) or self._others.get(node)
+        seen = self._neighbors.get(node) or self._members.get(node) or self._others.get(node)
         return seen.status.agent if seen is not None else None
 
     def knows(self, address: str) -> bool:
         """Whether a node whose profile is known has this address."""
         return any(
             address in dial_plan.addresses(profile)
-            for profiles in (self._neighbours, self._members, self._others)
+            for profiles in (self._neighbors, self._members, self._others)
             for profile in profiles.values()
         )
 
@@ -100,7 +100,7 @@ class DialRounds:
         before, node = self.facts, self._publisher.node
         specs = tuple(links)
         await self._read(node, specs)
-        wanted = dial_plan.targets(node, own, specs, self._neighbours, self._others.values(), self._members)
+        wanted = dial_plan.targets(node, own, specs, self._neighbors, self._others.values(), self._members)
         self._table.keep(wanted)
         cabled = {end.node for spec in specs for end in (spec.a, spec.b)}
         suspects = {(fact.node, fact.address) for fact in self.facts if fact.state is ReachabilityState.SUSPECT}
@@ -152,10 +152,10 @@ class DialRounds:
     async def _read(self, node: str, specs: Iterable[ThunderboltLinkSpec]) -> None:
         """Reads the profiles that are missing, and from time to time the sample of the fleet."""
         ends = {end.node for spec in specs for end in (spec.a, spec.b)} - {node}
-        self._neighbours = {name: profile for name, profile in self._neighbours.items() if name in ends}
+        self._neighbors = {name: profile for name, profile in self._neighbors.items() if name in ends}
         members = set(dial_plan.members(node, self._publisher.groups))
         self._members = {name: profile for name, profile in self._members.items() if name in members}
-        await self._read_again(ends - set(self._neighbours), self._neighbours)
+        await self._read_again(ends - set(self._neighbors), self._neighbors)
         await self._read_again(members - set(self._members), self._members)
         if time.monotonic() < self._list_at:
             return
@@ -184,7 +184,7 @@ class DialRounds:
                 profile = await self._publisher.profile_of(name)
             except ApiError:
                 return
-            for known in (self._neighbours, self._members, self._others):
+            for known in (self._neighbors, self._members, self._others):
                 if profile is None:
                     known.pop(name, None)
                 elif name in known or known is into:

@@ -3,7 +3,7 @@
 Anybody can open a connection and claim any name, so a connection must not cost the API server much. Profiles that the agent
 reads anyway are consulted first. Anything else is a lookup, limited in three ways: one name is looked up at most every
 LOOKUP_SECONDS, unknown names share a small token bucket and half of the concurrent lookups, and names that are known
-(neighbours, group members, the fleet sample, and peers that were accepted before) have a bucket of their own, so that a flood
+(neighbors, group members, the fleet sample, and peers that were accepted before) have a bucket of their own, so that a flood
 of unknown names does not delay a peer whose certificate was renewed.
 """
 

@@ -1,6 +1,6 @@
 """Which other Macs this Mac reads and dials when the fleet is too large for all of them. Pure.
 
-Every NodeProfile is labelled with the bucket of its node's name. A Mac lists the profiles in a window of buckets that starts
+Every NodeProfile is labeled with the bucket of its node's name. A Mac lists the profiles in a window of buckets that starts
 at its own, so every Mac is in the sample of about as many others, and the sample does not change from one list to the next.
 """
 

@@ -74,7 +74,7 @@ class GroupDecision:
     drain: bool = False
     better: str | None = None
     planning: bool = False
-    """Whether the planner has not answered yet where it goes. ``unplaceable`` is its last answer then."""
+    """Whether the planner is still looking for a place. ``unplaceable`` is then its last answer."""
 
     @property
     def plan(self) -> Plan | None:
@@ -103,7 +103,7 @@ class Decision:
     """Whether another object has the Service's name."""
     resolution: Resolution
     questions: Mapping[int, Question]
-    """By group, what the planner has to answer. At most one is about a place: the answer decides what the next is about."""
+    """Questions to the planner, by group. At most one asks for a place, because the next one depends on its answer."""
     recheck_seconds: float | None
 
     @property
@@ -126,7 +126,7 @@ class Result:
     """The plan that was written."""
     created: tuple[Pod, ...] = ()
     deleted: Mapping[str, Pod | None] = field(default_factory=dict)
-    """By name, each deleted pod as the API server returned it; None if it was gone at once."""
+    """Each deleted pod as the API server returned it, by name; None if it no longer existed."""
     blocked: Blocked | None = None
 
 

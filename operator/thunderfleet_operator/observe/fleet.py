@@ -215,9 +215,9 @@ class FleetBuilder:
     def __init__(self) -> None:
         self._shared: dict[object, object] = {}
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
-        """By Mac, what it was made from."""
+        """What each Mac was made from, by name."""
         self._cables: dict[str, object] = {}
-        """By cable, what it was made from: the link, or a tuple of it and profiles."""
+        """What each cable was made from, by name: the link, or a tuple of it and profiles."""
         self._inputs: tuple[object, ...] = ()
         self._taken = Taken()
         self._fleet = Fleet()

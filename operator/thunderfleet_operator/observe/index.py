@@ -44,7 +44,7 @@ M = TypeVar("M", bound=ApiModel)
 
 
 _PLANS = (CONFIGMAPS, DEPLOYMENTS)
-"""What decides which plans count: the plans, and what the status of their ModelDeployments records."""
+"""The collections that decide which plans are accepted: the plans, and the status of their ModelDeployments."""
 
 
 class _Kept(NamedTuple):

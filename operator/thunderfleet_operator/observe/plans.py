@@ -74,7 +74,7 @@ class Report:
     silent_seconds: float = 0.0
     phase_seconds: float = 0.0
     by_pods: bool = False
-    """Whether rank 0 cannot be asked, and the state is what the pods' readiness tells."""
+    """Whether the state is derived from the pods' readiness, because rank 0 cannot be asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,4 +120,4 @@ class _Trusting(Keyring):
 
 
 TRUSTING = _Trusting()
-"""For files, which have no signatures that could be checked: their user vouches for them."""
+"""For the offline plan: files have no signatures, and their user is trusted."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MOMENT_SECONDS = 0.1
 """How long a round waits for its answers. Most are there by then; the rounds of other keys wait as long."""
 DUTY = 10.0
-"""A question is asked again after this many times what its last answer took."""
+"""A question is asked again after this many times the processor time of its last answer."""
 IDLE_SECONDS = 60.0
 """The process ends after this long without a question: its memory is not worth keeping."""
 RETRY = Backoff(15.0, 600.0)
@@ -48,19 +48,19 @@ class _Client:
 
     known: KnownAnswers
     waiting: dict[int, Question] = field(default_factory=dict)
-    """By group, not yet being answered."""
+    """Questions that have not been sent to the process yet, by group."""
     since: float = 0.0
-    """When it began to wait."""
+    """Time since which it waits for its turn (monotonic)."""
     answered: int = 0
-    """How many answers there have been."""
+    """Number of answers so far."""
     cost: float = 0.0
-    """What its last answer took, in seconds."""
+    """Processor time of the last answer in seconds."""
     unplaced: WherePlaced | None = None
-    """Its last question about a place if it had none."""
+    """The last question about a place, if the answer was that there is none."""
     failures: int = 0
-    """How often in a row that question had no answer."""
+    """Number of times in a row that this question got no answer."""
     again: float = float("-inf")
-    """That question is not asked again before."""
+    """Time before which this question is not asked again."""
 
     @property
     def first(self) -> tuple[int, Question]:

@@ -13,7 +13,7 @@ from thunderfleet_operator.planning import wire
 log = logging.getLogger(__name__)
 
 SECONDS = 15.0
-"""For one answer, with the start of the process and sending the fleet. An answer takes about a second of processor time."""
+"""Time limit of one answer, including the start of the process and sending the fleet. Answers take about a second."""
 KILL_SECONDS = 5.0
 CHUNK = 100
 """Macs and cables of one message: what takes long to encode is encoded in parts."""

@@ -32,7 +32,7 @@ def is_ring(plan: Plan) -> bool:
 def device_matrix(plan: Plan) -> list[list[str | None]]:
     """``[i][j]``: the RDMA device on rank i towards rank j. Raises ValueError for a plan that MLX would refuse.
 
-    In a ring only neighbours have entries: MLX counts entries to recognize a ring.
+    In a ring only neighbors have entries: MLX counts entries to recognize a ring.
     """
     size, ring = plan.world_size, is_ring(plan)
     if not ring and size > MESH_RANKS:

@@ -7,7 +7,7 @@ channel       the socket to the supervisor
 loading       loads this rank's part of the model
 engine        turns, requests and cancels
 answer        one request's tokens as messages
-mlxlm         mlx-lm as we use and mend it
+mlxlm         mlx-lm as we use and patch it
 stops         stop strings in streamed text; pure
 step_clock    how long steps take, for the heartbeat
 allreduce     measures the group's all-reduce

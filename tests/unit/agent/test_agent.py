@@ -170,7 +170,7 @@ async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -
             await task
 
 
-def neighbour(kube: Any, shapes: Any) -> None:
+def neighbor(kube: Any, shapes: Any) -> None:
     """studio-2 publishes itself: its port 3 is the other end of our cable."""
     tree = shapes.report(shapes.bus(3, domain=shapes.theirs, speed="80 Gb/s", items=[shapes.peer(shapes.mine)]))
     found = profile(Facts(thunderbolt=thunderbolt.parse(tree)), datetime.now(UTC))
@@ -188,8 +188,8 @@ async def test_from_commands_to_objects_and_back_again(
     async with running(kube, monkeypatch):
         await until(lambda: kube.objects.get(PROFILE, {}).get("status", {}).get("thunderbolt"))
         assert LINK not in kube.objects
-        # The neighbour starts later and is found.
-        neighbour(kube, shapes)
+        # The neighbor starts later and is found.
+        neighbor(kube, shapes)
         await until(lambda: endpoints(kube) == ["studio-1"])
         # The cable is pulled: our end goes.
         machine.tree(shapes.report(shapes.bus(1, domain=shapes.mine), shapes.bus(2, domain=shapes.mine_too)))
@@ -232,7 +232,7 @@ async def test_other_hardware_under_the_old_name_leaves_no_ghost(
     machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
 ) -> None:
     """A Mac is replaced: other ports, domain UUIDs and chip. The earlier agent has published and exited."""
-    neighbour(kube, shapes)
+    neighbor(kube, shapes)
     async with running(kube, monkeypatch):
         await until(lambda: kube.objects.get(LINK, {}).get("status", {}).get("endpoints"))
     fresh = "59C97EA5-69DF-4209-82D8-4B84C2A41FDF"
@@ -250,7 +250,7 @@ async def test_other_hardware_under_the_old_name_leaves_no_ghost(
 async def test_a_renamed_mac_is_found_under_its_new_name_while_the_old_node_is_still_there(
     machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
 ) -> None:
-    neighbour(kube, shapes)
+    neighbor(kube, shapes)
     renamed = json.loads(json.dumps(kube.objects[f"{PROFILES}/studio-2"]))
     renamed["metadata"]["name"] = "studio-9"
     kube.objects[f"{PROFILES}/studio-9"] = renamed
@@ -266,7 +266,7 @@ async def test_a_renamed_macs_old_link_is_left_when_its_old_node_falls_silent(
     machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
 ) -> None:
     """The old link keeps the last report of studio-2 (that it sees us), but none of our end."""
-    neighbour(kube, shapes)
+    neighbor(kube, shapes)
     node = {"metadata": {"name": "studio-2"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     kube.objects["/api/v1/nodes/studio-2"] = node
     async with running(kube, monkeypatch):
@@ -307,7 +307,7 @@ async def test_what_happens_while_the_api_server_is_away_is_not_lost(
 async def test_rounds_that_change_nothing_write_nothing(
     machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neighbour(kube, shapes)
+    neighbor(kube, shapes)
     async with running(kube, monkeypatch) as loop:
         await until(lambda: endpoints(kube) == ["studio-1"] and "runtime" in kube.objects[PROFILE]["status"])
         kube.sent.clear()

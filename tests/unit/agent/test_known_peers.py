@@ -114,16 +114,16 @@ async def test_the_flood_stays_bounded_while_the_api_server_is_away(fleet: Fleet
 
 
 async def test_known_peers_are_looked_up_during_a_flood(fleet: Fleet) -> None:
-    """A neighbour and a peer that was accepted before have renewed their certificates."""
-    fleet.read["neighbour"], fleet.shown["accepted"] = OLD, OLD
+    """A neighbor and a peer that was accepted before have renewed their certificates."""
+    fleet.read["neighbor"], fleet.shown["accepted"] = OLD, OLD
     assert await fleet.peers.accepts("accepted", OLD)
     for number in range(500):
         await fleet.peers.accepts(f"stranger-{number}", OTHER)
     fleet.now += LOOKUP_SECONDS
     for number in range(500, 1000):
         await fleet.peers.accepts(f"stranger-{number}", OTHER)
-    fleet.shown |= {"neighbour": NEW, "accepted": NEW, "new": NEW}
-    assert await fleet.peers.accepts("neighbour", NEW)
+    fleet.shown |= {"neighbor": NEW, "accepted": NEW, "new": NEW}
+    assert await fleet.peers.accepts("neighbor", NEW)
     assert await fleet.peers.accepts("accepted", NEW)
     assert not await fleet.peers.accepts("new", NEW)
     # A second later there is a token for it.
@@ -145,9 +145,9 @@ async def test_slow_lookups_of_strangers_leave_room_for_known_peers(fleet: Fleet
     strangers = [asyncio.create_task(fleet.peers.accepts(f"stranger-{number}", OTHER)) for number in range(10)]
     done, waiting = await asyncio.wait(strangers, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     assert len(waiting) == MAX_STRANGER_LOOKUPS == len(fleet.lookups) and not any(task.result() for task in done)
-    fleet.read["neighbour"], fleet.shown["neighbour"] = OLD, NEW
-    known = asyncio.create_task(fleet.peers.accepts("neighbour", NEW))
-    await until(lambda: "neighbour" in fleet.lookups or known.done())
+    fleet.read["neighbor"], fleet.shown["neighbor"] = OLD, NEW
+    known = asyncio.create_task(fleet.peers.accepts("neighbor", NEW))
+    await until(lambda: "neighbor" in fleet.lookups or known.done())
     fleet.gate.set()
     assert await known
     assert not any(await asyncio.gather(*strangers))

@@ -76,7 +76,7 @@ class Mac:
         return Agent(address=self.address, port=self.port, certificate_sha256=self.certificate.sha256)
 
     def sees(self, *others: Mac, link: str = LINK, problem: str | None = None) -> None:
-        """Sets its neighbours; a single one is reached over a cable."""
+        """Sets its neighbors; a single one is reached over a cable."""
         cables = (
             {link: Cable(link, others[0].name, "en2", CableEnd("rdma_en2", self.address), problem)} if len(others) == 1 else {}
         )

@@ -64,8 +64,8 @@ LAN, TB, LOCAL = AddressClass.PRIVATE, InterfaceKind.THUNDERBOLT, AddressClass.L
 OWN = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("192.168.64.11", LAN)), ports={1: "en2", 2: "en3"}).status
 
 
-def test_a_neighbours_addresses_are_dialled_where_they_lead_here() -> None:
-    neighbour = profile(
+def test_a_neighbors_addresses_are_dialled_where_they_lead_here() -> None:
+    neighbor = profile(
         "studio-2",
         interface("en0", InterfaceKind.ETHERNET, ("192.168.64.12", LAN), ("fe80::1", LOCAL)),
         interface("en4", TB, ("10.0.1.2", LAN), ("169.254.7.7", LOCAL)),
@@ -75,7 +75,7 @@ def test_a_neighbours_addresses_are_dialled_where_they_lead_here() -> None:
         ports={3: "en4", 4: "en5"},
         agent=agent("192.168.64.12"),
     )
-    dialled = dial_plan.targets("studio-1", OWN, [CABLE], {"studio-2": neighbour}, [])
+    dialled = dial_plan.targets("studio-1", OWN, [CABLE], {"studio-2": neighbor}, [])
     found = {target.address: target.interface for target in dialled}
     # en5 leads to another Mac, 8.8.8.8 is the world's, link-local addresses are known by their cable only.
     assert found == {"192.168.64.12": None, "10.0.1.2": "en2", "169.254.7.7": "en2", "100.64.0.9": None}

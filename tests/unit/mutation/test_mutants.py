@@ -55,7 +55,7 @@ def test_a_sample_has_one_mutant_per_line_and_none_that_is_excluded(tmp_path: Pa
 def test_every_pattern_of_pure_modules_matches_and_every_program_has_tests() -> None:
     for program in PURE:
         module = pure(ROOT, [program])[0]
-        assert unit_tests(ROOT, module)[1]
+        assert unit_tests(ROOT, module)
 
 
 def test_a_list_of_equivalent_mutants_has_a_reason_for_each(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_mesh_gets_every_device() -> None:
     assert told == {"MLX_RANK": "2", "MLX_IBV_DEVICES": "/d.json"}
 
 
-def test_a_missing_cable_makes_a_ring_of_neighbours_only() -> None:
+def test_a_missing_cable_makes_a_ring_of_neighbors_only() -> None:
     rows = full(4)
     rows[0][2] = rows[2][0] = None
     found = jaccl.device_matrix(plan(rows))

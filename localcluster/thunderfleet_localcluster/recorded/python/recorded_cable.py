@@ -6,8 +6,8 @@ because MLX's init holds the interpreter lock.
 
     recorded_cable.py ADDRESS MLX-PORT
 
-It listens on ADDRESS (the cable to the left neighbour) and on loopback (for MLX's connection to the right), prints both ports,
-reads ``IP PORT`` of the right neighbour from stdin, and ends when stdin ends.
+It listens on ADDRESS (the cable to the left neighbor) and on loopback (for MLX's connection to the right), prints both ports,
+reads ``IP PORT`` of the right neighbor from stdin, and ends when stdin ends.
 """
 
 import contextlib

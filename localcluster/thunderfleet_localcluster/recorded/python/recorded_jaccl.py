@@ -119,7 +119,7 @@ def is_mesh(rows: Rows) -> bool:
 
 
 def is_ring(rows: Rows) -> bool:
-    """Whether all neighbours have the same number of devices, at least one."""
+    """Whether all neighbors have the same number of devices, at least one."""
     size = len(rows)
     beside = [rows[here][(here + step) % size] for here in range(size) for step in (-1, 1)]
     return size >= 2 and len({len(names) for names in beside}) == 1 and bool(beside[0])
@@ -203,7 +203,7 @@ def connect(rank: int, rows: Rows, gather: Gather, record: Mapping[str, Any]) ->
     """JACCL's start up to its last barrier. Returns this rank's wire."""
     size = len(rows)
     left, right = (rank - 1) % size, (rank + 1) % size
-    # A mesh has a connection to each rank, a ring to its neighbours.
+    # A mesh has a connection to each rank, a ring to its neighbors.
     facing = {peer: names[0] for peer, names in enumerate(rows[rank]) if names}
     known: Mapping[str, Any] = record["devices"]
     _open_devices(list(facing.values()), known)

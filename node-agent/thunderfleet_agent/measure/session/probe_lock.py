@@ -20,7 +20,7 @@ class MacBusy(Exception):
 
 
 def yields(own: str, peer: str) -> bool:
-    """Whether a Mac drops its own pending request in favour of one from ``peer``. Pure."""
+    """Whether a Mac drops its own pending request in favor of one from ``peer``. Pure."""
     return peer < own
 
 

@@ -28,7 +28,7 @@ class Outcome:
     """Whether its placement was made for another spec."""
     unplaceable: Unplaceable | None = None
     planning: bool = False
-    """Whether the planner has not answered yet where it goes."""
+    """Whether the planner is still looking for a place."""
     blocked: Blocked | None = None
     better: str | None = None
     """A better placement, if there is one. Serving groups are not moved to it."""
