@@ -39,6 +39,7 @@ from thunderfleet_crds.vocabulary import (
     GroupPhase,
     PlacedSplit,
     PlacedTransport,
+    PlacementPolicy,
     RankPhase,
     RequestedSplit,
     RequestedTransport,
@@ -219,6 +220,17 @@ class BenchmarkSpec(ApiModel):
     )
 
 
+class PlacementSpec(ApiModel):
+    """How a placement is chosen among the possible ones."""
+
+    policy: PlacementPolicy | None = Field(
+        default=None,
+        description="Choose by predicted speed: Fewest (start with the fewest Nodes; more of them only for twice the speed, "
+        "Tensor instead of Pipeline only for 1.5 times) or Fastest (more Nodes, or Tensor, for 10 %). Unset, or where the "
+        "speed of a placement cannot be predicted: by transport, then by the number of Nodes. Running groups are not moved.",
+    )
+
+
 class ModelDeploymentSpec(ApiModel):
     """The desired state. Every change rolls out to the groups one after the other."""
 
@@ -227,6 +239,7 @@ class ModelDeploymentSpec(ApiModel):
         default=1, description="Number of groups that serve the model independently of each other."
     )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
+    placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
     parallelism: RequestedSplit = Field(
         default=Split.AUTO,
         description="How the model is split over the ranks of a group: Tensor (each layer is divided), Pipeline (each rank "
@@ -293,6 +306,20 @@ class Failure(ApiModel):
     time: Time = Field(description="Time of the failure.")
 
 
+class Predicted(ApiModel):
+    """Predicted speed of a group for one request of the benchmark's lengths.
+
+    It follows from the model's weights, the transport, and what the Macs can do: as measured, else by chip.
+    """
+
+    decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
+    prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
+    decode_error_percent: Count | None = Field(
+        default=None,
+        description="By how many percent the predicted generation rate differs from that of the group's benchmark.",
+    )
+
+
 class Group(ApiModel):
     """A group: the ranks that serve one copy of the model together."""
 
@@ -325,6 +352,9 @@ class Group(ApiModel):
     endpoint: Url | None = Field(default=None, description="URL of the group's OpenAI-compatible API.")
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
+    )
+    predicted: Predicted | None = Field(
+        default=None, description="Predicted speed for one request; status.benchmark has what was measured."
     )
     restarts: Count = Field(default=0, description="Number of restarts after failures that count against recovery.maxRestarts.")
     next_restart_time: Time | None = Field(default=None, description="Time of the next restart, while the group backs off.")

@@ -284,6 +284,12 @@ class Model(ApiModel):
     )
     layers: Count | None = Field(default=None, description="Number of layers.")
     context_length_tokens: Int64 | None = Field(default=None, description="Maximum length of a sequence in tokens.")
+    active_bytes: Int64 | None = Field(
+        default=None,
+        description="Weights that are read for one token in bytes: without the experts that it does not use, and without the "
+        "table of embeddings.",
+    )
+    experts: Count | None = Field(default=None, description="Number of experts of each layer; unset for dense models.")
     prefill_workspace_bytes: Int64 | None = Field(
         default=None, description="Peak working memory of one full prefill step at the start of a sequence in bytes."
     )

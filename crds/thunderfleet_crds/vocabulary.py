@@ -38,6 +38,13 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
+class PlacementPolicy(StrEnum):
+    """How much faster a placement must be to use more Macs."""
+
+    FEWEST = "Fewest"
+    FASTEST = "Fastest"
+
+
 class Split(StrEnum):
     """How a model is divided over the ranks of a group."""
 

@@ -164,11 +164,19 @@ def ports(listening: Collection[tuple[str, int]], plan: Json) -> list[str]:
     return extra + [f"{machine}: no listener on port {port}" for machine, port in sorted(right - seen)]
 
 
-def explains(status: Mapping[str, Any]) -> str:
-    """The condition in which a deployment says why it does not serve and what to do; empty when there is none."""
+TROUBLE = {"Degraded": "True", "Placed": "False"}
+"""Conditions that say that something is wrong, not only that it takes time."""
+NOT_READY = {**TROUBLE, "Bootstrapped": "False", "Ready": "False"}
+
+
+def explains(status: Mapping[str, Any], kinds: Mapping[str, str] = NOT_READY) -> str:
+    """The condition in which a deployment says why it does not serve and what to do; empty when there is none.
+
+    ``kinds``: the conditions that can say so, with the status that they then have.
+    """
     by_kind = {entry["type"]: entry for entry in status.get("conditions", [])}
     found = []
-    for kind, bad in (("Degraded", "True"), ("Placed", "False"), ("Bootstrapped", "False"), ("Ready", "False")):
+    for kind, bad in kinds.items():
         entry = by_kind.get(kind, {})
         if entry.get("status") == bad and REMEDY.search(entry.get("message", "")):
             found.append(f"{kind}={bad} {entry['reason']}: {entry['message']}")

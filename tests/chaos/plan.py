@@ -223,7 +223,8 @@ def possible(stage: Stage, fault: Fault) -> bool:
         case Fault(_, Target.RANK):
             return stage not in HELD
         case Fault(_, Target.INTAKE):
-            return stage not in START
+            # A group that takes no requests has none.
+            return stage in SERVING
         case Fault(Action.LOSE, _):
             # Pods of a Mac that stays away are not force-deleted, so nothing ends.
             return stage is not Stage.DRAINING

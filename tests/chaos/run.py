@@ -234,7 +234,7 @@ class Runner:
             if self._serves(subject, record):
                 record.recovered, record.seconds = True, time.monotonic() - began
                 return True
-            text = checks.explains(subject.eye.status)
+            text = checks.explains(subject.eye.status, checks.TROUBLE)
             record.explained = text if any(name in text for name in names) else ""
             return bool(record.explained)
 

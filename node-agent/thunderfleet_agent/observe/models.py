@@ -60,6 +60,8 @@ SIZE_FIELDS = frozenset(
         "pipeline",
         "kv",
         "sizedBy",
+        "activeBytes",
+        "experts",
     )
 )
 

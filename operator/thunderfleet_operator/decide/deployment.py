@@ -24,11 +24,12 @@ from thunderfleet_operator.decide.rollout import next_to_roll
 from thunderfleet_operator.decide.status import deployment as status
 from thunderfleet_operator.decide.status.group import transport
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.decide.status.speed import predicted_speed
 from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.observed import Observed
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.placement import Answers, Question, Unplaceable, WhatIsBetter, WherePlaced
+from thunderfleet_operator.placement import Answers, Question, Speed, Unplaceable, WhatIsBetter, WherePlaced
 
 UNPLACED_SECONDS = 30.0
 """A group without a placement is retried after this many seconds even if nothing has changed."""
@@ -363,6 +364,10 @@ def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, 
     return {group.view.index: _view_after(group, results.get(group.view.index, Result())) for group in groups}
 
 
+def _predicted(decision: Decision, plan: Plan | None) -> Speed | None:
+    return predicted_speed(plan, decision.observed.fleet, decision.deployment.spec) if plan is not None else None
+
+
 def status_after(decision: Decision, results: Mapping[int, Result], service: Blocked | None = None) -> ModelDeploymentStatus:
     """The status that describes what was decided and what came of it. ``service``: why there is no Service."""
     views = views_after(decision, results)
@@ -380,6 +385,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             planning=group.planning,
             blocked=result.blocked,
             better=group.better,
+            predicted=_predicted(decision, views[group.view.index].plan),
         )
         outcomes.append(outcome)
     wanted = decision.deployment.spec.replicas

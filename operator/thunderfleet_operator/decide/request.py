@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
 from thunderfleet_crds.names import TAINT_MACOS
 
-from thunderfleet_operator.placement import MemoryRequest, Request, Toleration
+from thunderfleet_operator.placement import Lengths, MemoryRequest, Request, Toleration
 
 MACOS_TOLERATION = Toleration(key=TAINT_MACOS, exists=True)
 
@@ -18,7 +18,8 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     Fields with their default value are left out, so that a field which a later version adds rolls out no group.
     """
     relevant = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
-    for name in ("replicas", "recovery"):
+    # The policy decides about new placements only.
+    for name in ("replicas", "recovery", "placement"):
         relevant.pop(name, None)
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -40,6 +41,8 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
         split=spec.parallelism,
         transport=spec.transport,
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
+        lengths=Lengths(spec.benchmark.prompt_tokens, spec.benchmark.generation_tokens),
+        policy=spec.placement.policy,
         current=current,
         avoid=avoid or {},
         ring_without_relay=spec.bootstrap.ring_without_relay,

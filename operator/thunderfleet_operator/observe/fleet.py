@@ -107,6 +107,9 @@ def _facts(model: Model) -> ModelFacts:
         shared_bytes=pipeline.shared_bytes if pipeline else 0,
         pipeline_refusal=pipeline.refusal if pipeline else "the agent has not sized its layers",
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
+        active_bytes=model.active_bytes or 0,
+        mixture=model.experts is not None,
+        bits=model.bits if model.quantized else None,
         prefill_bytes=model.prefill_workspace_bytes or 0,
         prefill_bytes_per_token=model.prefill_workspace_bytes_per_token or 0,
     )
@@ -123,6 +126,11 @@ def _dials(status: NodeProfileStatus) -> Dials | None:
             speeds[entry.node, entry.address] = min(known)
     failed = ((e.node, e.address) for e in status.reachability if e.state is ReachabilityState.UNREACHABLE)
     return Dials.of(((entry.node, entry.address) for entry in reached), speeds, failed)
+
+
+def _compute_rate(status: NodeProfileStatus) -> int:
+    measured = status.benchmarks.compute if status.benchmarks else None
+    return measured.fp16_gigaflops if measured else 0
 
 
 def _memory_rate(status: NodeProfileStatus) -> int:
@@ -334,7 +342,7 @@ class FleetBuilder:
         if profile is None:
             return bare
         status = profile.status
-        quarantine, runtime = status.quarantine, status.runtime
+        quarantine, runtime, hardware = status.quarantine, status.runtime, status.hardware
         return replace(
             bare,
             backends=self._backends(runtime.backends) if runtime else frozenset(),
@@ -345,5 +353,8 @@ class FleetBuilder:
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == node.boot_id else None,
             dials=_dials(status),
             memory_bandwidth=_memory_rate(status),
+            gigaflops=_compute_rate(status),
+            chip=(hardware.chip or "") if hardware else "",
+            gpu_cores=(hardware.gpu_cores or 0) if hardware else 0,
             kinds=self._kinds(status),
         )

@@ -5,6 +5,7 @@ snapshot and checked against brute force.
 
 questions    what may take long, as values that another process can answer
 planner      the entry: ``plan`` a group, or ask whether another placement would be ``better``
+policy       the choice by predicted speed
 assembly     a placement made from the chosen candidate: ranks, addresses, devices, reason
 explain      why there is no placement: near misses and a reason for every Mac
 search       the search for the best sets of Macs
@@ -16,6 +17,8 @@ result       the answer
 score        how good a placement is
 preferences  the order of transports and splits
 request      the question
+speed        predicted tokens per second
+chips        what chips can do, until a Mac has measured itself
 fleet        Macs, cables and what they have reached
 model        what a model needs
 buckets      buckets of measured rates
@@ -38,7 +41,7 @@ from thunderfleet_operator.placement.fleet import (
 from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
 from thunderfleet_operator.placement.planner import better, confirm, plan, present
 from thunderfleet_operator.placement.questions import Answer, Answers, Question, WhatIsBetter, WherePlaced
-from thunderfleet_operator.placement.request import MemoryRequest, Request, Toleration
+from thunderfleet_operator.placement.request import Lengths, MemoryRequest, Request, Toleration
 from thunderfleet_operator.placement.result import (
     MacReason,
     NearMiss,
@@ -49,6 +52,7 @@ from thunderfleet_operator.placement.result import (
     Unplaceable,
 )
 from thunderfleet_operator.placement.score import Score
+from thunderfleet_operator.placement.speed import Speed, predict
 
 __all__ = [
     "QUEUE_PAIRS",
@@ -63,6 +67,7 @@ __all__ = [
     "Fleet",
     "KVLayer",
     "Kind",
+    "Lengths",
     "Mac",
     "MacReason",
     "MemoryRequest",
@@ -75,6 +80,7 @@ __all__ = [
     "Request",
     "RunnerUp",
     "Score",
+    "Speed",
     "Taint",
     "TensorFacts",
     "Toleration",
@@ -84,5 +90,6 @@ __all__ = [
     "better",
     "confirm",
     "plan",
+    "predict",
     "present",
 ]

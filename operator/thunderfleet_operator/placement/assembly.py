@@ -8,15 +8,25 @@ from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, allowed
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, RankPlacement, Relay, RunnerUp
 from thunderfleet_operator.placement.search.candidates import Candidate
+from thunderfleet_operator.placement.speed import Speed, predict
 
 NAMED = 3
 """Most Macs named in a reason."""
 
 
 def assemble(
-    candidate: Candidate, request: Request, *, kept: bool, proven: bool, runners_up: tuple[RunnerUp, ...] = ()
+    candidate: Candidate,
+    request: Request,
+    *,
+    kept: bool,
+    proven: bool,
+    runners_up: tuple[RunnerUp, ...] = (),
+    by_speed: bool = False,
 ) -> Placement:
-    """The placement of a candidate. ``kept``: the group stays where it is. ``proven``: the search completed."""
+    """The placement of a candidate. ``kept``: the group stays where it is. ``proven``: the search completed.
+
+    ``by_speed``: it was chosen by its predicted speed.
+    """
     found = candidate.found
     divided = candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in found.graph.members(found.order)])
     if divided is None:
@@ -28,12 +38,21 @@ def assemble(
         ranks=_ranks(candidate, divided),
         cables=tuple(hop.cable.name if hop.cable is not None else "" for hop in found.hops),
         speeds=tuple((hop.speed_mbps, hop.measured) for hop in found.hops),
-        reason=_reason(candidate, request, divided, kept),
+        reason=_reason(candidate, request, divided, kept=kept, by_speed=by_speed),
         score=candidate.score,
         runners_up=runners_up,
         kept=kept,
         proven=proven,
+        predicted=predicted(candidate, request, divided),
     )
+
+
+def predicted(candidate: Candidate, request: Request, divided: Division | None = None) -> Speed | None:
+    """The predicted speed of a candidate. ``divided``: its division, if it was made already."""
+    members = candidate.found.graph.members(candidate.found.order)
+    found = divided or candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in members])
+    shares = [last - first for first, last in found.layers] if found is not None else []
+    return predict(candidate.cohort.model, members, candidate.transport, candidate.split, shares, request.lengths)
 
 
 def _ranks(candidate: Candidate, divided: Division) -> tuple[RankPlacement, ...]:
@@ -71,9 +90,11 @@ def _devices(candidate: Candidate) -> list[tuple[str | None, ...]]:
     return [tuple(row) for row in found]
 
 
-def _reason(candidate: Candidate, request: Request, divided: Division, kept: bool) -> str:
+def _reason(candidate: Candidate, request: Request, divided: Division, *, kept: bool, by_speed: bool) -> str:
     alone = candidate.transport is Transport.NONE
     chosen = "fewest Macs that fit" if alone else "best transport, fewest Macs that fit"
+    if by_speed:
+        chosen = f"by predicted speed (policy {request.policy})"
     parts = (
         "kept its placement" if kept else chosen,
         _kind(candidate, request),

@@ -138,6 +138,12 @@ class Mac:
     """Kinds of its own addresses."""
     memory_bandwidth: int = 0
     """Measured memory bandwidth in MB/s; 0 if not measured."""
+    gigaflops: int = 0
+    """Measured rate of fp16 matrix multiplications in GFLOPS; 0 if not measured."""
+    chip: str = ""
+    """Such as ``Apple M3 Ultra``; empty if not known."""
+    gpu_cores: int = 0
+    """0 if not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ class ModelFacts:
     """What every rank of a pipeline holds beside its layers."""
     pipeline_refusal: str | None = None
     kv: tuple[KVLayer, ...] = ()
+    active_bytes: int = 0
+    """Weights that are read for one token; 0 if not known."""
+    mixture: bool = False
+    """Whether it is a mixture of experts."""
+    bits: int | None = None
+    """Per quantized weight; None if weights are not quantized."""
     prefill_bytes: int = 0
     """Workspace of one prefill step at the start of a sequence."""
     prefill_bytes_per_token: int = 0

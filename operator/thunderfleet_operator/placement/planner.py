@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
-from thunderfleet_operator.placement.assembly import assemble
+from thunderfleet_operator.placement.assembly import assemble, predicted
 from thunderfleet_operator.placement.explain.explanation import explain
 from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.policy import choose, is_better
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplaceable
 from thunderfleet_operator.placement.search.budget import StepBudget
@@ -24,8 +25,9 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
     """
     search = CandidateSearch(fleet, request, StepBudget(max_steps))
     kept = search.current()
-    ranked = [kept] if kept is not None else []
-    for candidate in search.candidates(1 + runners_up) if kept is None or runners_up else ():
+    chosen = choose(fleet, request, request.policy, max_steps) if request.policy is not None and kept is None else None
+    ranked = [candidate for candidate in (kept, chosen.candidate if chosen is not None else None) if candidate is not None]
+    for candidate in search.candidates(1 + runners_up) if not ranked or runners_up else ():
         if all(candidate.found.tie != other.found.tie for other in ranked):
             ranked.append(candidate)
         if len(ranked) > runners_up:
@@ -38,7 +40,8 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
         request,
         kept=kept is not None,
         proven=not search.budget.exhausted,
-        runners_up=tuple(_runner_up(loser, winner) for loser in losers),
+        runners_up=tuple(_runner_up(loser, winner, request, by_speed=chosen is not None) for loser in losers),
+        by_speed=chosen is not None,
     )
 
 
@@ -48,8 +51,8 @@ def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | N
     Far cheaper than to plan again, and its answer can be carried out like one of ``plan``. A better placement may exist by now.
     """
     search = CandidateSearch(fleet, replace(request, current=planned.nodes), StepBudget(MAX_STEPS))
-    found = search.current(planned.transport)
-    if found is None or found.split is not planned.split or found.cohort.model.path != planned.model_path:
+    found = search.current(planned.transport, planned.split)
+    if found is None or found.cohort.model.path != planned.model_path:
         return None
     return assemble(found, request, kept=planned.kept, proven=planned.proven)
 
@@ -60,10 +63,14 @@ def present(fleet: Fleet, request: Request, transport: PlacedTransport, split: P
     return assemble(found, request, kept=True, proven=True) if found is not None else None
 
 
-def _runner_up(loser: Candidate, winner: Candidate) -> RunnerUp:
+def _runner_up(loser: Candidate, winner: Candidate, request: Request, *, by_speed: bool) -> RunnerUp:
+    speed, best = predicted(loser, request), predicted(winner, request)
+    if by_speed and speed is not None and best is not None and request.policy is not None:
+        why = f"predicted {speed.decode:.3g} tokens/s instead of {best.decode:.3g} (policy {request.policy})"
+        return RunnerUp(loser.nodes, loser.transport, loser.split, why, speed)
     better = loser.score < winner.score
     why = "better, but the group keeps its current placement" if better else loser.score.why_worse(winner.score)
-    return RunnerUp(loser.nodes, loser.transport, loser.split, why)
+    return RunnerUp(loser.nodes, loser.transport, loser.split, why, speed)
 
 
 def better(fleet: Fleet, request: Request, running: PlacedTransport | None = None) -> str | None:
@@ -76,6 +83,8 @@ def better(fleet: Fleet, request: Request, running: PlacedTransport | None = Non
     kept = search.current(running)
     if kept is None:
         return None
+    if request.policy is not None:
+        return _faster(fleet, request, kept)
     best = next(search.candidates(1), None)
     if best is None:
         return None
@@ -85,3 +94,13 @@ def better(fleet: Fleet, request: Request, running: PlacedTransport | None = Non
     if (one.transport, one.macs, one.split) == (other.transport, other.macs, other.split) and one.shared > other.shared:
         return None
     return f"{', '.join(best.nodes)}: here {other.why_worse(one)}"
+
+
+def _faster(fleet: Fleet, request: Request, kept: Candidate) -> str | None:
+    """``better`` by predicted speed, as ``request.policy`` asks."""
+    assert request.policy is not None
+    speed, found = predicted(kept, request), choose(fleet, request, request.policy, MAX_STEPS)
+    if speed is None or found is None or not is_better(found, speed.decode, request.policy):
+        return None
+    nodes = ", ".join(found.candidate.nodes)
+    return f"{nodes}: here predicted {speed.decode:.3g} tokens/s instead of {found.speed:.3g} (policy {request.policy})"

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.vocabulary import RequestedSplit, RequestedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacementPolicy, RequestedSplit, RequestedTransport, Split, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a request."""
+
+    prompt: int = 512
+    generated: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,10 @@ class Request:
     split: RequestedSplit = Split.AUTO
     transport: RequestedTransport = Transport.AUTO
     memory: MemoryRequest = MemoryRequest()
+    lengths: Lengths = Lengths()
+    """Of the request whose speed is predicted."""
+    policy: PlacementPolicy | None = None
+    """How predicted speed decides; None: it does not."""
     current: tuple[str, ...] = ()
     """The Macs that hold the group now, by rank. They are kept if the group still fits."""
     avoid: Mapping[str, str] = field(default_factory=dict)

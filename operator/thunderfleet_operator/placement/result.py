@@ -6,6 +6,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.score import Score
+from thunderfleet_operator.placement.speed import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class RunnerUp:
     transport: PlacedTransport
     split: PlacedSplit
     why: str
+    predicted: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Placement:
     kept: bool = False
     proven: bool = True
     """Whether the search completed, so that no better placement exists."""
+    predicted: Speed | None = None
+    """None if the rates of a Mac or the weights of the model are not known."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> tuple[int, str]:
     if (arguments.fleet is None) == (arguments.context is None):
-        raise BadInput("--fleet FILE is required, or --context NAME, and not both")
+        raise BadInput("set one of --fleet FILE and --context NAME")
     if arguments.deployment is None:
         raise BadInput("--deployment FILE is required")
     if arguments.fleet == arguments.deployment == STDIN:

@@ -169,9 +169,11 @@ def _check_name(path: Path, item: Json) -> None:
     pattern, most = (_LABEL, MAX_NAME_LENGTH) if own else (_SUBDOMAIN, 253)
     if len(name) > most or not pattern.fullmatch(name):
         start = "must start with a letter" if own else "may contain dots"
-        raise BadInput(f"{path}: {item['kind']} {name}: metadata.name: must have at most {most} of a-z, 0-9 and -, {start}")
+        raise BadInput(
+            f"{path}: {item['kind']} {name}: metadata.name: must have at most {most} characters of a-z, 0-9 and -, {start}"
+        )
     if namespace is not None and not (isinstance(namespace, str) and len(namespace) <= 63 and _SUBDOMAIN.fullmatch(namespace)):
-        raise BadInput(f"{path}: {item['kind']} {name}: metadata.namespace: must have at most 63 of a-z, 0-9 and -")
+        raise BadInput(f"{path}: {item['kind']} {name}: metadata.namespace: must have at most 63 characters of a-z, 0-9 and -")
 
 
 def _text(path: Path) -> str:

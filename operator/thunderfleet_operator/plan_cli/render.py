@@ -8,7 +8,7 @@ from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.placement.preferences import LABELS
 from thunderfleet_operator.placement.units import gbits, gib
-from thunderfleet_operator.plan_cli.report import GroupReport, PlanReport
+from thunderfleet_operator.plan_cli.report import GroupReport, PlanReport, SpeedReport
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
@@ -68,6 +68,19 @@ def _unplaced(group: GroupReport) -> list[str]:
     return lines
 
 
+def _decode(speed: SpeedReport | None) -> str:
+    return f"{speed.decode_tokens_per_second:g}" if speed is not None else "-"
+
+
+def _predicted(speed: SpeedReport) -> str:
+    text = f"{speed.decode_tokens_per_second:g} tokens/s, prompts {speed.prefill_tokens_per_second:g} tokens/s (one request)"
+    measured = speed.measured_decode_tokens_per_second
+    if not measured:
+        return text
+    error = 100 * (speed.decode_tokens_per_second / measured - 1)
+    return f"{text}; measured: {measured:g} tokens/s (the prediction is off by {error:+.0f} %)"
+
+
 def _placed(group: GroupReport) -> list[str]:
     stays = " (keeps its placement)" if group.kept else ""
     limited = "" if group.proven else "; the search reached its step limit: a better placement may exist"
@@ -79,10 +92,12 @@ def _placed(group: GroupReport) -> list[str]:
     ]
     if group.hops:
         lines += ["  cables:", *_columns(_hop_rows(group))]
+    if group.predicted is not None:
+        lines.append(f"  predicted: {_predicted(group.predicted)}")
     lines += ["  score, compared from top to bottom:", *_columns([("PART", "VALUE"), *((p.part, p.text) for p in group.score)])]
-    losers = [(", ".join(r.nodes), _label(r.transport), r.parallelism, r.why) for r in group.runners_up]
+    losers = [(", ".join(r.nodes), _label(r.transport), r.parallelism, _decode(r.predicted), r.why) for r in group.runners_up]
     if losers:
-        return [*lines, "  runners-up:", *_columns([("MACS", "TRANSPORT", "SPLIT", "WHY WORSE"), *losers])]
+        return [*lines, "  runners-up:", *_columns([("MACS", "TRANSPORT", "SPLIT", "TOKENS/S", "WHY WORSE"), *losers])]
     return [*lines, "  runners-up: none"]
 
 

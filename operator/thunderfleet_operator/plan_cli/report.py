@@ -13,7 +13,7 @@ from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import TRUSTING
-from thunderfleet_operator.placement import Placement, RankPlacement, Unplaceable
+from thunderfleet_operator.placement import Placement, RankPlacement, Speed, Unplaceable
 from thunderfleet_operator.placement.score import PARTS
 from thunderfleet_operator.plan_cli.simulate import Planned
 from thunderfleet_operator.watch.cache import Cache
@@ -71,6 +71,16 @@ class ScorePartReport(_Report):
     text: str = Field(description="Human-readable value.")
 
 
+class SpeedReport(_Report):
+    """Predicted tokens per second of one request of the benchmark's lengths."""
+
+    decode_tokens_per_second: float
+    prefill_tokens_per_second: float
+    measured_decode_tokens_per_second: float | None = Field(
+        default=None, description="What the group's most recent benchmark measured, if it runs as it is planned."
+    )
+
+
 class RunnerUpReport(_Report):
     """A possible placement with a worse score."""
 
@@ -78,6 +88,7 @@ class RunnerUpReport(_Report):
     transport: str
     parallelism: str
     why: str = Field(description="The first criterion in which its score is worse.")
+    predicted: SpeedReport | None = Field(default=None, description="Null if the rates of a Mac or the model are not known.")
 
 
 class NearMissReport(_Report):
@@ -113,6 +124,7 @@ class GroupReport(_Report):
     cables: tuple[str, ...] = Field(default=(), description="Names of the ThunderboltLinks that join the ranks.")
     hops: tuple[HopReport, ...] = Field(default=(), description="Connections between ranks.")
     score: tuple[ScorePartReport, ...] = ()
+    predicted: SpeedReport | None = Field(default=None, description="Null if the rates of a Mac or the model are not known.")
     runners_up: tuple[RunnerUpReport, ...] = ()
     near_misses: tuple[NearMissReport, ...] = ()
     macs: tuple[MacReport, ...] = Field(default=(), description="Without a placement: why each Mac cannot be used.")
@@ -159,8 +171,22 @@ def _group(entry: Planned) -> GroupReport:
         hops=_hops(found),
         score=tuple(ScorePartReport(part=name, value=getattr(score, PARTS[name]), text=text) for name, text in texts.items()),
         runners_up=tuple(
-            RunnerUpReport(nodes=r.nodes, transport=r.transport, parallelism=r.split, why=r.why) for r in found.runners_up
+            RunnerUpReport(
+                nodes=r.nodes, transport=r.transport, parallelism=r.split, why=r.why, predicted=_speed(r.predicted, None)
+            )
+            for r in found.runners_up
         ),
+        predicted=_speed(found.predicted, entry.measured),
+    )
+
+
+def _speed(predicted: Speed | None, measured: float | None) -> SpeedReport | None:
+    if predicted is None:
+        return None
+    return SpeedReport(
+        decode_tokens_per_second=float(f"{predicted.decode:.3g}"),
+        prefill_tokens_per_second=float(f"{predicted.prefill:.3g}"),
+        measured_decode_tokens_per_second=measured,
     )
 
 

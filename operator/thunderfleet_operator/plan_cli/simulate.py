@@ -59,6 +59,8 @@ class Planned:
     free: Mapping[str, int]
     """Bytes by Mac before this group was placed."""
     ports: tuple[RankPorts, ...] = ()
+    measured: float | None = None
+    """Tokens per second that the group's benchmark measured in this placement."""
 
 
 def _as_it_runs(fleet: Fleet, asked: Request, group: Group, planned: Placement) -> Placement:
@@ -75,6 +77,14 @@ def _as_it_runs(fleet: Fleet, asked: Request, group: Group, planned: Placement) 
         layers = (own.layers.first, own.layers.first + own.layers.count) if own.layers else rank.layers
         ranks.append(replace(rank, layers=layers, memory_bytes=own.memory_bytes or rank.memory_bytes))
     return replace(found, ranks=tuple(ranks), runners_up=planned.runners_up)
+
+
+def _measured(deployment: ModelDeployment, group: Group | None) -> float | None:
+    """What the benchmark of this placement of a group measured."""
+    found = deployment.status.benchmark
+    if group is None or found is None or (found.group, found.epoch) != (group.index, group.epoch):
+        return None
+    return float(found.decode_tokens_per_second) if found.decode_tokens_per_second else None
 
 
 def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int) -> list[Planned]:
@@ -101,7 +111,8 @@ def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSetting
             planned.append(Planned(number, placement, free))
             continue
         ports = port_aware_placement.ports(placement, deployment, used, settings, kept)
-        planned.append(Planned(number, placement, free, ports))
+        measured = _measured(deployment, before) if placement.kept else None
+        planned.append(Planned(number, placement, free, ports, measured))
         settled.add(number)
         plan = manifests.make_plan(deployment, number, views[number].last_epoch + 1, placement, ports)
         usage = usage.without((uid, number)).placed((uid, number), plan)

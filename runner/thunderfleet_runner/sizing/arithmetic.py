@@ -122,7 +122,7 @@ def _bits_of_a_mode(section: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _common(path: str, config: Mapping[str, Any], nbytes: int) -> dict[str, Any]:
+def _common(path: str, config: Mapping[str, Any], nbytes: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
     quantized, bits = quantization(config)
     kind = config.get("model_type")
     return {
@@ -133,6 +133,8 @@ def _common(path: str, config: Mapping[str, Any], nbytes: int) -> dict[str, Any]
         "quantized": quantized,
         "bits": bits,
         "context_length_tokens": context_length(config),
+        "active_bytes": active_bytes(config, tensors),
+        "experts": experts(config),
     }
 
 
@@ -163,6 +165,37 @@ def workspace_by_configuration(config: Mapping[str, Any], step: int) -> Workspac
     return Workspace(4 * step * (6 * hidden + 3 * wide), 0)
 
 
+_EXPERT_COUNT_NAMES = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_EXPERTS_USED_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "experts_per_token")
+_EXPERT = re.compile(r"\.(?:experts|switch_mlp|switch_glu)\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|word_embeddings|wte|embeddings)\.(?:weight|scales|biases)$")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|output)\.weight$")
+
+
+def experts(config: Mapping[str, Any]) -> int | None:
+    """How many experts each layer of a mixture has; None for dense models."""
+    count = number(config, _EXPERT_COUNT_NAMES)
+    return count if count is not None and count > 1 else None
+
+
+def active_bytes(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> int | None:
+    """The weights that are read for one token: all but the experts that it does not use and the table of embeddings.
+
+    A table that is also the output layer is read in full. None if the number of experts that a token uses is not known.
+    """
+    count, used = experts(config), number(config, _EXPERTS_USED_NAMES)
+    if not tensors or (count is not None and used is None):
+        return None
+    separate_head = any(_HEAD.search(tensor.name) for tensor in tensors)
+    total = 0
+    for tensor in tensors:
+        if separate_head and _EMBEDDING.search(tensor.name):
+            continue
+        share = _EXPERT.search(tensor.name) is not None and count is not None and used is not None
+        total += tensor.nbytes * min(used or 0, count or 1) // (count or 1) if share else tensor.nbytes
+    return total
+
+
 # --- the two ways to a model ----------------------------------------------------------------------------------------
 
 
@@ -177,7 +210,7 @@ def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], wh
     layers = max(layer_bytes, default=-1) + 1
     workspace = workspace_by_configuration(config, 2048)
     return Model(
-        **_common(path, config, total),
+        **_common(path, config, total, tensors),
         layers=layers or None,
         prefill_workspace_bytes=workspace.nbytes if workspace else None,
         sizes=(TensorSize(world_size=1, tensor_bytes_per_rank=(total,)),),
@@ -191,13 +224,15 @@ def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], wh
     )
 
 
-def by_mlx(path: str, config: Mapping[str, Any], facts: Facts, world_sizes: Sequence[int]) -> Model:
-    """A model sized by the dry run; results it did not reach are refused, or estimated from above."""
+def by_mlx(
+    path: str, config: Mapping[str, Any], facts: Facts, world_sizes: Sequence[int], tensors: Sequence[Tensor] = ()
+) -> Model:
+    """A model sized by the dry run; results it did not reach are refused, or estimated from above. ``tensors``: its files'."""
     total = facts.total_bytes or 0
     ended = text(facts.ended or "the dry run ended before this split")
     workspace = facts.workspace or workspace_by_configuration(config, 2048)
     return Model(
-        **_common(path, config, total),
+        **_common(path, config, total, tensors),
         layers=facts.layers,
         prefill_workspace_bytes=workspace.nbytes if workspace else None,
         prefill_workspace_bytes_per_token=workspace.per_token if workspace else None,

@@ -36,7 +36,7 @@ def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None)
         return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")
     if facts.ended:
         log.warning("%s: %s", folder, facts.ended)
-    return arithmetic.by_mlx(str(folder.absolute()), config, facts, world_sizes)
+    return arithmetic.by_mlx(str(folder.absolute()), config, facts, world_sizes, tensors)
 
 
 def _config(folder: Path) -> dict[str, Any]:

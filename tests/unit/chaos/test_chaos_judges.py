@@ -150,3 +150,10 @@ def test_a_status_explains_when_it_says_what_to_do() -> None:
     assert not checks.explains(status("something failed"))
     assert not checks.explains(status("the next placement is in 5 s", "False"))
     assert not checks.explains({})
+
+
+def test_a_group_that_only_takes_its_time_does_not_say_that_something_is_lost() -> None:
+    forming = {"type": "Bootstrapped", "status": "False", "reason": "NotFormed", "message": "waiting for rank 1 (mac-2)"}
+    assert checks.explains({"conditions": [forming]})
+    assert not checks.explains({"conditions": [forming]}, checks.TROUBLE)
+    assert checks.explains({"conditions": [{**forming, "type": "Placed"}]}, checks.TROUBLE)

@@ -293,7 +293,7 @@ def test_files_that_cannot_be_read(files: Any, capsys: Any, tmp_path: Path) -> N
     assert "is not valid YAML or JSON" in capsys.readouterr().err
     assert run((files()[0], paths[0])) == 2
     assert "must contain exactly one ModelDeployment, found 0" in capsys.readouterr().err
-    assert main(["plan"]) == 2 and "--fleet FILE is required" in capsys.readouterr().err
+    assert main(["plan"]) == 2 and "set one of --fleet FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_the_fleet_may_come_from_standard_input(files: Any, capsys: Any, monkeyp
     assert main(["plan", "--fleet", "-", "--deployment", "-"]) == 2
     assert "only one of --fleet and --deployment can be -" in capsys.readouterr().err
     assert main(["plan", "--fleet", fleet, "--context", "x", "--deployment", deployment]) == 2
-    assert "and not both" in capsys.readouterr().err
+    assert "set one of --fleet FILE and --context NAME" in capsys.readouterr().err
 
 
 def test_a_context_that_is_not_known_is_named(files: Any, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:

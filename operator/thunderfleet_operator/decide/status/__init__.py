@@ -3,6 +3,7 @@
 deployment  the whole status
 conditions  its conditions
 group       one entry of status.groups
+speed       the predicted speed of a group
 unplaced    why groups cannot be placed
 outcome     one group after a round: what was decided and what came of it
 events      what is worth an Event

@@ -14,6 +14,7 @@ from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.conditions import conditions
 from thunderfleet_operator.decide.status.group import group_status, transport
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.decide.status.speed import predicted_status
 from thunderfleet_operator.decide.status.unplaced import unplaceable
 from thunderfleet_operator.observe.pods import Pod
 
@@ -70,9 +71,12 @@ def build(
 
     ``highest``: the highest epoch of any group. ``service``: why there is no Service.
     """
-    groups = tuple(group_status(outcome, deployment) for outcome in outcomes)
-    serving = [group for group in groups if group.state is GroupPhase.READY]
     measured = _measured(deployment, outcomes)
+    groups = tuple(
+        group_status(outcome, deployment, predicted_status(outcome.predicted, outcome.view.plan, measured))
+        for outcome in outcomes
+    )
+    serving = [group for group in groups if group.state is GroupPhase.READY]
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
     transports = dict.fromkeys(group.transport.value for group in groups if group.transport)
     selector = serving_selector(deployment.metadata.name)

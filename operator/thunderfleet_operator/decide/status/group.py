@@ -6,7 +6,7 @@ from datetime import datetime
 
 from thunderfleet_crds import group as report
 from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Rank
+from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, ModelDeployment, Predicted, Rank
 from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.vocabulary import (
     Backend,
@@ -217,7 +217,7 @@ def _carried(outcome: Outcome, plan: Plan) -> Group | None:
     return None if before.state in UNREPORTED else before
 
 
-def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
+def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predicted | None = None) -> Group:
     """One entry of ``status.groups``."""
     view, plan = outcome.view, outcome.view.plan
     restarts, failure = _restarts(outcome), _last_failure(outcome)
@@ -253,6 +253,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment) -> Group:
         reason=view.epoch.reason if view.epoch else "",
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),
+        predicted=predicted,
         ranks=_ranks(plan, {pod.rank: pod for pod in view.pods}, state, carried),
         restarts=restarts,
         next_restart_time=_next_restart(outcome),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from thunderfleet_operator.decide.lifecycle import NextStep
 from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.placement import Unplaceable
+from thunderfleet_operator.placement import Speed, Unplaceable
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Outcome:
     planning: bool = False
     """Whether the planner is still looking for a place."""
     blocked: Blocked | None = None
+    predicted: Speed | None = None
+    """Of its placement; None if there is none, or too little is known."""
     better: str | None = None
     """A better placement, if there is one. Serving groups are not moved to it."""
 

@@ -111,6 +111,22 @@ class CandidateSearch:
                     found = self._found(stage, size, split, preference, count)
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
+    def by_size(self, least: int | None, more: int) -> Iterator[Candidate]:
+        """The best candidate of each stage, split and size, by size: of the smallest that has any, and of ``more`` sizes.
+
+        ``least``: the smallest size, if it is known.
+        """
+        sizes = sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
+        for size in sizes:
+            if least is not None and size > least + more:
+                return
+            for stage in stages(self.request):
+                for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
+                    if size in self._sizes(stage):
+                        for found in self._found(stage, size, split, preference, 1):
+                            least = size if least is None else least
+                            yield found
+
     def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
         """Where the group is (``request.current``), if it may stay there.
 

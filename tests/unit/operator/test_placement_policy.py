@@ -1,0 +1,228 @@
+"""``spec.placement.policy``: the choice by predicted speed."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy, Split, Transport
+from thunderfleet_operator.decide.request import request as request_of
+from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.placement import (
+    Cable,
+    Dials,
+    End,
+    Fleet,
+    Mac,
+    MemoryRequest,
+    ModelFacts,
+    Placement,
+    Request,
+    TensorFacts,
+    Unplaceable,
+    better,
+    confirm,
+    plan,
+    predict,
+)
+
+GIB = 2**30
+BOTH = frozenset({"ring", "jaccl"})
+NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
+FEWEST, FASTEST = PlacementPolicy.FEWEST, PlacementPolicy.FASTEST
+
+
+def model(gib: float, layers: int, bits: int, *, active: float | None = None, tensor: bool = True) -> ModelFacts:
+    size = int(gib * GIB)
+    sizes = (1, 2, 4, 8) if tensor else (1,)
+    return ModelFacts(
+        "/m",
+        "org/m",
+        bytes=size,
+        tensor=tuple(TensorFacts(count, (size // count,) * count) for count in sizes),
+        layer_bytes=(size // layers,) * layers,
+        active_bytes=int((active or gib) * GIB),
+        mixture=active is not None,
+        bits=bits,
+    )
+
+
+def macs(names: str, chip: str, cores: int, gib: int, facts: ModelFacts) -> list[Mac]:
+    return [
+        Mac(name, f"10.0.0.{ord(name)}", gib * GIB, models=(facts,), backends=BOTH, chip=f"Apple {chip}", gpu_cores=cores)
+        for name in names
+    ]
+
+
+def mesh(names: str, speed: int = 80_000, rdma: bool = True, **more: int) -> list[Cable]:
+    return [
+        Cable(
+            f"{a}--{b}",
+            End(a, f"169.254.{ord(a)}.{ord(b)}", f"to_{b}"),
+            End(b, f"169.254.{ord(b)}.{ord(a)}", f"to_{a}"),
+            speed,
+            rdma_problem=None if rdma else "the cable runs at 40 Gb/s",
+            **more,  # type: ignore[arg-type]
+        )
+        for a, b in itertools.combinations(names, 2)
+    ]
+
+
+def chosen(fleet: Fleet, policy: PlacementPolicy | None = FEWEST, **more: object) -> Placement:
+    found = plan(fleet, Request(path="/m", memory=NO_KV, policy=policy, **more), runners_up=3)  # type: ignore[arg-type]
+    assert isinstance(found, Placement), found
+    return found
+
+
+def shape(found: Placement) -> tuple[str, Split]:
+    return "".join(sorted(found.nodes)), found.split
+
+
+def test_a_dense_model_is_split_over_four_rather_than_piped_through_three() -> None:
+    facts = model(122, 88, 8)
+    fleet = Fleet(macs("abcd", "M4 Max", 40, 48, facts), mesh("abcd"))
+    found = chosen(fleet)
+    assert shape(found) == ("abcd", Split.TENSOR) and found.transport is Transport.JACCL
+    assert "by predicted speed (policy Fewest)" in found.reason
+    assert shape(chosen(fleet, None)) == ("abc", Split.PIPELINE), "the order without a policy"
+
+
+def test_two_fast_macs_are_better_than_a_slow_one() -> None:
+    facts = model(38, 80, 4)
+    fleet = Fleet([*macs("m", "M4 Pro", 20, 48, facts), *macs("ab", "M3 Ultra", 80, 36, facts)], mesh("ab"))
+    assert shape(chosen(fleet)) == ("ab", Split.TENSOR)
+    assert chosen(fleet, None).nodes == ("m",)
+
+
+def test_a_pipeline_prefers_memory_to_rdma() -> None:
+    facts = model(120, 88, 8, tensor=False)
+    ultras, minis = macs("ab", "M3 Ultra", 80, 70, facts), macs("wxyz", "M4 Pro", 20, 40, facts)
+    fleet = Fleet([*ultras, *minis], [*mesh("ab", 40_000, rdma=False), *mesh("wxyz")])
+    assert shape(chosen(fleet)) == ("ab", Split.PIPELINE)
+    assert shape(chosen(fleet, None)) == ("wxyz", Split.PIPELINE)
+
+
+@pytest.mark.parametrize("slower", [55_000, 30_000])
+def test_memory_counts_before_the_speed_of_links(slower: int) -> None:
+    facts = model(70, 80, 8)
+    cables = [*mesh("ab", rdma_mbps=slower), *mesh("yz", rdma_mbps=56_000)]
+    fleet = Fleet([*macs("ab", "M3 Ultra", 80, 60, facts), *macs("yz", "M4 Pro", 20, 60, facts)], cables)
+    assert chosen(fleet, min_nodes=2).nodes in (("a", "b"), ("b", "a"))
+
+
+def test_a_small_mixture_of_experts_stays_on_one_mac() -> None:
+    facts = model(16, 48, 4, active=1.6)
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, facts), mesh("ab"))
+    for policy in PlacementPolicy:
+        assert len(chosen(fleet, policy).nodes) == 1
+
+
+def test_fewest_wants_twice_the_speed_and_fastest_ten_percent() -> None:
+    facts = model(38, 80, 4)
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 200, facts), mesh("ab"))
+    fewest, fastest = chosen(fleet), chosen(fleet, FASTEST)
+    assert len(fewest.nodes) == 1 and len(fastest.nodes) == 2
+    assert fewest.predicted is not None and fastest.predicted is not None
+    assert 1.1 * fewest.predicted.decode < fastest.predicted.decode
+    four = Fleet(macs("abcd", "M3 Ultra", 80, 200, facts), mesh("abcd"))
+    assert len(chosen(four).nodes) == 4, "two are not twice as fast as one, but four are"
+    pair = next(entry for entry in fewest.runners_up if len(entry.nodes) == 2)
+    assert "tokens/s instead of" in pair.why and "(policy Fewest)" in pair.why
+
+
+def test_a_group_that_runs_is_not_moved() -> None:
+    facts = model(38, 80, 4)
+    fleet = Fleet(macs("abcd", "M3 Ultra", 80, 200, facts), mesh("abcd"))
+    request = Request(path="/m", memory=NO_KV, policy=FASTEST, current=("b",))
+    found = plan(fleet, request)
+    assert isinstance(found, Placement) and found.kept and found.nodes == ("b",)
+    text = better(fleet, request)
+    assert text is not None and "here predicted" in text and "(policy Fastest)" in text
+    assert better(fleet, replace(request, policy=FEWEST, max_nodes=2)) is None, "less than twice as fast"
+
+
+def test_a_placement_by_policy_is_confirmed() -> None:
+    facts = replace(model(120, 88, 8), tensor=(TensorFacts(1, (120 * GIB,)), TensorFacts(2, (69 * GIB,) * 2)))
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 70, facts), mesh("ab"))
+    request = Request(path="/m", memory=NO_KV, policy=FEWEST, split=Split.AUTO)
+    found = plan(fleet, request)
+    assert isinstance(found, Placement)
+    assert confirm(fleet, request, found) is not None
+    piped = replace(request, split=Split.PIPELINE)
+    other = plan(fleet, piped)
+    assert isinstance(other, Placement) and confirm(fleet, request, other) is not None
+
+
+def test_without_predictions_the_order_is_that_without_a_policy() -> None:
+    facts = model(122, 88, 8)
+    unknown = [replace(mac, chip="") for mac in macs("abcd", "M4 Max", 40, 48, facts)]
+    fleet = Fleet(unknown, mesh("abcd"))
+    assert chosen(fleet).nodes == chosen(fleet, None).nodes
+    none = plan(Fleet(unknown[:1]), Request(path="/m", memory=NO_KV, policy=FEWEST))
+    assert isinstance(none, Unplaceable)
+
+
+def test_a_change_of_the_policy_rolls_no_group_out() -> None:
+    bare = ModelDeploymentSpec.load({"model": {"path": "/m"}})
+    with_policy = ModelDeploymentSpec.load({"model": {"path": "/m"}, "placement": {"policy": "Fastest"}})
+    assert spec_hash(bare) == spec_hash(with_policy)
+    assert request_of(with_policy).policy is FASTEST and request_of(bare).policy is None
+
+
+def by_brute_force(fleet: Fleet, facts: ModelFacts, policy: PlacementPolicy) -> float:
+    """The procedure over every set of Macs, by predicted speed."""
+    more, tensor = (2.0, 1.5) if policy is FEWEST else (1.1, 1.1)
+    best: dict[int, float] = {}
+    for size in range(1, len(fleet.macs) + 1):
+        rates: dict[Split, float] = {}
+        for names in itertools.combinations(sorted(fleet.macs), size):
+            members = [fleet.macs[name] for name in names]
+            known = next((entry.bytes_per_rank for entry in facts.tensor if entry.world_size == size), ())
+            if known and all(mac.free_bytes >= known[0] for mac in members):
+                split: PlacedSplit = Split.TENSOR if size > 1 else Split.NONE
+                way: PlacedTransport = Transport.JACCL if size > 1 else Transport.NONE
+                speed = predict(facts, members, way, split)
+                assert speed is not None
+                rates[split] = max(rates.get(split, 0), speed.decode)
+        whole, divided = rates.get(Split.NONE, 0), rates.get(Split.TENSOR, 0)
+        if rates:
+            best[size] = divided if divided >= tensor * whole else whole
+    current = best[min(best)]
+    for size in sorted(best)[1:]:
+        if best[size] >= more * current:
+            current = best[size]
+    return current
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_same_speed_as_by_brute_force(seed: int) -> None:
+    dice = random.Random(seed)
+    facts = replace(model(dice.choice((8, 20, 38, 70)), dice.choice((32, 80)), 4), pipeline_refusal="no pipeline")
+    kinds = (("M3 Ultra", 80), ("M4 Max", 40), ("M4 Pro", 20), ("M2 Max", 38))
+    fleet = Fleet(
+        [
+            mac
+            for name in "abcde"[: dice.randint(1, 5)]
+            for mac in macs(name, *dice.choice(kinds), dice.choice((12, 20, 40, 80)), facts)
+        ],
+        mesh("abcde"),
+    )
+    for policy in PlacementPolicy:
+        found = plan(fleet, Request(path="/m", memory=NO_KV, policy=policy))
+        if isinstance(found, Placement):
+            assert found.predicted is not None
+            assert found.predicted.decode == pytest.approx(by_brute_force(fleet, facts, policy), rel=0.01)
+
+
+def test_macs_on_a_lan_are_pipelines_too() -> None:
+    facts = model(120, 88, 8, tensor=False)
+    names = "abc"
+    dialled = [
+        replace(mac, dials=Dials.of((other, f"10.0.0.{ord(other)}") for other in names if other != mac.name))
+        for mac in macs(names, "M4 Max", 40, 70, facts)
+    ]
+    assert chosen(Fleet(dialled)).split is Split.PIPELINE

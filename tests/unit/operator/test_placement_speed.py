@@ -1,0 +1,134 @@
+"""Predicted tokens per second: calibrated on published measurements, and what follows from the model's terms."""
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeploymentSpec
+from thunderfleet_crds.vocabulary import Split, Transport
+from thunderfleet_operator.decide.status.speed import predicted_status
+from thunderfleet_operator.placement import (
+    Cable,
+    End,
+    Fleet,
+    KVLayer,
+    Lengths,
+    Mac,
+    MemoryRequest,
+    ModelFacts,
+    Placement,
+    Request,
+    Speed,
+    TensorFacts,
+    plan,
+    predict,
+)
+from thunderfleet_operator.placement.chips import chip
+from thunderfleet_operator.placement.speed import CALIBRATED
+
+from tests.unit.operator.published import ROWS, errors, fitted, held_out, tables
+
+GB = 10**9
+DOCS = Path(__file__).parents[3] / "docs" / "speeds.md"
+DENSE = ModelFacts("/m", bytes=40 * GB, layer_bytes=(GB // 2,) * 80, active_bytes=40 * GB, bits=4)
+
+
+def ultra(name: str = "a", **more: object) -> Mac:
+    return replace(Mac(name, f"10.0.0.{ord(name)}", 400 * GB, chip="Apple M3 Ultra", gpu_cores=80), **more)  # type: ignore[arg-type]
+
+
+def decode(macs: list[Mac], transport: Transport, split: Split, model: ModelFacts = DENSE, **more: object) -> float:
+    found = predict(model, macs, transport, split, **more)  # type: ignore[arg-type]
+    assert found is not None
+    return found.decode
+
+
+@pytest.mark.parametrize("what", ["decode", "prefill"])
+def test_published_measurements_that_were_held_out_are_predicted(what: str) -> None:
+    assert statistics.median(map(abs, held_out(what))) <= 0.2
+    rows = [row for row in ROWS if getattr(row, what)]
+    fit = fitted(rows, what)
+    names = {"decode": ("memory_yield", "dense_layer", "mixture_layer", "collective")}.get(
+        what, ("dense_compute", "mixture_compute")
+    )
+    assert [getattr(fit, name) for name in names] == pytest.approx([getattr(CALIBRATED, name) for name in names])
+    assert statistics.median(map(abs, errors(rows, what, CALIBRATED))) <= 0.15
+
+
+def test_the_documentation_shows_what_is_predicted() -> None:
+    assert tables() in DOCS.read_text()
+
+
+def test_what_was_measured_counts_before_the_table_of_chips() -> None:
+    slow = [ultra(memory_bandwidth=400_000)]
+    assert decode(slow, Transport.NONE, Split.NONE) < decode([ultra()], Transport.NONE, Split.NONE)
+    unknown = Mac("b", None, 0, memory_bandwidth=655_200, gigaflops=28_000)
+    assert decode([unknown], Transport.NONE, Split.NONE) == pytest.approx(decode([ultra()], Transport.NONE, Split.NONE))
+
+
+def test_nothing_is_predicted_where_too_little_is_known() -> None:
+    assert predict(DENSE, [Mac("b", None, 0, chip="Apple M9")], Transport.NONE, Split.NONE) is None
+    assert predict(DENSE, [Mac("b", None, 0, memory_bandwidth=400_000)], Transport.NONE, Split.NONE) is None
+    assert predict(replace(DENSE, active_bytes=0), [ultra()], Transport.NONE, Split.NONE) is None
+    assert predict(replace(DENSE, layer_bytes=()), [ultra()], Transport.NONE, Split.NONE) is None
+
+
+def test_tensor_parallelism_divides_what_is_read_and_a_pipeline_does_not() -> None:
+    two = [ultra("a"), ultra("b")]
+    alone = decode([ultra()], Transport.NONE, Split.NONE)
+    assert decode(two, Transport.JACCL, Split.TENSOR) > 1.5 * alone
+    assert 0.98 * alone < decode(two, Transport.RING, Split.PIPELINE) < alone
+    assert decode(two, Transport.RING, Split.TENSOR) < decode(two, Transport.JACCL, Split.TENSOR)
+    uneven = [ultra("a"), replace(ultra("b"), chip="Apple M4 Pro", gpu_cores=20)]
+    few = decode(uneven, Transport.RING, Split.PIPELINE, shares=(70, 10))
+    assert few > decode(uneven, Transport.RING, Split.PIPELINE, shares=(10, 70))
+
+
+def test_the_context_is_read_too_but_not_beyond_a_window() -> None:
+    full = replace(DENSE, kv=(KVLayer(bytes_per_token=100_000),) * 80)
+    window = replace(DENSE, kv=(KVLayer(bytes_per_token=100_000, window_tokens=1024),) * 80)
+    short, long = (Lengths(tokens, 128) for tokens in (512, 65_536))
+    rates = [
+        decode([ultra()], Transport.NONE, Split.NONE, model, lengths=lengths)
+        for model in (full, window)
+        for lengths in (short, long)
+    ]
+    assert rates[1] < rates[3] < rates[2] and rates[0] == rates[2]
+
+
+def test_chips_by_name() -> None:
+    found = chip("Apple M4 Max", 32)
+    assert found is not None and found.bandwidth == 410_000
+    assert chip("Apple M4 Max") == chip("M4 Max", 40) and chip("Apple Vision") is None and chip("") is None
+
+
+def test_a_placement_and_its_runners_up_have_predictions() -> None:
+    facts = ModelFacts(
+        "/m", "org/m", bytes=40 * GB, tensor=(TensorFacts(1, (40 * GB,)), TensorFacts(2, (20 * GB,) * 2)),
+        layer_bytes=(GB // 2,) * 80, active_bytes=40 * GB, bits=4,
+    )  # fmt: skip
+    macs = [ultra(name, models=(facts,), backends=frozenset({"ring", "jaccl"})) for name in "ab"]
+    cable = Cable("a--b", End("a", "1.1", "x"), End("b", "1.2", "y"), 80_000, rdma_problem=None)
+    memory = MemoryRequest(1024, 1, 0, 10)
+    found = plan(Fleet(macs, [cable]), Request(path="/m", memory=memory), runners_up=3)
+    assert isinstance(found, Placement) and found.predicted is not None
+    assert found.predicted.decode == decode(macs[:1], Transport.NONE, Split.NONE, facts)
+    pair = next(entry for entry in found.runners_up if len(entry.nodes) == 2)
+    assert pair.predicted is not None and pair.predicted.decode > found.predicted.decode
+
+
+def test_the_status_shows_how_far_a_prediction_is_off() -> None:
+    class Of:
+        index, epoch = 1, 3
+
+    speed = Speed(22.04, 331.4)
+    measured = BenchmarkResult.load({"group": 1, "epoch": 3, "decodeTokensPerSecond": "20"})
+    found = predicted_status(speed, Of(), measured)  # type: ignore[arg-type]
+    assert found is not None and found.dump() == {
+        "decodeTokensPerSecond": "22.0", "prefillTokensPerSecond": "331", "decodeErrorPercent": 10,
+    }  # fmt: skip
+    other = predicted_status(speed, Of(), BenchmarkResult.load({"group": 1, "epoch": 2, "decodeTokensPerSecond": "20"}))  # type: ignore[arg-type]
+    assert other is not None and other.decode_error_percent is None
+    assert predicted_status(None, Of(), measured) is None  # type: ignore[arg-type]
+    assert ModelDeploymentSpec.load({"model": {"path": "/m"}}).benchmark.prompt_tokens == Lengths().prompt
