@@ -43,5 +43,3 @@ RUNTIME_CLASS: Final = "macos"
 MAX_GROUPS: Final = 64
 MAX_RANKS: Final = 64
 MAX_NAME_LENGTH: Final = 40
-MAX_FIELD_MANAGER_BYTES: Final = 128
-"""Kubernetes' limit; ``thunderfleet-agent-`` and a hash of the node's name stay below it."""

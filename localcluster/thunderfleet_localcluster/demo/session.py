@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
 import urllib.request
@@ -10,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
 
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.demo.follow import waiting_for
@@ -180,11 +181,10 @@ def _read_stream(lines: Iterable[bytes]) -> Answer:
 def reference(model: Path, prompt: str, tokens: int) -> list[int]:
     """Token IDs of one mlx-lm process."""
     command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), prompt, "--tokens", str(tokens)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise LocalClusterError(f"mlx-lm did not answer within {REQUEST_SECONDS} s") from error
-    if done.returncode:
-        raise LocalClusterError(f"mlx-lm failed:\n{done.stderr.strip()}")
-    ids: list[int] = json.loads(done.stdout)
+    answer = BlockingHost().run(command, REQUEST_SECONDS)
+    if isinstance(answer, Failure):
+        if answer.kind is FailureKind.TIMED_OUT:
+            raise LocalClusterError(f"mlx-lm did not answer within {REQUEST_SECONDS} s")
+        raise LocalClusterError(f"mlx-lm failed:\n{answer.error.strip() or answer}")
+    ids: list[int] = json.loads(answer.text)
     return ids

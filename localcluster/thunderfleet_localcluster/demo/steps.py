@@ -1,12 +1,13 @@
 """The steps of the demo. They do what a user would type: kubectl, helm, a request to the endpoint."""
 
 import json
-import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from thunderfleet_lib.hostcmd import BlockingHost, Failure
 
 from thunderfleet_localcluster.client.control import remove, running
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
@@ -29,6 +30,7 @@ NAMESPACE = "thunderfleet-system"
 ROOT = Path(__file__).resolve().parents[3]
 """The checkout, with the chart and the example."""
 INSTALL_SECONDS = 180
+PS_SECONDS = 10
 
 Json = dict[str, Any]
 
@@ -132,8 +134,10 @@ def show_how_to_go_on(session: Session) -> None:
 
 def leftovers(folder: ClusterFolder) -> list[str]:
     """Processes whose command line contains the cluster's folder."""
-    done = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, timeout=10, check=False)
-    return [line.strip() for line in done.stdout.splitlines() if str(folder.root) in line]
+    found = BlockingHost().run(["ps", "-A", "-ww", "-o", "pid=,args="], PS_SECONDS)
+    if isinstance(found, Failure):
+        raise LocalClusterError(str(found))
+    return [line.strip() for line in found.text.splitlines() if str(folder.root) in line]
 
 
 def wait_for_discovery(session: Session) -> None:

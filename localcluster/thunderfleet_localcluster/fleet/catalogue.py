@@ -51,10 +51,6 @@ class MacModel:
         """Which Thunderbolt ports there are, for a sentence."""
         return f"has the Thunderbolt ports 1 to {self.ports}" if self.ports else "has no Thunderbolt port"
 
-    @property
-    def laptop(self) -> bool:
-        return self.product.startswith("MacBook")
-
 
 def _adapters(first: int, count: int) -> tuple[tuple[str, str], ...]:
     return tuple((f"Ethernet Adapter (en{n})", f"en{n}") for n in range(first, first + count))

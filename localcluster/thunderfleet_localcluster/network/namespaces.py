@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from thunderfleet_lib.hostcmd import BlockingHost, FailureKind, Output
+
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.machines.launchd import (
     CLONE_NEWNET,
@@ -24,6 +26,7 @@ from thunderfleet_localcluster.machines.launchd import (
 CLONE_NEWUSER = 0x10000000
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 IP_SECONDS = 20
+TRY_SECONDS = 30
 
 
 def program(name: str) -> str | None:
@@ -74,22 +77,13 @@ def can_isolate() -> str | None:
     if program("ip") is None:
         return "the program ip (package iproute2) is not installed"
     here = str(Path(__file__).resolve().parents[2])
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-c", _TRY, here],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return "creating namespaces did not finish within 30 s"
-    if tried.returncode == 0:
+    tried = BlockingHost().run([sys.executable, "-c", _TRY, here], TRY_SECONDS)
+    if isinstance(tried, Output):
         return None
+    if tried.kind is FailureKind.TIMED_OUT:
+        return f"creating namespaces did not finish within {TRY_SECONDS} s"
     return (
-        "the system does not allow network namespaces: "
-        + (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        "the system does not allow network namespaces: " + (tried.error.strip().splitlines() or [f"exit code {tried.code}"])[-1]
     )
 
 

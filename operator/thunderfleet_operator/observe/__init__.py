@@ -5,6 +5,7 @@ reader    reads the index once for a round
 index     the values of all cached objects, kept from round to round
 concerns  which keys to work on after an object has changed
 fleet     Nodes, NodeProfiles and ThunderboltLinks as the planner's Fleet
+profiles  NodeProfiles, which share equal models
 steadiness  which cables have worked long enough since their last interruption
 usage     what pods and plans take on each Mac
 plans     placements that were made, and the groups that they belong to

@@ -255,6 +255,8 @@ class FleetBuilder:
 
     def __init__(self) -> None:
         self._shared: dict[object, object] = {}
+        self._facts: dict[int, tuple[tuple[Model, ...], tuple[ModelFacts, ...]]] = {}
+        """By identity of a profile's models, which stays theirs while they are kept here: the models and their facts."""
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
         """What each Mac was made from, by name."""
         self._cables: dict[str, object] = {}
@@ -333,10 +335,17 @@ class FleetBuilder:
         return self._shared.setdefault(value, value)
 
     def _models(self, profile: NodeProfile | None) -> tuple[ModelFacts, ...]:
-        made = tuple(self._share(facts) for facts in map(_facts, profile.status.models)) if profile else ()
-        shared = self._share(made)
-        assert isinstance(shared, tuple)
-        return shared
+        if profile is None:
+            return ()
+        models = profile.status.models
+        known = self._facts.get(id(models))
+        if known is None or known[0] is not models:
+            if len(self._facts) >= SHARED_LIMIT:
+                self._facts.clear()
+            shared = self._share(tuple(self._share(facts) for facts in map(_facts, models)))
+            assert isinstance(shared, tuple)
+            known = self._facts[id(models)] = models, shared
+        return known[1]
 
     def _backends(self, names: Iterable[str]) -> frozenset[str]:
         shared = self._share(frozenset(names))

@@ -20,6 +20,7 @@ from thunderfleet_operator.observe.nodes import Node, read_node
 from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
 from thunderfleet_operator.observe.plans import Epoch, accepted, counts, newest_epochs, placement_key, read_epoch
 from thunderfleet_operator.observe.pods import Pod, proven, read_pod
+from thunderfleet_operator.observe.profiles import ProfileReader
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
@@ -81,6 +82,7 @@ class Index:
         self._kept: dict[str, _Kept] = {}
         self._kept_with: Keyring | None = None
         self._builder = FleetBuilder()
+        self._profile_reader = ProfileReader()
 
     def _follow_keys(self) -> None:
         """Forgets all values when the keys have changed, since signatures were checked with the keys before."""
@@ -109,7 +111,7 @@ class Index:
         """Reads the objects of Macs and cables in parts, with pauses, so that the first round has little to read at once."""
         self._follow_keys()
         readers: dict[Collection, Callable[[Json], object]] = {
-            NODEPROFILES: _model(NodeProfile),
+            NODEPROFILES: self._profile_reader.read,
             LINKS: _model(ThunderboltLink),
         }
         for collection, read in readers.items():
@@ -170,7 +172,7 @@ class Index:
     @property
     def profiles(self) -> Mapping[str, NodeProfile | None]:
         """By Mac."""
-        return self._objects(NODEPROFILES, _model(NodeProfile))
+        return self._objects(NODEPROFILES, self._profile_reader.read)
 
     @property
     def links(self) -> Mapping[str, ThunderboltLink | None]:

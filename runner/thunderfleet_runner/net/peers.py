@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass
 
-BEAT_SECONDS = 1.0
-"""How often both ends send something when there is nothing to send."""
 CUT_OFF_SECONDS = 3.0
 """Silence after which a connection is closed."""
 

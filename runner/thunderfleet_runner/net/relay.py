@@ -86,7 +86,7 @@ class Relays:
         if self.out is not None:
             address = loopback_of(self._plan.ranks[self._rank].address)
             port = take_port(address)
-            self._server = await asyncio.start_server(self._accept, address, port, limit=CHUNK, backlog=16)
+            self._server = await asyncio.start_server(self._connected, address, port, limit=CHUNK, backlog=16)
             target = f"{address}:{port}"
         for hop in {self.out, self._rank} - {None}:
             assert hop is not None
@@ -116,12 +116,19 @@ class Relays:
 
     # --- our rank's side ---
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._begin(self._accept(reader, writer), "relay-accept")
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection to our port on loopback: accepted once, and only from our rank."""
         local = _Local(reader, writer)
         peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
         pid = self._pid()
-        known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None else False
+        try:
+            known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None and not self._closed else False
+        except asyncio.CancelledError:
+            local.end(clean=False)
+            raise
         if self._lost:
             local.end(clean=False)
             return

@@ -29,7 +29,6 @@ from tests.support.pods import IMAGE, KUBELET, USERS, World, sh, state
 from tests.support.processes import exists
 
 Json = dict[str, Any]
-SHIM = str(Path(files.__file__).parent)
 
 
 async def test_pod_runs_to_its_end(world: World) -> None:

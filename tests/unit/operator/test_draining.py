@@ -33,19 +33,8 @@ def asked_to_end(world: World) -> list[str]:
     return sorted(name for name, pod in world.pods().items() if pod["metadata"].get("deletionTimestamp"))
 
 
-async def two_groups(world: World) -> None:
-    world.mac("big-1", "10.0.0.8", 64 * GIB)
-    world.deploy(replicas=2, nodes={"max": 1})
-    await world.round()
-    world.run_pods()
-    for index in (0, 1):
-        world.say("Ready", 1, index)
-    await world.round()
-    assert states(world) == [(1, "Ready"), (1, "Ready")]
-
-
 async def test_a_changed_spec_rolls_group_by_group_and_the_endpoint_always_serves(world: World) -> None:
-    await two_groups(world)
+    await world.serve_two_groups()
     second = world.md.status.groups[1].endpoint
     world.edit(memory={"contextTokens": 1024})
     await world.round()
@@ -91,7 +80,7 @@ async def test_a_changed_spec_rolls_group_by_group_and_the_endpoint_always_serve
 
 
 async def test_what_serves_is_not_given_up_for_a_spec_that_has_no_place(world: World) -> None:
-    await two_groups(world)
+    await world.serve_two_groups()
     world.edit(memory={"contextTokens": 131072, "concurrentRequests": 1024, "cachedTokens": 1000000000})
     for _ in range(3):
         world.later(60)
@@ -101,7 +90,7 @@ async def test_what_serves_is_not_given_up_for_a_spec_that_has_no_place(world: W
 
 
 async def test_a_drain_that_never_ends_is_not_waited_for_for_ever(world: World) -> None:
-    await two_groups(world)
+    await world.serve_two_groups()
     world.edit(memory={"contextTokens": 1024})
     await world.round()
     draining(world, 1)
@@ -126,7 +115,7 @@ async def test_a_group_that_has_no_place_holds_no_rollout_up(world: World) -> No
 
 
 async def test_a_spec_put_back_in_the_middle_of_a_drain_does_not_leave_a_stopped_group(world: World) -> None:
-    await two_groups(world)
+    await world.serve_two_groups()
     world.edit(memory={"contextTokens": 1024})
     await world.round()
     world.edit(memory={"contextTokens": 32768})
@@ -142,7 +131,7 @@ async def test_a_spec_put_back_in_the_middle_of_a_drain_does_not_leave_a_stopped
 
 
 async def test_scaling_down_drains_before_the_pods_end(world: World) -> None:
-    await two_groups(world)
+    await world.serve_two_groups()
     world.edit(replicas=1)
     again = await world.round()
     assert again is not None and again <= 1 and asked_to_end(world) == []
@@ -221,7 +210,7 @@ async def test_an_evicted_group_without_another_place_says_so_and_comes_back(wor
 
 
 async def test_a_restarted_operator_asks_before_it_takes_a_silent_group_for_an_idle_one(world: World) -> None:
-    await two_groups(world)
+    await world.serve_two_groups()
     world.edit(memory={"contextTokens": 1024})
     world.reports.clear()
     await world.restarted().deployment("ns/md")

@@ -29,6 +29,16 @@ async def serve(world: World, epoch: int = 1) -> None:
     await world.round()
 
 
+async def replace_group(world: World) -> None:
+    """The group loses a pod, and its second placement serves."""
+    world.remove(PODS, "ns/md-0-e1-1")
+    await world.round()
+    world.later(10)
+    await world.round()
+    world.end_pods()
+    await serve(world, 2)
+
+
 def plan_item(world: World, epoch: int = 1) -> Json:
     return copy.deepcopy(world.objects[CONFIGMAPS.item("ns", f"md-0-e{epoch}")])
 
@@ -170,12 +180,7 @@ async def test_an_old_plan_does_not_come_back(world: World) -> None:
     world.deploy()
     await serve(world)
     first = plan_item(world)
-    world.remove(PODS, "ns/md-0-e1-1")
-    await world.round()
-    world.later(10)
-    await world.round()
-    world.end_pods()
-    await serve(world, 2)
+    await replace_group(world)
     world.remove(CONFIGMAPS, "ns/md-0-e2")
     world.put(CONFIGMAPS, first)
     assert world.index.plans == {}
@@ -189,12 +194,7 @@ async def test_an_old_plan_does_not_come_back_with_its_pods(world: World) -> Non
     world.deploy()
     await serve(world)
     first, pods = plan_item(world), [copy.deepcopy(pod) for pod in world.pods().values()]
-    world.remove(PODS, "ns/md-0-e1-1")
-    await world.round()
-    world.later(10)
-    await world.round()
-    world.end_pods()
-    await serve(world, 2)
+    await replace_group(world)
     for name in list(world.pods()):
         world.remove(PODS, f"ns/{name}")
     world.remove(CONFIGMAPS, "ns/md-0-e2")
@@ -208,13 +208,7 @@ async def test_an_old_plan_does_not_come_back_with_its_pods(world: World) -> Non
 
 
 async def test_a_group_that_is_needed_again_while_it_ends_is_kept(world: World) -> None:
-    world.mac("big-1", "10.0.0.8", 64 * GIB)
-    world.deploy(replicas=2, nodes={"max": 1})
-    await world.round()
-    world.run_pods()
-    for index in (0, 1):
-        world.say("Ready", 1, index)
-    await world.round()
+    await world.serve_two_groups()
     world.edit(replicas=1)
     await world.round()
     assert [group.index for group in world.md.status.groups] == [0] and "md-1-e1-0" in world.pods()

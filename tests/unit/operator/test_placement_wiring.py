@@ -49,13 +49,6 @@ def measured(sender: str, receiver: str, transport: str, mbps: int) -> dict[str,
     return {"from": sender, "to": receiver, "transport": transport, "throughputMbps": mbps, "measuredAt": WHEN}
 
 
-async def serve(world: World, epoch: int = 1) -> None:
-    await world.round()
-    world.run_pods()
-    world.say("Ready", epoch)
-    await world.round()
-
-
 # --- from objects to the fleet ---
 
 
@@ -175,7 +168,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: World) -> 
 
 async def test_status_says_that_a_better_place_exists_and_the_group_stays(world: World) -> None:
     world.deploy()
-    await serve(world)
+    await world.serve()
     assert "a better place exists" not in world.condition("Placed")[2]
     rdma(world, "studio-1", "studio-2", cable="studio-1.tb1--studio-2.tb1")
     world.later(60)
@@ -194,7 +187,7 @@ async def test_a_move_is_reported_with_its_reason(world: World) -> None:
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
     world.deploy()
-    await serve(world)
+    await world.serve()
     world.change(NODES, "studio-1", lambda item: item["spec"].update(unschedulable=True))
     world.remove(PODS, "ns/md-0-e1-0")
     await world.round()

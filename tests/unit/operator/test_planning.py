@@ -127,31 +127,28 @@ async def test_a_program_that_answers_nonsense_is_an_error() -> None:
         assert process.pid is None
 
 
+def changed_child(folder: Path, changes: str) -> PlanningProcess:
+    """A planning process whose program is changed first."""
+    script = folder / "child.py"
+    script.write_text(f"from thunderfleet_operator.planning import child\n{changes}\nchild.main()\n")
+    return PlanningProcess(60, (str(script),))
+
+
 async def test_a_process_ends_at_its_limit_of_memory(tmp_path: Path) -> None:
-    script = tmp_path / "grows.py"
-    script.write_text(
-        "from thunderfleet_operator.planning import child\n"
-        "child.MAX_BYTES = 600 * 2**20\n"
-        "child.answer = lambda question: bytearray(2**31)\n"
-        "child.main()\n"
-    )
-    process = PlanningProcess(60, (str(script),))
+    process = changed_child(tmp_path, "child.MAX_BYTES = 600 * 2**20\nchild.answer = lambda question: bytearray(2**31)")
     with pytest.raises(PlanningFailed, match="of memory"):
         await process.ask(where(64))
     assert process.pid is None
 
 
 async def test_an_error_of_the_planner_is_told(tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(
-        "from thunderfleet_operator.planning import child\n"
+    fails = (
         "def answer(question):\n"
         "    print('not an answer')\n"
         "    raise AssertionError('the search chose a Mac without room')\n"
-        "child.answer = answer\n"
-        "child.main()\n"
+        "child.answer = answer"
     )
-    process = PlanningProcess(60, (str(script),))
+    process = changed_child(tmp_path, fails)
     with pytest.raises(PlanningFailed, match="AssertionError: the search chose a Mac without room"):
         await process.ask(where(64))
 

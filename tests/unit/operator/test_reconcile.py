@@ -21,13 +21,6 @@ def plan_of(world: World, epoch: int, index: int = 0) -> Plan:
     return Plan.model_validate_json(item["data"]["plan.json"])
 
 
-async def served(world: World, epoch: int = 1) -> None:
-    await world.round()
-    world.run_pods()
-    world.say("Ready", epoch)
-    await world.round()
-
-
 async def test_from_deployment_to_pods_to_ready(world: World) -> None:
     world.deploy()
     await world.round()
@@ -103,7 +96,7 @@ async def test_load_progress_is_reported_in_bytes_and_layers_of_each_rank(world:
 
 async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     before, writes = world.versions(), len(world.writes)
     world.later(3600)
     await world.round()
@@ -117,7 +110,7 @@ async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
 
 async def test_a_restarted_operator_without_a_report_keeps_the_status(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     before = world.versions()
     world.reports.clear()
     status = world.md.status
@@ -139,7 +132,7 @@ async def test_pods_lost_between_plan_and_pods_are_made(world: World) -> None:
 
 async def test_deleted_pod_replaces_the_whole_group_after_the_backoff(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     ports = [(rank.gateway_port, rank.control_port) for rank in plan_of(world, 1).ranks]
     world.remove(PODS, "ns/md-0-e1-1")
     again = await world.round()
@@ -288,7 +281,7 @@ async def test_a_faulty_mac_is_avoided_while_others_will_do(world: World) -> Non
 
 async def test_an_unready_node_alone_replans_nothing(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
 
     def unready(item: Any) -> None:
         item["status"]["conditions"][0]["status"] = "Unknown"
@@ -314,7 +307,7 @@ async def test_node_gone_places_elsewhere(world: World) -> None:
     world.mac("big-1", "10.0.0.8", 64 * GIB)
     world.mac("big-2", "10.0.0.9", 64 * GIB)
     world.deploy()
-    await served(world)
+    await world.serve()
     assert plan_of(world, 1).ranks[0].node == "big-1"
     world.remove(NODES, "big-1")
     await world.round()
@@ -387,7 +380,7 @@ async def test_service_only_where_addresses_are_real(world: World) -> None:
 
 async def test_deleted_deployments_are_left_to_the_garbage_collector(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     writes = len(world.writes)
     world.remove(DEPLOYMENTS, "ns/md")
     assert await world.round() is None
@@ -413,7 +406,7 @@ async def test_running_pods_and_a_silent_rank_0_are_distinguished(world: World) 
 
 async def test_a_failure_is_one_event_that_says_what_comes_next(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     world.events.clear()
     failure = {"fault": "Replan", "reason": "PortDown", "message": "rdma_en2 is Down", "node": "studio-2", "at": world.now}
     world.say("GaveUp", 1, failure=failure)
@@ -425,7 +418,7 @@ async def test_a_failure_is_one_event_that_says_what_comes_next(world: World) ->
 
 async def test_events_tell_what_changed_once(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     await world.round()
     assert [event["reason"] for event in world.events] == ["Placed", "Ready"]
 
@@ -511,7 +504,7 @@ async def test_the_plan_is_what_the_runner_reads(world: World) -> None:
 
 async def test_ending_since_when_it_was_asked(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     end = {"deletionTimestamp": (world.now + timedelta(seconds=40)).isoformat(), "deletionGracePeriodSeconds": 40}
     world.change(PODS, "ns/md-0-e1-1", lambda item: item["metadata"].update(end))
     await world.round()
@@ -522,7 +515,7 @@ async def test_ending_since_when_it_was_asked(world: World) -> None:
 
 async def test_a_better_placement_is_reported_in_time_and_moves_nothing(world: World) -> None:
     world.deploy()
-    await served(world)
+    await world.serve()
     nodes = [rank.node for rank in world.md.status.groups[0].ranks]
     assert len(nodes) == 2
     world.later(1)

@@ -330,6 +330,24 @@ class World:
             told.setdefault("readySince", self.now)
         self.heard_of(index, epoch, GroupState.model_validate(told))
 
+    async def serve(self, epoch: int = 1) -> None:
+        """Places the group of the deployment, and lets it report that it is Ready."""
+        await self.round()
+        self.run_pods()
+        self.say("Ready", epoch)
+        await self.round()
+
+    async def serve_two_groups(self) -> None:
+        """Deploys two groups of one Mac each, which are Ready."""
+        self.mac("big-1", "10.0.0.8", 64 * GIB)
+        self.deploy(replicas=2, nodes={"max": 1})
+        await self.round()
+        self.run_pods()
+        for index in (0, 1):
+            self.say("Ready", 1, index)
+        await self.round()
+        assert [(group.epoch, group.state.value) for group in self.md.status.groups] == [(1, "Ready"), (1, "Ready")]
+
     def later(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 

@@ -299,7 +299,6 @@ class World:
         self.machine = StateMachine(size, Limits(budget, 60))
         self.processes: dict[int, int] = {}
         self.started = 0
-        self.gave_up_timers: list[float] = []
         self.waits: list[float] = []
         self.serving = False
 

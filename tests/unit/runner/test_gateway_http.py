@@ -260,14 +260,18 @@ async def _raw(client: TestClient[Any, Any], body: dict[str, Any], length: int |
     return writer
 
 
-async def test_a_client_that_reads_slowly_holds_no_place(client: TestClient[Any, Any], script: Script) -> None:
+async def _flooded(client: TestClient[Any, Any], script: Script) -> asyncio.StreamWriter:
+    """A client that reads nothing of its stream, which gets more tokens than the buffers of the sockets hold."""
     script.auto = 0
     slow = await _raw(client, CHAT | {"stream": True})
     await until_async(lambda: script.requests)
-    # More than the buffers of the sockets: the gateway waits for the client.
     for number in range(400):
-        text = "x" * 50_000
-        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text=text))
+        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text="x" * 50_000))
+    return slow
+
+
+async def test_a_client_that_reads_slowly_holds_no_place(client: TestClient[Any, Any], script: Script) -> None:
+    slow = await _flooded(client, script)
     turns = script.turns
     script.say(0, done=True)
     assert script.service.running == 0
@@ -282,11 +286,7 @@ async def test_a_client_that_reads_nothing_is_left(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "READ_SECONDS", 0.05)
-    script.auto = 0
-    slow = await _raw(client, CHAT | {"stream": True})
-    await until_async(lambda: script.requests)
-    for number in range(400):
-        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text="x" * 50_000))
+    slow = await _flooded(client, script)
     await until_async(lambda: script.cancelled == [script.requests[0].id])
     await until_async(lambda: script.service.running == 0)
     await _shown(client, 'requests_total{code="499",endpoint="/v1/chat/completions"} 1.0')
@@ -346,11 +346,7 @@ async def test_a_client_that_is_far_behind_is_cancelled(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "UNREAD_VALUES", 100)
-    script.auto = 0
-    slow = await _raw(client, CHAT | {"stream": True})
-    await until_async(lambda: script.requests)
-    for number in range(400):
-        script.service.deliver(protocol.Token(id=script.requests[0].id, token=number, text="x" * 50_000))
+    slow = await _flooded(client, script)
     assert script.cancelled == [script.requests[0].id]
     slow.transport.abort()
 
