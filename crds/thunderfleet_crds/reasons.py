@@ -454,6 +454,12 @@ class Reason(StrEnum):
         "DHCP reservation.",
         (FAILURE,),
     )
+    NO_API_KEYS = (
+        "NoAPIKeys",
+        "The Secret that spec.server.apiKeySecret names has no value, so nobody could be admitted.",
+        "Add a value for each client to the Secret, or remove spec.server.apiKeySecret to serve everybody.",
+        (FAILURE,),
+    )
     DEVICE_MATRIX = (
         "DeviceMatrix",
         "The plan's RDMA devices do not form a mesh or a ring.",

@@ -20,6 +20,8 @@ from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLA
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.sandbox import mounted
 
+from thunderfleet_runner.faults import Fault
+
 log = logging.getLogger(__name__)
 
 
@@ -116,6 +118,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     except ValidationError as error:
         log.error("%s is not a valid plan: %s", arguments.plan, " ".join(str(error).split()))
         return 2
+    except Blocked as error:
+        return _blocked(error.fault)
     except (OSError, ValueError) as error:
         log.error("%s", error)
         return 2
@@ -125,13 +129,17 @@ def _serve(arguments: argparse.Namespace) -> int:
         log.error("cannot use the keys in %s: %s", arguments.keys, error)
         return 2
     except Blocked as error:
-        log.error("%s", error)
-        _write_termination_message(LastWords(error.fault.fault, error.fault.reason, error.fault.message))
-        return 1
+        return _blocked(error.fault)
     except OSError as error:
         log.error("%s", error)
         return 1
     return 0
+
+
+def _blocked(fault: Fault) -> int:
+    log.error("%s", fault.message)
+    _write_termination_message(LastWords(fault.fault, fault.reason, fault.message))
+    return 1
 
 
 def _write_termination_message(words: LastWords) -> None:

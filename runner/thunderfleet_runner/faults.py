@@ -198,6 +198,12 @@ def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:
     return Fault(FaultClass.REPLAN, Reason.PORT_TAKEN, text)
 
 
+def no_api_keys() -> Fault:
+    """Keys are required, and there are none. Serving everybody instead would open the API by mistake."""
+    text = "the Secret of spec.server.apiKeySecret has no value; add one for each client, or remove spec.server.apiKeySecret"
+    return Fault(FaultClass.CONFIGURE, Reason.NO_API_KEYS, text)
+
+
 def relay_refused(text: str) -> Fault:
     """Two supervisors of the group do not reach each other, or not yet."""
     return Fault(FaultClass.RETRY, Reason.RELAY_REFUSED, text)

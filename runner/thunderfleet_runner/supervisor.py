@@ -88,7 +88,7 @@ class SupervisorSettings:
 
 
 class Blocked(OSError):
-    """Rank 0's supervisor cannot serve its control port, so the fault goes to the pod's termination message."""
+    """The supervisor cannot serve the state of its group, so the fault goes to the pod's termination message."""
 
     def __init__(self, fault: faults.Fault) -> None:
         super().__init__(fault.message)
@@ -336,11 +336,17 @@ async def _refuse(_: peers.Hello, __: connection.Connection) -> peers.Refusal | 
 
 
 def api_keys(folder: Path) -> frozenset[str]:
-    """All values in the mounted Secret; empty when there is none. Raises OSError when it cannot be read."""
+    """All values in the mounted Secret; empty when none is mounted, and everybody may use the API.
+
+    Raises Blocked for a Secret without a value, OSError or ValueError when it cannot be read.
+    """
     if not folder.is_dir():
         return frozenset()
     files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".."))
-    return frozenset(filter(None, (path.read_text(encoding="utf-8").strip() for path in files)))
+    keys = frozenset(filter(None, (path.read_text(encoding="utf-8").strip() for path in files)))
+    if not keys:
+        raise Blocked(faults.no_api_keys())
+    return keys
 
 
 async def serve(settings: SupervisorSettings) -> None:

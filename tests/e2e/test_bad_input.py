@@ -103,6 +103,13 @@ def test_no_room_names_each_mac_and_mends_itself(line: Line, deploy: Deploy) -> 
     assert "unplaceable" not in large.status
 
 
+def test_a_secret_without_an_api_key_opens_nothing(line: Line, deploy: Deploy) -> None:
+    closed = deploy("closed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"})
+    closed.kubectl("create", "secret", "generic", "keys")
+    said = closed.until_condition("Degraded", "True", "NoAPIKeys")
+    assert "the Secret of spec.server.apiKeySecret has no value" in said["message"]
+
+
 def test_more_macs_than_there_are(line: Line, deploy: Deploy) -> None:
     wide = deploy("wide", nodes={"min": len(line.macs) + 1})
     message = wide.until_condition("Placed", "False")["message"]

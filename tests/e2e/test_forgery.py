@@ -1,9 +1,12 @@
 """A tenant with `edit` in one namespace against the operator: look-alikes of its objects, names that are taken, a lost key.
 
+And an upgrade from a version that signed nothing, which a forger could pretend.
+
 Each forgery is sent with the tenant's own token, first where the admission policies refuse it, and again without the policies,
 where it must be harmless.
 """
 
+import base64
 import copy
 import functools
 import json
@@ -16,7 +19,11 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.names import ANNOTATION_SIGNATURE as SIGNATURE
+from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_operator.act.keys import unsigned_group_keys
+from thunderfleet_operator.act.operator_key import KEY_FIELD
 
 from tests.support.line import CHART, MANAGED, SYSTEM, Deploy, Deployment, Line, manifest, on_fleet
 from tests.support.tiers import quick
@@ -365,3 +372,82 @@ def test_a_lost_key_stops_no_group(line: Line, policies: None, deploy: Deploy) -
     serves.until_ready()
     serves.until_condition("Degraded", "False", "AsExpected")
     assert serves.tokens(PROMPT, TOKENS) == answer
+
+
+# --- upgrades ----------------------------------------------------------------------------------------------------------
+
+
+def clean(item: Json) -> Json:
+    """An object to create again as it is, but unsigned."""
+    annotations = {key: value for key, value in item["metadata"].get("annotations", {}).items() if key != SIGNATURE}
+    kept = {key: item["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences") if key in item["metadata"]}
+    found = {key: value for key, value in item.items() if key not in ("status", "metadata")}
+    # Items of a list do not say their apiVersion.
+    return {"apiVersion": "v1", **found, "metadata": {**kept, "annotations": annotations}}
+
+
+def made_by_an_older_version(line: Line, group: Deployment) -> None:
+    """Replaces plan, keys, pods and status by those that a version wrote which did not sign. The operator must not run."""
+    as_operator = f"--as=system:serviceaccount:{SYSTEM}:thunderfleet-operator"
+    children = {child["kind"]: child for child in group.children()}
+    item, pod = children["ConfigMap"], children["Pod"]
+    plan = Plan.model_validate_json(item["data"]["plan.json"])
+    master = base64.b64decode(line.json("get", "secret", KEY, "-n", SYSTEM)["data"][KEY_FIELD])
+    pair = unsigned_group_keys(master, plan)
+    # It named the Secret like the plan.
+    secret = clean(children["Secret"])
+    secret["metadata"] |= {"name": plan.name, "ownerReferences": item["metadata"]["ownerReferences"]}
+    texts = {"tls.crt": pair.certificate, "tls.key": pair.key}
+    secret["data"] = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+    older = clean(pod)
+    older["spec"].pop("nodeName")
+    for volume in older["spec"]["volumes"]:
+        if "secret" in volume:
+            volume["secret"]["secretName"] = plan.name
+    group.kubectl("delete", "pod", pod["metadata"]["name"], "--timeout=90s")
+    group.kubectl("delete", "configmap", plan.name)
+    # The pod's owner is the ModelDeployment; the plan's too.
+    for one in (clean(item), secret, older):
+        group.kubectl("create", as_operator, "-f", "-", text=yaml.safe_dump(one))
+    status = group.status
+    status.pop("highestEpoch")
+    for entry in status["groups"]:
+        entry.pop("planDigest")
+    change = json.dumps([{"op": "replace", "path": "/status", "value": status}])
+    group.kubectl("patch", "md", group.name, "--subresource=status", "--type=json", "-p", change)
+
+
+def pods_of(group: Deployment) -> Json:
+    """Whatever a restart would change, by pod."""
+    return {
+        child["metadata"]["name"]: (child["metadata"]["uid"], [one["restartCount"] for one in statuses])
+        for child in group.children()
+        if child["kind"] == "Pod" and (statuses := child["status"].get("containerStatuses"))
+    }
+
+
+def test_an_upgrade_from_unsigned_plans_restarts_nothing(line: Line, no_policies: None, deploy: Deploy) -> None:
+    """Without the policies, because this test writes the older status."""
+    older = deploy("older", **ONE).until_ready()
+    answer = older.tokens(PROMPT, TOKENS)
+    line.kubectl("scale", OPERATOR, "-n", SYSTEM, "--replicas=0")
+    operators = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
+    try:
+        until(lambda: not line.items(*operators), "no operator runs")
+        made_by_an_older_version(line, older)
+        older.kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=25s")
+        before = pods_of(older)
+        assert len(before) == 1 and "planDigest" not in older.group()
+    finally:
+        line.kubectl("scale", OPERATOR, "-n", SYSTEM, "--replicas=1")
+    older.until(lambda: older.group().get("planDigest"), "the operator records the plan")
+    older.until_ready()
+    settled(line, deploy)
+    assert pods_of(older) == before and older.group()["epoch"] == 1
+    older.until_condition("Degraded", "False", "AsExpected")
+    assert older.tokens(PROMPT, TOKENS) == answer
+    older.kubectl("delete", "pod", next(iter(before)), "--wait=false")
+    older.until(lambda: older.group()["epoch"] == 2, "the next epoch")
+    older.until_ready()
+    plans = [child for child in older.children() if child["kind"] == "ConfigMap"]
+    assert SIGNATURE in plans[-1]["metadata"]["annotations"], "the next plan is signed"

@@ -183,8 +183,8 @@ class Deployment:
     def patch(self, spec: Mapping[str, object]) -> None:
         self.kubectl("patch", "md", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
-    def kubectl(self, *arguments: str) -> str:
-        return self.line.kubectl("-n", self.namespace, *arguments)
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        return self.line.kubectl("-n", self.namespace, *arguments, text=text)
 
     def get(self) -> Json:
         found = self.line.api.get(f"{OURS}/namespaces/{self.namespace}/modeldeployments/{self.name}")

@@ -6,6 +6,7 @@ A process can leave its process group and wipe its environment, but not its user
 import errno
 import os
 import re
+import select
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from thunderfleet_kubelet.shim.processes import of_user, signal_all
 KILL_SECONDS = 10.0
 DELETE_SECONDS = 600.0
 PAUSE_SECONDS = 0.05
+PATH_BYTES = 4096
 IPC_SECONDS = 10.0
 IPC_AT_ONCE = 256
 """The most objects that one ``ipcrm`` removes, because of the limit on arguments."""
@@ -75,8 +77,8 @@ def delete(path: Path) -> None:
         raise OSError(errno.EBUSY, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "not deleted", str(path))
 
 
-def delete_outside(user: int, folders: Iterable[str] = SHARED_FOLDERS, seconds: float = DELETE_SECONDS) -> None:
-    """Deletes what ``user``, which must be the user of one pod only, left in folders of everybody, and its System V IPC.
+def delete_outside(user: int, folders: Iterable[str], seconds: float = DELETE_SECONDS) -> None:
+    """Deletes what ``user``, which must be the user of one pod only, left in these folders, and its System V IPC.
 
     Otherwise it would belong to the next pod with this user. A folder in which others have put something is given to root.
     Raises OSError if something is left. Blocks, so run it in a thread.
@@ -84,30 +86,40 @@ def delete_outside(user: int, folders: Iterable[str] = SHARED_FOLDERS, seconds: 
     limit = time.monotonic() + seconds
     existing = [folder for folder in folders if os.path.isdir(folder)]
     # find needs no stack frame for each level of a deep folder, and its -delete and -execdir follow no link that a pod changes.
-    owned = (*existing, "-xdev", "-uid", str(user))
-    if existing and _find(owned, ("-print", "-quit"), limit):
-        _find(owned, ("-delete",), limit)
-        _find(owned, ("-type", "d", "-execdir", "chown", "-h", "0:0", "{}", "+"), limit)
-        if left := _find(owned, ("-print", "-quit"), limit):
+    owned = ("/usr/bin/find", *existing, "-xdev", "-uid", str(user))
+    if existing and _first(owned, limit):
+        _run((*owned, "-delete"), limit)
+        _run((*owned, "-type", "d", "-execdir", "chown", "-h", "0:0", "{}", ";"), limit)
+        if left := _first(owned, limit):
             raise OSError(errno.EBUSY, f"the pod's user {user} still owns files outside of the pod's folder", left)
     _remove_ipc(user)
 
 
-def _find(where: tuple[str, ...], action: tuple[str, ...], limit: float) -> str:
-    """The output of find, which has until ``limit``. It fails when something vanishes meanwhile; that does not matter here."""
+def _first(find: tuple[str, ...], limit: float) -> str:
+    """The first path that find prints; empty if it prints none."""
+    # BSD find may have no -quit.
+    with subprocess.Popen((*find, "-print"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={}) as process:
+        try:
+            assert process.stdout is not None
+            if not select.select([process.stdout], [], [], max(0.0, limit - time.monotonic()))[0]:
+                raise _endless(find)
+            return os.fsdecode(os.read(process.stdout.fileno(), PATH_BYTES)).partition("\n")[0]
+        finally:
+            process.kill()
+
+
+def _run(find: tuple[str, ...], limit: float) -> None:
+    """Its status does not matter: it fails when something vanishes meanwhile. What is left is searched for afterwards."""
+    wait = max(0.0, limit - time.monotonic())
+    path = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
     try:
-        done = subprocess.run(
-            ["/usr/bin/find", *where, *action],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
-            timeout=max(0.1, limit - time.monotonic()),
-            check=False,
-        )
+        subprocess.run(find, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", env=path, timeout=wait, check=False)
     except subprocess.TimeoutExpired:
-        raise OSError(errno.ETIMEDOUT, "find did not end in time; shared folders have too many files", where[0]) from None
-    return os.fsdecode(done.stdout).rstrip("\n")
+        raise _endless(find) from None
+
+
+def _endless(find: tuple[str, ...]) -> OSError:
+    return OSError(errno.ETIMEDOUT, "find did not end in time; shared folders have too many files", find[1])
 
 
 def _remove_ipc(user: int) -> None:

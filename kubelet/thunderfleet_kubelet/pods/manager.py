@@ -35,6 +35,8 @@ STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
 DISCARD_SECONDS = 2.0
+SEARCH_SECONDS = 10.0
+"""How long to search for what the user of a discarded pod left in folders of everybody."""
 """How long the event loop waits for the processes of a pod that this node does not have."""
 
 
@@ -231,7 +233,7 @@ class PodManager:
         try:
             left = leftovers.end_processes(user, DISCARD_SECONDS) if user is not None else []
             if user is not None and not left:
-                leftovers.delete_outside(user, seconds=DISCARD_SECONDS)
+                leftovers.delete_outside(user, (*leftovers.SHARED_FOLDERS, str(self.folder)), SEARCH_SECONDS)
             folder.remove()
         except OSError as error:
             log.error("%s: cannot delete: %s; the next start of the kubelet tries again", folder.path, error)

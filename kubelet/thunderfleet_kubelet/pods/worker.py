@@ -146,7 +146,7 @@ class PodWorker:
         for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
             await asyncio.to_thread(leftovers.delete, path)
         if user is not None:
-            await asyncio.to_thread(leftovers.delete_outside, user)
+            await asyncio.to_thread(leftovers.delete_outside, user, leftovers.SHARED_FOLDERS)
 
     def remove(self) -> None:
         """Ends the pod, because the API server no longer has it."""
@@ -332,9 +332,12 @@ class PodWorker:
             left = await asyncio.to_thread(leftovers.end_processes, user)
             if left:
                 raise OSError(f"processes {left} of the pod's user {user} do not end")
-            await asyncio.to_thread(leftovers.delete_outside, user)
         self.containers.keep_messages()
         await asyncio.to_thread(self.folder.close)
+        if user is not None:
+            # Another pod may have linked a file of the user into its folder: with a setuid bit it would become the next pod.
+            folders = (*leftovers.SHARED_FOLDERS, str(self.folder.path.parent))
+            await asyncio.to_thread(leftovers.delete_outside, user, folders)
         self._services.users.release(self.folder)
         self._closed = True
         if not self.removed:

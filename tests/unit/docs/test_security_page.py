@@ -61,6 +61,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         *("plan-delete", "pod-delete", "pod-image", "key-read", "pod-exec", "pod-create"),
         *("secret-read-b", "plan-create-b", "pod-create-b", "pod-delete-b", "pod-evict-b"),
         f"{FORGERY}::test_a_pending_pod_of_others_claims_nothing",
+        "unit/operator/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
         "unit/operator/test_macs.py::test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted",
     ),
     "somebody who may read a namespace": ("plan-read", "pod-log", "key-read"),
@@ -241,6 +242,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Model folders must be readable": ADVICE,
     "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
     # Requests and models
+    "A group whose `spec.server.apiKeySecret`": (
+        "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
+        "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_stops_the_supervisor",
+    ),
     "The gateway builds a new request": (
         "unit/runner/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
         "unit/runner/test_gateway_http.py::test_large_bodies_share_their_memory_and_small_ones_pass",
@@ -267,7 +272,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Somebody who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
-    "Files that a container with a `runAsUser`": UNPROTECTED,
+    "What a container with a `runAsUser`": UNPROTECTED,
+    "They belong to whoever runs": UNPROTECTED,
+    "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,
     "Pods on a Mac are processes": UNPROTECTED,
     "There is no isolation by namespaces": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),

@@ -5,13 +5,17 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
+from thunderfleet_kubelet.containers import leftovers
 
 from tests.support.pods import World
 
 
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    # A developer's /tmp may have a million files of which no pod has one.
+    monkeypatch.setattr(leftovers, "SHARED_FOLDERS", ())
     # Not one of pytest's folders: another run of pytest closes those to the containers' user at any moment.
     with tempfile.TemporaryDirectory(prefix="kubelet-", ignore_cleanup_errors=True) as name:
         path = Path(name)

@@ -22,6 +22,8 @@ Json = dict[str, Any]
 
 as_root = pytest.mark.skipif(USERS is None, reason="only root can start programs as somebody else")
 
+SHARED_FOLDERS = leftovers.SHARED_FOLDERS
+
 TOKEN = {"name": "api", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 KEYS = {"name": "keys", "secret": {"secretName": "keys"}}
 SHARED = {"name": "shared", "emptyDir": {}}
@@ -304,8 +306,9 @@ def owned(folder: Path, user: int) -> list[str]:
 
 @as_root
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's table of System V IPC")
-async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World) -> None:
+async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in folders of everybody, and IPC, would belong to the next pod that gets the number."""
+    monkeypatch.setattr(leftovers, "SHARED_FOLDERS", SHARED_FOLDERS)
     manager = await world.boot()
     left = f"thunderfleet-test-{os.getpid()}"
     places = ("/tmp", "/var/tmp", "/dev/shm")
@@ -316,6 +319,25 @@ async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World) 
     await world.until(lambda: manager._users.own(folder) is None)
     assert not {name for place in places for name in os.listdir(place) if name == left}
     assert [user for user in IDS if leftovers._ipc(user)] == []
+
+
+@as_root
+async def test_a_link_to_a_setuid_program_of_a_pod_ends_with_it(world: World) -> None:
+    """Where the system lets every user make hard links, an accomplice could run it later as the next pod with that user."""
+    manager = await world.boot()
+    world.api.add_pod("accomplice", {"volumes": [SHARED], "containers": [sh("sleep 600", volumeMounts=[MOUNTS[2]])]})
+    world.api.add_pod("victim", {"containers": [sh("sleep 600")]})
+    for name in ("accomplice", "victim"):
+        await world.phase(name, "Running")
+    user, folder = world.user("victim"), world.folder("victim")
+    kept, link = (world.folder("accomplice").empty("shared") / name for name in ("kept", "link"))
+    for path, owner in ((link, user), (kept, world.user("accomplice"))):
+        path.touch()
+        os.chown(path, owner, owner)
+        os.chmod(path, 0o4755)
+    world.api.delete_pod("victim", grace=0)
+    await world.until(lambda: manager._users.own(folder) is None)
+    assert (link.exists(), kept.exists()) == (False, True)
 
 
 @pytest.fixture

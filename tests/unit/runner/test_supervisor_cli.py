@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from thunderfleet_crds.group import LastWords
 from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
 from thunderfleet_runner import cli, supervisor
 from thunderfleet_runner.group import history
-from thunderfleet_runner.supervisor import api_keys
+from thunderfleet_runner.supervisor import Blocked, api_keys
 
 
 def arguments(group: Any, **changes: str) -> list[str]:
@@ -60,6 +61,19 @@ def test_a_rank_0_whose_control_port_is_taken_leaves_typed_last_words(
     words = LastWords.parse(left.read_text())
     assert words is not None and (words.fault, words.reason) == (FaultClass.REPLAN, "PortTaken")
     assert f"the control port {entry.control_port} on {entry.address} is in use by another program" in words.message
+
+
+def test_a_secret_without_a_key_stops_the_supervisor(
+    make_group: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MOUNT_POINT_VARIABLE, str(tmp_path))
+    left, keys = tmp_path / "dev" / "termination-log", tmp_path / "keys"
+    left.parent.mkdir()
+    left.touch()
+    keys.mkdir()
+    assert cli.main(arguments(make_group(2), **{"api-keys": str(keys)})) == 1
+    words = LastWords.parse(left.read_text())
+    assert words is not None and (words.fault, words.reason) == (FaultClass.CONFIGURE, "NoAPIKeys")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +130,16 @@ def test_every_value_of_the_secret_is_a_key(tmp_path: Path) -> None:
     (tmp_path / "second").write_text("two")
     assert api_keys(tmp_path) == {"one", "two"}
     assert api_keys(tmp_path / "absent") == frozenset()
+
+
+@pytest.mark.parametrize("value", [None, "", " \n"])
+def test_a_secret_without_a_key_opens_nothing(tmp_path: Path, value: str | None) -> None:
+    """An empty set of keys would mean that everybody may use the API."""
+    if value is not None:
+        (tmp_path / "first").write_text(value)
+    with pytest.raises(Blocked, match="apiKeySecret has no value") as caught:
+        api_keys(tmp_path)
+    assert caught.value.fault.reason == Reason.NO_API_KEYS
 
 
 def test_history_is_of_one_epoch_and_survives_rubbish(make_group: Callable[..., Any], tmp_path: Path) -> None:
