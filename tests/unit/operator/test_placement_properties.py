@@ -442,7 +442,7 @@ SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too
 
 # Speeds that differ by direction: a ring leaves a Mac over one hop and returns over another.
 @example(seed=757412)
-@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@settings(deadline=None, suppress_health_check=SLOW)
 @given(SEEDS)
 def test_same_feasibility_and_score_as_brute_force(seed: int) -> None:
     event(agrees(seed))
