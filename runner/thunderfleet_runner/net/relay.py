@@ -117,18 +117,19 @@ class Relays:
     # --- our rank's side ---
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._begin(self._accept(reader, writer), "relay-accept")
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection to our port on loopback: accepted once, and only from our rank."""
         local = _Local(reader, writer)
-        peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-        pid = self._pid()
-        try:
-            known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None and not self._closed else False
-        except asyncio.CancelledError:
+        if self._closed:
             local.end(clean=False)
-            raise
+            return
+        task = self._begin(self._accept(local), "relay-accept")
+        # A task that is cancelled before its first step runs no line of its own, so it could not close the connection.
+        task.add_done_callback(lambda done: local.end(clean=False) if done.cancelled() else None)
+
+    async def _accept(self, local: "_Local") -> None:
+        """A connection to our port on loopback: accepted once, and only from our rank."""
+        peer, here = local.writer.get_extra_info("peername"), local.writer.get_extra_info("sockname")
+        pid = self._pid()
+        known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None and not self._closed else False
         if self._lost:
             local.end(clean=False)
             return
