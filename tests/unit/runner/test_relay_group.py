@@ -310,8 +310,9 @@ async def test_strays_at_the_relays_ports_are_harmless(make_relayed: MakeGroup) 
     assert strays > 2
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_connection_that_is_accepted_while_relays_close_is_closed(
-    make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_relayed: MakeGroup, make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     accept: list[Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]] = []
     listen = asyncio.start_server
@@ -320,22 +321,18 @@ async def test_a_connection_that_is_accepted_while_relays_close_is_closed(
         accept.append(callback)
         return await listen(callback, *place, **options)
 
-    async with Hop(make_keys(tmp_path)) as hop:
-        await hop.join()
-        monkeypatch.setattr(asyncio, "start_server", heard)
-        other = relay.Relays(hop.plan, 0, 2, control.client_tls(hop.keys), none)
-        await other.start(lambda _: 0, 0, os.getpid)
-        monkeypatch.undo()
-        for close_first in (False, True):
-            near, far = socket.socketpair()
-            pair = await asyncio.open_connection(sock=near)
-            if close_first:
-                await other.close()
-            accept[0](*pair)
-            await other.close()
-            await asyncio.sleep(0)
-            assert pair[1].is_closing(), close_first
-            far.close()
+    monkeypatch.setattr(asyncio, "start_server", heard)
+    relays = relay.Relays(make_relayed(2).plan, 0, 1, control.client_tls(make_keys(tmp_path)), none)
+    await relays.start(lambda _: 0, 0, os.getpid)
+    near, far = socket.socketpair()
+    pair = await asyncio.open_connection(sock=near)
+    if when == "after":
+        await relays.close()
+    accept[0](*pair)
+    await relays.close()
+    await asyncio.sleep(0)
+    assert pair[1].is_closing()
+    far.close()
 
 
 async def _ask(group: Any, rank: int, keys: Path, **changes: object) -> int:
