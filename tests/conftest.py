@@ -17,19 +17,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # so two groups at once take many times as long as one after the other. End-to-end files of one group share a fleet.
 GROUPS = {
     "ranks": (
-        "runner/test_formation",
         "runner/test_generated_requests",
         "runner/test_generation_group",
         "runner/test_hostile_bodies",
         "runner/test_jaccl_group",
-        "runner/test_liveness",
         "runner/test_lockstep_group",
         "runner/test_memory_at_work",
         "runner/test_openai_client",
         "runner/test_relay_group",
         "runner/test_stranded_memory",
-        "runner/test_strangers",
-        "runner/test_supervisor_group",
         "runner/test_supervisor_process",
         "runner/test_unbatched_group",
         "runner/test_waiting_process",
@@ -47,7 +43,9 @@ GROUPS = {
 LONGEST = (
     "ranks",
     "agent/test_measure_peers",
+    "runner/test_supervisor_group",
     "runner/test_sizing_families",
+    "operator/test_placement_properties",
     "e2e/test_faults",
     "e2e/test_placement",
     "default fleet",
@@ -58,7 +56,16 @@ LONGEST = (
     "e2e/test_localcluster",
     "e2e/test_kubelet",
 )
-SLOW = ("ranks", "agent/test_measure_peers", "runner/test_sizing_families", "runner/test_sizing_models")
+SLOW = (
+    "ranks",
+    "agent/test_measure_peers",
+    "runner/test_formation",
+    "runner/test_liveness",
+    "runner/test_sizing_families",
+    "runner/test_sizing_models",
+    "runner/test_strangers",
+    "runner/test_supervisor_group",
+)
 
 _GROUP_OF = {file: group for group, files in GROUPS.items() for file in files}
 _CPU = pytest.StashKey[float]()

@@ -1043,7 +1043,7 @@ async def test_a_cable_without_rdma_says_why_not(tmp_path: Path) -> None:
 
 async def test_mlx_without_jaccl_says_so_in_the_process() -> None:
     order = {"what": "pair", "rank": 0, "backend": "jaccl", "devices": ["rdma_en2", "rdma_en2"], "bytes": 1, "seconds": 60}
-    with pytest.raises(parent.WorkerFailed, match="has no backend jaccl"):
+    with pytest.raises(parent.WorkerFailed, match="has no jaccl backend"):
         await parent.run(order)
 
 
