@@ -80,7 +80,10 @@ ROWS = (
     Row("Devstral 2 123B, 4 bit", "mlx#3094", "M3 Ultra", 80, 2, 123, 4, 88, False, 360_000, At(2048, 1), None, 119),
 )
 EXCLUDED = {
-    "Prompts of Qwen3.5 35B-A3B on M5 Max (Mac-MLX#24)": "the matrix units of the M5 are not in the table of chips; with this row (47 % too low) the median of prompts would be 21 %",
+    "Prompts of Qwen3.5 35B-A3B on M5 Max (Mac-MLX#24)": (
+        "the matrix units of the M5 are not in the table of chips; with this row (47 % too low) the median of prompts would be "
+        "21 %"
+    ),
     "DeepSeek-V3.1 on 1, 2 and 4 M3 Ultra (exo)": "the source states 8 bit, which do not fit on one Mac of 512 GB",
     "Kimi-K2-Thinking on 2 and 4 M3 Ultra (exo)": "the source does not state the precision of the weights outside the experts",
     "GLM on 1 and 4 M3 Ultra (mlx-lm#698)": "neither the model's size nor its quantization is stated",
