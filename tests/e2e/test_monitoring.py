@@ -17,14 +17,13 @@ import yaml
 from thunderfleet_localcluster.controlplane.assets import MONITORING
 from thunderfleet_localcluster.programs import find_programs
 
-from tests.support.line import Deployment, Line
+from tests.support.line import PROMETHEUS_PORT, Deployment, Line
 from tests.support.waiting import until
 
 Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
-PORT = 9090
 COMMAND_SECONDS = 60.0
 SCRAPE_SECONDS = 120.0
 # Panels of failures, which are empty in a healthy cluster.
@@ -140,12 +139,12 @@ def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest
     promtool(programs, "check", "config", str(configuration))
     command = [
         *(str(programs / "prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"),
-        *(f"--web.listen-address={machine.address}:{PORT}", "--log.level=warn"),
+        *(f"--web.listen-address={machine.address}:{PROMETHEUS_PORT}", "--log.level=warn"),
     ]
     log, pid = folder / "log", folder / "pid"
     started = machine.run(["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $! >{pid}"])
     assert started.returncode == 0, started.stderr
-    found = Prometheus(line, f"http://{machine.address}:{PORT}")
+    found = Prometheus(line, f"http://{machine.address}:{PROMETHEUS_PORT}")
     try:
         until(found.answers, "Prometheus answers", describe=lambda: log.read_text())
         yield found

@@ -120,7 +120,8 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
         return message if "a better placement exists" in message else ""
 
     message = pair.until(better, "status says that a better placement exists")
-    assert "20 Gb/s" in message and "40 Gb/s" in message and "not moved" in message
+    # No hop has been measured: 35 % of the 20 and 40 Gb/s that the cables have negotiated is expected of TCP.
+    assert "7 Gb/s (expected" in message and "14 Gb/s (expected" in message and "not moved" in message
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (before["epoch"], nodes_of(before))
 
     # Cordoned: running groups stay, new ones are placed elsewhere.

@@ -30,7 +30,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.support.api import OURS
 from tests.support.https import client_context
-from tests.support.line import SYSTEM, Deployment, Line
+from tests.support.line import PROMETHEUS_PORT, SYSTEM, Deployment, Line
 from tests.support.proxy import proxy_headers
 from tests.support.trust import API, CALLERS, IDENTITIES, PORTS, Action, Knock, grid
 from tests.support.waiting import until
@@ -469,7 +469,7 @@ def test_nothing_else_listens(subject: Subject) -> None:
         ran = line.run(name, sys.executable, "-S", "-c", LISTENERS)
         assert ran.returncode == 0, ran.stderr
         found = json.loads(ran.stdout)
-        fixed = {10250, 9440, 9441} if machine.kind == "mac" else {10250, 9401}
+        fixed = {10250, 9440, 9441} if machine.kind == "mac" else {10250, 9401, PROMETHEUS_PORT}
         allowed = fixed | {port for node, port in groups if node == name}
         own = {machine.address, *(str(cable["address"]) for cable in machine.cables)}
         assert [at for at in found["tcp"] if at[0] not in own or at[1] not in allowed] == [], name

@@ -31,6 +31,8 @@ T = TypeVar("T")
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
 MODEL = "thunderfleet/tiny-qwen2"
+PROMETHEUS_PORT = 9090
+"""On a Linux machine of the default fleet, when test_monitoring has used it."""
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
 CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 
