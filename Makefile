@@ -15,9 +15,8 @@ RESULTS ?=
 MINUTES ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
-# Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other. Other tests
-# wait more than they compute.
-UNIT := $(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder
+# Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
+UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 3
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
