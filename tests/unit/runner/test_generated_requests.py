@@ -19,7 +19,7 @@ from thunderfleet_localcluster.models import tinymodel
 
 MODEL = "thunderfleet/tiny"
 AT_ONCE = 3
-EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 24) // AT_ONCE
+EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 51) // AT_ONCE
 ANSWER_SECONDS = 60.0
 """Time limit of an answer."""
 FIXED: dict[str, Any] = {
