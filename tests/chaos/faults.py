@@ -35,7 +35,7 @@ COMPONENTS = {
 }
 UPDATED = {Target.AGENT: "daemonset/thunderfleet-agent", Target.OPERATOR: "deployment/thunderfleet-operator"}
 
-# Run on a machine: finds processes whose command contains a word, of pods whose name begins as told (empty: of all); prints
+# Run on a machine: finds processes whose command contains a word, of pods with this prefix (empty: all pods); prints
 # their IDs. A signal other than 0 is sent to them.
 HUNT = """
 import json, os, sys

@@ -175,7 +175,7 @@ def test_bootstrap_tokens_end(joining: Joining) -> None:
 
 
 def test_a_node_reads_the_secrets_of_its_pods_and_no_others(joining: Joining) -> None:
-    """So whoever joins a Node gets the Secrets of the pods that the scheduler binds to it."""
+    """So everybody who joins a Node gets the Secrets of the pods that the scheduler binds to it."""
     cluster = joining.cluster
     assert joining.join("greedy", cluster.token()).returncode == 0
     identity = load_identity(joining.folder / "greedy")

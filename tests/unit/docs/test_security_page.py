@@ -273,7 +273,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
     "What a container with a `runAsUser`": UNPROTECTED,
-    "They belong to whoever runs": UNPROTECTED,
+    "They belong to the next pod with that number": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,
     "Pods on a Mac are processes": UNPROTECTED,

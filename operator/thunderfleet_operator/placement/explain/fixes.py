@@ -57,7 +57,7 @@ class _Joining:
 def fix(way: Way, order: Sequence[str], obstacles: Mapping[str, Obstacle]) -> Miss | None:
     """What the Macs of a ring, in this order, or of a mesh need. None if nothing of the kind helps.
 
-    ``obstacles``: by Mac that cannot take part, what it lacks.
+    ``obstacles``: by Mac that cannot take part, what is missing on it.
     """
     joining = _joining(way, order, tuple(name for name in order if name in obstacles))
     order, changes = joining.order, joining.changes

@@ -34,7 +34,7 @@ class HopObstacles:
         return rdma_hops(self._fleet, node) if self._rdma else ring_hops(self._fleet, node, self._lan)
 
     def of(self, one: str, other: str) -> Obstacle | None:
-        """What the hop between two Macs lacks, regardless of its direction; None if it is usable."""
+        """What is missing for the hop between two Macs, regardless of its direction; None if it is usable."""
         if other in self.hops(one):
             return None
         fleet, pair = self._fleet, " ↔ ".join(sorted((one, other)))
