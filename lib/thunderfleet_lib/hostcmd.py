@@ -242,7 +242,9 @@ class Host:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            stop.now()
+            if not running.done():
+                # Afterwards its descriptors are closed, and their numbers may belong to somebody else.
+                stop.now()
             deadline = loop.time() + 2 * GRACE_SECONDS
             while not running.done() and (left := deadline - loop.time()) > 0:
                 # However often this is cancelled: no command outlives its caller.

@@ -40,8 +40,8 @@ VALUES = (
     "operator.replicas=1",
     "agent.measure.spreadSeconds=0",
     # A busy machine needs longer.
-    "agent.measure.gpu.seconds=20",
-    "agent.measure.memory.seconds=20",
+    "agent.measure.gpu.seconds=60",
+    "agent.measure.memory.seconds=60",
     "agent.measure.sockets.everySeconds=10",
     f"agent.measure.rdma.everySeconds={EVERY_SECONDS}",
     "agent.measure.rdma.seconds=20",

@@ -250,7 +250,8 @@ class Prober:
         except TimeoutError:
             raise SessionFailed(f"did not finish within {probe.seconds:g} s") from None
         except asyncio.CancelledError:
-            if running.preempted_by is None:
+            own = asyncio.current_task()
+            if running.preempted_by is None or (own is not None and own.cancelling()):
                 raise
             raise Preempted(running.preempted_by) from None
         finally:

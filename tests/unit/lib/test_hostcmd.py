@@ -166,6 +166,23 @@ async def test_no_command_outlives_a_cancelled_caller_at_any_step(commands: Comm
         assert children() == before, f"cancelled after {step} steps of the event loop"
 
 
+async def test_a_caller_cancelled_when_its_command_has_just_ended_is_cancelled(commands: Commands, tmp_path: Path) -> None:
+    commands.script("ends", f"until [ -e {tmp_path}/end ]; do sleep 0.01; done")
+    for step in range(8):
+        host = Host()
+        running = asyncio.create_task(host.run(("ends",), 600))
+        await asyncio.sleep(0)
+        (tmp_path / "end").touch()
+        # Its thread has the exit code; the event loop has not heard of it yet.
+        host._threads.shutdown(wait=True)
+        for _ in range(step):
+            await asyncio.sleep(0)
+        running.cancel()
+        (found,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(found, asyncio.CancelledError | Output), f"cancelled after {step} steps of the event loop: {found!r}"
+        (tmp_path / "end").unlink()
+
+
 async def test_the_end_of_the_loop_leaves_no_command(commands: Commands) -> None:
     commands.script("hangs", "exec sleep 600")
     before = children()
