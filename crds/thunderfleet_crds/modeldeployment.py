@@ -229,11 +229,11 @@ class BenchmarkSpec(ApiModel):
 class PlacementSpec(ApiModel):
     """How a placement is chosen among the possible ones."""
 
-    policy: PlacementPolicy | None = Field(
-        default=None,
-        description="Choose by predicted speed: Fewest (start with the fewest Nodes; more of them only for twice the speed, "
-        "Tensor instead of Pipeline only for 1.5 times) or Fastest (more Nodes, or Tensor, for 10 %). Unset, or where the "
-        "speed of a placement cannot be predicted: by transport, then by the number of Nodes. Running groups are not moved.",
+    policy: PlacementPolicy = Field(
+        default=PlacementPolicy.FEWEST,
+        description="How predicted speed decides: Fewest (start with the fewest Nodes; more of them only for twice the speed, "
+        "Tensor instead of Pipeline only for 1.5 times) or Fastest (more Nodes, or Tensor, for 10 %). Where the speed of a "
+        "placement cannot be predicted: by transport, then by the number of Nodes. Running groups are not moved.",
     )
 
 

@@ -394,7 +394,8 @@ def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecisio
         if left > 0:
             return group, None, left
     fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
-    return group, WhatIsBetter(fleet, request(observed.deployment.spec, view.current), transport(plan), plan.links), None
+    asked = request(observed.deployment.spec, view.current)
+    return group, WhatIsBetter(fleet, asked, transport(plan), plan.links, plan.split), None
 
 
 # --- after the writes ------------------------------------------------------------------------------------------------

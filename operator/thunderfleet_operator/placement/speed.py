@@ -85,6 +85,15 @@ def predict(
     return Speed(1 / decode, min(lengths.prompt, PREFILL_STEP) / prefill)
 
 
+def unknown(model: ModelFacts, macs: Sequence[Mac]) -> str:
+    """Why ``predict`` predicts nothing, as a clause."""
+    if not model.active_bytes or not model.layer_bytes:
+        return f"what a token reads of {model.repository or model.path} is not published yet"
+    lacking = [mac for mac in macs if _rates(mac, model, CALIBRATED) is None]
+    mac = min(lacking, key=lambda mac: mac.name)
+    return f"{mac.name} has not measured itself yet, and its chip {mac.chip or '(not published)'} is not in the table of chips"
+
+
 def bandwidth(mac: Mac) -> int:
     """Memory bandwidth in MB/s that decoding reaches on a Mac; 0 if it is not known."""
     known = chip(mac.chip, mac.gpu_cores)

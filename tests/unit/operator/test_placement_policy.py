@@ -169,7 +169,7 @@ def test_a_change_of_the_policy_rolls_no_group_out() -> None:
     bare = ModelDeploymentSpec.load({"model": {"path": "/m"}})
     with_policy = ModelDeploymentSpec.load({"model": {"path": "/m"}, "placement": {"policy": "Fastest"}})
     assert spec_hash(bare) == spec_hash(with_policy)
-    assert request_of(with_policy).policy is FASTEST and request_of(bare).policy is None
+    assert request_of(with_policy).policy is FASTEST and request_of(bare).policy is FEWEST
 
 
 def by_brute_force(fleet: Fleet, facts: ModelFacts, policy: PlacementPolicy) -> float:

@@ -132,10 +132,14 @@ class CandidateSearch:
 
         Over the best transport that its Macs still have, or over ``running`` alone; likewise the split.
         """
+        return next(self.currents(running, running_split), None)
+
+    def currents(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Iterator[Candidate]:
+        """Every transport and split that the Macs of ``request.current`` allow, the best by score first."""
         order = self.request.current
         size = len(order)
         if not order or len(set(order)) != size or any(name not in self.eligible for name in order):
-            return None
+            return
         for stage in stages(self.request):
             if size not in self._sizes(stage) or running not in (None, stage.transport):
                 continue
@@ -143,8 +147,7 @@ class CandidateSearch:
                 for position, cohort in enumerate(self.cohorts) if running_split in (None, split) else ():
                     found = self._kept(position, stage, split, order)
                     if found is not None:
-                        return _candidate(found, cohort, stage, split, preference)
-        return None
+                        yield _candidate(found, cohort, stage, split, preference)
 
     def most_ranks(self, transport: PlacedTransport) -> int:
         """The most ranks that a group over this transport can have, regardless of hops."""
