@@ -5,16 +5,17 @@ one. So there is one procedure. It starts from the best placement on the fewest 
 whose best placement is faster by the threshold, and repeats that from there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from thunderfleet_crds.vocabulary import PlacementPolicy, Split
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy, Split
 
 from thunderfleet_operator.placement.assembly import predicted
 from thunderfleet_operator.placement.buckets import MEMORY_STEP, Buckets
+from thunderfleet_operator.placement.preferences import MAX_RANKS
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
-from thunderfleet_operator.placement.speed import bandwidth, unknown
+from thunderfleet_operator.placement.speed import bandwidth, predict, unknown
 
 MORE_MACS = 8
 """So many Macs more than the fewest are considered."""
@@ -58,36 +59,75 @@ class Unpredicted(NamedTuple):
 
 def choose(search: CandidateSearch, policy: PlacementPolicy) -> Chosen | Unpredicted | None:
     """The placement by predicted speed; None if ``search`` found none, within its steps."""
-    by_size: dict[int, list[Choice]] = {}
-    proven = True
-    for part in _searches(search):
-        for candidate in part.by_size(min(by_size, default=None), MORE_MACS):
-            speed = predicted(candidate, search.request)
-            if speed is None:
-                return Unpredicted(unknown(candidate.cohort.model, candidate.found.graph.members(candidate.found.order)))
-            by_size.setdefault(len(candidate.found.order), []).append(Choice(candidate, speed.decode))
-        proven = proven and not part.budget.exhausted
-        if not by_size:
-            return None
-    thresholds = THRESHOLDS[policy]
-    current, *larger = [best(by_size[size], policy) for size in sorted(by_size)]
-    for choice in larger:
-        # Larger groups are compared with the current choice, which only gets faster.
-        if choice.speed >= thresholds.macs * current.speed:
-            current = choice
-    return Chosen(current, proven)
+    parts = _Parts(search)
+    current: Choice | None = None
+    least = MAX_RANKS
+    for size in search.sizes():
+        if size > least + MORE_MACS:
+            break
+        choices = _of_size(parts, size, THRESHOLDS[policy].macs * current.speed if current is not None else 0.0)
+        if isinstance(choices, Unpredicted):
+            return choices
+        if choices:
+            # The current choice only gets faster, so sizes that were not fast enough need not be looked at again.
+            current, least = best(choices, policy), min(least, size)
+    return Chosen(current, parts.proven) if current is not None else None
 
 
-def _searches(search: CandidateSearch) -> Iterator[CandidateSearch]:
-    """Among all Macs, and then among those with at least so much memory bandwidth: the slowest Mac of a group decides."""
-    steps = search.budget.left
-    yield search
-    rates = {name: bandwidth(mac) for name, mac in search.eligible.items()}
-    buckets = Buckets(rates.values(), MEMORY_STEP)
-    edges = sorted({buckets.of(rate) for rate in rates.values()})[1:]
-    for edge in edges[-CLASSES:]:
-        names = [name for name, rate in rates.items() if buckets.of(rate) >= edge]
-        yield CandidateSearch(search.fleet, search.request, StepBudget(max(1, steps // CLASSES)), only=names)
+class _Parts:
+    """The search among all Macs, and then among those with at least so much memory bandwidth, class by class.
+
+    The slowest Mac of a group decides, and the score of a group does not begin with it.
+    """
+
+    def __init__(self, search: CandidateSearch) -> None:
+        self.whole = search
+        self._steps = max(1, search.budget.left // CLASSES)
+        self._rates = {name: bandwidth(mac) for name, mac in search.eligible.items()}
+        self._classes: list[CandidateSearch] | None = None
+
+    @property
+    def classes(self) -> list[CandidateSearch]:
+        """Among the faster Macs only."""
+        if self._classes is None:
+            buckets = Buckets(self._rates.values(), MEMORY_STEP)
+            edges = sorted({buckets.of(rate) for rate in self._rates.values()})[1:][-CLASSES:]
+            groups = ([name for name, rate in self._rates.items() if buckets.of(rate) >= edge] for edge in edges)
+            fleet, request = self.whole.fleet, self.whole.request
+            self._classes = [CandidateSearch(fleet, request, StepBudget(self._steps), only=names) for names in groups]
+        return self._classes
+
+    @property
+    def proven(self) -> bool:
+        """Whether all searches completed."""
+        return not any(part.budget.exhausted for part in (self.whole, *(self._classes or ())))
+
+    def may_reach(self, speed: float, size: int, transport: PlacedTransport, split: PlacedSplit) -> bool:
+        """Whether so many of the fastest Mac would have this speed."""
+        if not speed or not self._rates:
+            return True
+        macs = [self.whole.eligible[max(self._rates, key=lambda name: self._rates[name])]] * size
+        lengths = self.whole.request.lengths
+        most = (predict(cohort.needs.model, macs, transport, split, lengths=lengths) for cohort in self.whole.cohorts)
+        return any(found is None or found.decode >= speed for found in most)
+
+
+def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredicted:
+    """The candidates on so many Macs with a speed of at least ``least``."""
+
+    def wanted(transport: PlacedTransport, split: PlacedSplit) -> bool:
+        return parts.may_reach(least, size, transport, split)
+
+    found = list(parts.whole.of_size(size, wanted))
+    if found:
+        found += [candidate for part in parts.classes for candidate in part.of_size(size, wanted)]
+    choices = []
+    for candidate in found:
+        speed = predicted(candidate, parts.whole.request)
+        if speed is None:
+            return Unpredicted(unknown(candidate.cohort.model, candidate.found.graph.members(candidate.found.order)))
+        choices.append(Choice(candidate, speed.decode))
+    return [choice for choice in choices if choice.speed >= least]
 
 
 def best(choices: Sequence[Choice], policy: PlacementPolicy) -> Choice:

@@ -5,7 +5,7 @@ are the first parts of the score, so the first of them that any set of Macs can 
 between the sets.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
@@ -111,21 +111,16 @@ class CandidateSearch:
                     found = self._found(stage, size, split, preference, count)
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
-    def by_size(self, least: int | None, more: int) -> Iterator[Candidate]:
-        """The best candidate of each stage, split and size, by size: of the smallest that has any, and of ``more`` sizes.
+    def sizes(self) -> list[int]:
+        """Numbers of Macs that a group can have, from the smallest."""
+        return sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
 
-        ``least``: the smallest size, if it is known.
-        """
-        sizes = sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
-        for size in sizes:
-            if least is not None and size > least + more:
-                return
-            for stage in stages(self.request):
-                for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
-                    if size in self._sizes(stage):
-                        for found in self._found(stage, size, split, preference, 1):
-                            least = size if least is None else least
-                            yield found
+    def of_size(self, size: int, wanted: Callable[[PlacedTransport, PlacedSplit], bool]) -> Iterator[Candidate]:
+        """The best candidate of each stage and split that is ``wanted``, on so many Macs."""
+        for stage in stages(self.request):
+            for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
+                if size in self._sizes(stage) and wanted(stage.transport, split):
+                    yield from self._found(stage, size, split, preference, 1)
 
     def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
         """Where the group is (``request.current``), if it may stay there.
