@@ -336,9 +336,14 @@ class Predicted(ApiModel):
 
     decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
     prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
+    correction_percent: Annotated[int, Field(ge=-50, le=100)] | None = Field(
+        default=None,
+        description="By how many percent benchmarks of this fleet have changed the predicted generation rate.",
+    )
     decode_error_percent: Count | None = Field(
         default=None,
-        description="By how many percent the predicted generation rate differs from that of the group's benchmark.",
+        description="By how many percent the predicted generation rate, without the correction, differs from that of the "
+        "group's benchmark.",
     )
 
 

@@ -54,7 +54,15 @@ def predicted(candidate: Candidate, request: Request, divided: Division | None =
     members = candidate.found.graph.members(candidate.found.order)
     found = divided or candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in members])
     shares = [last - first for first, last in found.layers] if found is not None else []
-    return predict(candidate.cohort.model, members, candidate.transport, candidate.split, shares, request.lengths)
+    return predict(
+        candidate.cohort.model,
+        members,
+        candidate.transport,
+        candidate.split,
+        shares,
+        request.lengths,
+        corrections=request.corrections,
+    )
 
 
 def _ranks(candidate: Candidate, divided: Division) -> tuple[RankPlacement, ...]:

@@ -90,10 +90,12 @@ class _Parts:
     def classes(self) -> list[CandidateSearch]:
         """Among the faster Macs only."""
         if self._classes is None:
-            buckets = Buckets(self._rates.values(), MEMORY_STEP)
-            edges = sorted({buckets.of(rate) for rate in self._rates.values()})[1:][-CLASSES:]
-            groups = ([name for name, rate in self._rates.items() if buckets.of(rate) >= edge] for edge in edges)
             fleet, request = self.whole.fleet, self.whole.request
+            factors, others = request.corrections, request.corrections.get("", 1.0)
+            rates = {name: int(rate * factors.get(fleet.macs[name].chip, others)) for name, rate in self._rates.items()}
+            buckets = Buckets(rates.values(), MEMORY_STEP)
+            edges = sorted({buckets.of(rate) for rate in rates.values()})[1:][-CLASSES:]
+            groups = ([name for name, rate in rates.items() if buckets.of(rate) >= edge] for edge in edges)
             self._classes = [CandidateSearch(fleet, request, StepBudget(self._steps), only=names) for names in groups]
         return self._classes
 
@@ -107,9 +109,10 @@ class _Parts:
         if not speed or not self._rates:
             return True
         macs = [self.whole.eligible[max(self._rates, key=lambda name: self._rates[name])]] * size
-        lengths = self.whole.request.lengths
-        most = (predict(cohort.needs.model, macs, transport, split, lengths=lengths) for cohort in self.whole.cohorts)
-        return any(found is None or found.decode >= speed for found in most)
+        request = self.whole.request
+        most = (predict(cohort.model, macs, transport, split, lengths=request.lengths) for cohort in self.whole.cohorts)
+        correction = max(request.corrections.values(), default=1.0)
+        return any(found is None or found.decode * correction >= speed for found in most)
 
 
 def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredicted:

@@ -60,7 +60,7 @@ class Answers(Protocol):
 
 
 def _wanted(request: Request) -> Request:
-    return replace(request, avoid={}, no_ring_ports={}, steady_cables=True)
+    return replace(request, avoid={}, no_ring_ports={}, steady_cables=True, corrections={})
 
 
 def answer(question: Question) -> Answer:
