@@ -163,7 +163,7 @@ def _scores_better(found: Candidate, running: Score) -> str | None:
         return None
     if (one.transport, one.macs, one.split) == (other.transport, other.macs, other.split) and one.shared > other.shared:
         return None
-    return f"{', '.join(found.nodes)}: here {other.why_worse(one)}"
+    return f"{', '.join(found.nodes)}; currently {other.why_worse(one)}"
 
 
 def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, request: Request) -> str | None:
@@ -171,6 +171,6 @@ def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, reque
     found = choice.candidate
     if request.policy is not None and choice.speed >= threshold(found, kept, request.policy) * speed:
         nodes = ", ".join(found.nodes)
-        return f"{nodes}: here predicted {speed:.3g} tokens/s instead of {choice.speed:.3g} (policy {request.policy})"
+        return f"{nodes}; currently predicted {speed:.3g} tokens/s instead of {choice.speed:.3g} (policy {request.policy})"
     text = _scores_better(found, running) if choice.speed * ALIKE >= speed else None
     return text or _scores_better(kept, running)

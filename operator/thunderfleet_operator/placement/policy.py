@@ -21,6 +21,8 @@ MORE_MACS = 8
 """So many Macs more than the fewest are considered."""
 CLASSES = 5
 """Most classes of memory bandwidth among which groups are searched, besides all Macs."""
+PIPELINES = 16
+"""So many pipelines of one size are compared: each of their Macs counts for the speed, not only the slowest."""
 ALIKE = MEMORY_STEP
 """Predicted speeds that differ by less are equal, and the score decides: no prediction is that exact."""
 
@@ -121,9 +123,9 @@ def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredict
     def wanted(transport: PlacedTransport, split: PlacedSplit) -> bool:
         return parts.may_reach(least, size, transport, split)
 
-    found = list(parts.whole.of_size(size, wanted))
+    found = list(parts.whole.of_size(size, wanted, PIPELINES))
     if found:
-        found += [candidate for part in parts.classes for candidate in part.of_size(size, wanted)]
+        found += [candidate for part in parts.classes for candidate in part.of_size(size, wanted, PIPELINES)]
     choices = []
     for candidate in found:
         speed = predicted(candidate, parts.whole.request)

@@ -8,7 +8,7 @@ between the sets.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
@@ -115,12 +115,13 @@ class CandidateSearch:
         """Numbers of Macs that a group can have, from the smallest."""
         return sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
 
-    def of_size(self, size: int, wanted: Callable[[PlacedTransport, PlacedSplit], bool]) -> Iterator[Candidate]:
-        """The best candidate of each stage and split that is ``wanted``, on so many Macs."""
+    def of_size(self, size: int, wanted: Callable[[PlacedTransport, PlacedSplit], bool], pipelines: int) -> Iterator[Candidate]:
+        """The best candidate of each stage and split that is ``wanted``, on so many Macs; of pipelines several."""
         for stage in stages(self.request):
             for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
                 if size in self._sizes(stage) and wanted(stage.transport, split):
-                    yield from self._found(stage, size, split, preference, 1)
+                    count = pipelines if split is Split.PIPELINE else 1
+                    yield from self._found(stage, size, split, preference, count)
 
     def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
         """Where the group is (``request.current``), if it may stay there.
