@@ -300,10 +300,12 @@ class Deployment:
         return processes, listening
 
     def left(self, ports: Collection[tuple[str, int]] = ()) -> list[str]:
-        """Its remaining child objects, processes and listeners on ``ports``."""
-        objects = [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]
+        """Its remaining child objects; when there are none, its remaining processes and listeners on ``ports``."""
+        if objects := [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]:
+            return objects
+        # Only now, because it starts a process on every Mac.
         processes, listening = self.seen()
-        return [*objects, *processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]
+        return [*processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]
 
 
 Deploy = Callable[..., Deployment]
