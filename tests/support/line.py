@@ -34,6 +34,8 @@ MODEL = "thunderfleet/tiny-qwen2"
 PROMETHEUS_PORT = 9090
 """On a Linux machine of the default fleet, when test_monitoring has used it."""
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
+PATHS = {"np": f"{OURS}/nodeprofiles", "tbl": f"{OURS}/thunderboltlinks", "nodes": "/api/v1/nodes"}
+"""Lists that tests read while they wait."""
 CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 
 # Agents look for models often and measure for a short time.
@@ -93,6 +95,9 @@ class Line:
         return found
 
     def items(self, *arguments: str) -> list[Json]:
+        """The items that ``kubectl get`` with these arguments shows."""
+        if len(arguments) == 1 and arguments[0] in PATHS:
+            return self.api.items(PATHS[arguments[0]])
         found: list[Json] = self.json("get", *arguments)["items"]
         return found
 
