@@ -3,7 +3,7 @@
 import base64
 import http.client
 import json
-import threading
+import queue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +26,7 @@ class Unreachable(LocalClusterError):
 class Api:
     """GETs from the API server as its administrator, each with a limit. Raises Unreachable.
 
-    Each thread keeps its connection: a TLS handshake costs both sides more than the request.
+    It keeps its connections: a TLS handshake costs both sides more than the request. ``close`` closes them.
     """
 
     def __init__(self, cluster: Cluster, seconds: float = REQUEST_SECONDS) -> None:
@@ -36,7 +36,12 @@ class Api:
         self._server = urlsplit(server["server"])
         entries = (server["certificate-authority-data"], user["client-certificate-data"], user["client-key-data"])
         self._context = client_context(*(base64.b64decode(entry).decode() for entry in entries))
-        self._kept = threading.local()
+        self._idle: queue.SimpleQueue[http.client.HTTPSConnection] = queue.SimpleQueue()
+
+    def close(self) -> None:
+        """Closes what is kept."""
+        while (connection := self._kept()) is not None:
+            connection.close()
 
     def get(self, path: str, seconds: float | None = None) -> Json | None:
         """The object or list at ``path``; None when there is none."""
@@ -54,14 +59,21 @@ class Api:
         found = self.get(path)
         return found["items"] if found else []
 
+    def _kept(self) -> http.client.HTTPSConnection | None:
+        """A connection that no thread uses."""
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            return None
+
     def _on_kept_connection(self, path: str, limit: float) -> tuple[int, bytes] | None:
-        """Status and body; None when this thread has no connection or the server has closed it."""
-        connection: http.client.HTTPSConnection | None = getattr(self._kept, "connection", None)
+        """Status and body; None when no connection is kept or the server has closed it."""
+        connection = self._kept()
         if connection is None or connection.sock is None:
             return None
         connection.sock.settimeout(limit)
         try:
-            return get(connection, path)
+            return self._on(connection, path)
         except TimeoutError as error:
             raise Unreachable(f"the API server: {error!r}") from error
         except OSError:
@@ -69,8 +81,12 @@ class Api:
 
     def _on_new_connection(self, path: str, limit: float) -> tuple[int, bytes]:
         host, port = self._server.hostname or "", self._server.port
-        self._kept.connection = http.client.HTTPSConnection(host, port, timeout=limit, context=self._context)
         try:
-            return get(self._kept.connection, path)
+            return self._on(http.client.HTTPSConnection(host, port, timeout=limit, context=self._context), path)
         except OSError as error:
             raise Unreachable(f"the API server: {error!r}") from error
+
+    def _on(self, connection: http.client.HTTPSConnection, path: str) -> tuple[int, bytes]:
+        found = get(connection, path)
+        self._idle.put(connection)
+        return found

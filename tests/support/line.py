@@ -81,7 +81,18 @@ class Line:
     deployments: list["Deployment"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.api = Api(self.cluster, COMMAND_SECONDS)
+        self._apis: list[Api] = []
+        self.api = self.api_within(COMMAND_SECONDS)
+
+    def api_within(self, seconds: float) -> Api:
+        """The API server, with a limit for each request."""
+        self._apis.append(Api(self.cluster, seconds))
+        return self._apis[-1]
+
+    def close(self) -> None:
+        """Closes the connections to the API server."""
+        for api in self._apis:
+            api.close()
 
     @property
     def macs(self) -> list[str]:
@@ -406,6 +417,7 @@ def on_fleet(
                 prepare(cluster)
             install(cluster, *values)
         found = Line(cluster)
+        stack.callback(found.close)
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)
         until(known, goal, INSTALL_SECONDS, describe=lambda: found.kubectl("get", "np,tbl"))
         yield found
