@@ -412,6 +412,46 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
     assert not view.wanted(seen, parse('{"enabled": false}'))
 
 
+@pytest.mark.parametrize(
+    ("transport", "runtime", "usable", "port", "problem"),
+    [
+        ("RDMA", None, None, {}, "the agent has not read the backends of MLX yet"),
+        (
+            "RDMA",
+            {"backends": ["ring"], "mlxVersion": "0.31.1"},
+            "True",
+            {"rdmaDevice": "rdma_en2"},
+            "MLX 0.31.1 on this Mac has no JACCL backend, which needs macOS 26.2 or newer on Apple silicon",
+        ),
+        ("RDMA", {"backends": ["jaccl"]}, None, {}, "the ThunderboltLink has no condition RDMAUsable yet"),
+        ("RDMA", {"backends": ["jaccl"]}, "False", {}, "RDMA is not usable on this cable: PortDown"),
+        ("RDMA", {"backends": ["jaccl"]}, "True", {}, "this end of the cable has no RDMA device"),
+        ("RDMA", {"backends": ["jaccl"]}, "True", {"rdmaDevice": "rdma_en2"}, None),
+        ("Ring", None, None, {"interface": None}, "this end of the cable has no IPv4 address"),
+        ("Ring", None, None, {}, None),
+    ],
+)
+def test_why_a_cable_is_not_measured_with_a_group(
+    transport: str, runtime: dict[str, object] | None, usable: str | None, port: dict[str, object], problem: str | None
+) -> None:
+    interfaces = [{"name": "en2", "kind": "Thunderbolt", "addresses": [_address("10.0.0.1")]}]
+    ports = [{"receptacle": 1, "interface": "en2", **port}]
+    status = {"network": {"interfaces": interfaces}, "thunderbolt": {"ports": ports}, "runtime": runtime}
+    spec = ordered(LinkEnd(node="a", port=1), LinkEnd(node="b", port=1))
+    conditions = (
+        [] if usable is None else [{"type": "RDMAUsable", "status": usable, "reason": "PortDown", "lastTransitionTime": WALL}]
+    )
+    link = ThunderboltLink.load(
+        {"metadata": {"name": RDMA.target.link}, "spec": spec.dump(), "status": {"conditions": conditions}}
+    )
+    settings = parse(json.dumps({"rdma": {"transport": transport}}))
+    facts = [Reachability(node="b", address="10.0.0.2", interface="en2", state=ReachabilityState.REACHABLE, since=WALL)]
+    agents = {"b": Agent(address="192.168.0.2", port=9440, certificate_sha256="0" * 64)}
+    seen = view.view("a", "192.168.0.1", NodeProfileStatus.load(status), [spec], [link], facts, agents, settings)
+    assert view.notes(seen, settings) == (() if problem is None else (problem,))
+    assert (RDMA.key in {probe.key for probe in view.wanted(seen, settings)}) is (problem is None)
+
+
 def test_figures_are_shown_in_their_units() -> None:
     assert Figures().words() == "no figures"
     gpu = Figures(flops=27_345_600_000_000, megabytes_per_second=702_345)

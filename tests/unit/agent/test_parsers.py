@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from thunderfleet_agent.observe.collector import parse_capabilities
 from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_crds import nodeprofile
 from thunderfleet_lib.parsing import ParseError, Partial, clean
 from thunderfleet_lib.rdma import parse as rdma
 
@@ -200,6 +201,13 @@ def test_no_thunderbolt_is_no_port_and_no_problem(sections: list[Any]) -> None:
     assert thunderbolt.parse(json.dumps({"SPThunderboltDataType": sections})) == thunderbolt.Thunderbolt()
 
 
+def test_buses_behind_a_section_without_hardware_are_found(shapes: Any) -> None:
+    bus = shapes.bus(1, domain=shapes.mine)
+    found = thunderbolt.parse(shapes.report({"Thunderbolt": "no_hardware"}, bus))
+    assert found == thunderbolt.parse(shapes.report(bus))
+    assert [port.receptacle for port in found.ports] == [1]
+
+
 def test_what_is_seen_through_a_port_is_plugged_into_it_whatever_its_status_is_called(shapes: Any) -> None:
     """A single item may appear without a list."""
     dock = shapes.bus(1, domain=shapes.mine, items=[shapes.hub("dock")])
@@ -227,6 +235,17 @@ def test_hardware_and_system(shapes: Any) -> None:
     assert hardware.whole_number(hardware.parse_sysctl(shapes.sysctl), "hw.memsize") == 103079215104
     assert hardware.parse_sysctl(shapes.sysctl.replace(": ", " = ")) == hardware.parse_sysctl(shapes.sysctl)
     assert hardware.parse_sw_vers("ProductVersion: 26.3\nBuildVersion: 25D125\n") == hardware.System("26.3", "25D125")
+
+
+@pytest.mark.parametrize("key", ["chip_type", "cpu_type"])
+def test_long_texts_are_cut_to_what_the_api_takes(key: str, shapes: Any) -> None:
+    told = {"machine_model": "m" * 100, key: "c" * 100}
+    found = hardware.parse_hardware(json.dumps({"SPHardwareDataType": [told]}))
+    assert found == hardware.Hardware("m" * 63 + "…", "c" * 63 + "…")
+    assert nodeprofile.Hardware(model_identifier=found.model_identifier, chip=found.chip).chip == found.chip
+    nameless = {**shapes.bus(1, domain=shapes.mine), "_name": "b" * 100}
+    del nameless["receptacle_1_tag"]["receptacle_id_key"]
+    assert thunderbolt.parse(shapes.report(nameless)).problems == (f"{'b' * 63}… has no receptacle number",)
 
 
 def test_hardware_ports_and_services(shapes: Any) -> None:
@@ -342,6 +361,13 @@ def test_an_answer_that_ends_between_two_lines_shows_too(name: str, behind: str,
     text = text_of(name, shapes)
     with pytest.raises(ParseError):
         PARSERS[name](text[: text.index(behind) + len(behind)])
+
+
+def test_a_service_list_that_ends_after_a_name_keeps_the_whole_services(shapes: Any) -> None:
+    whole = network.parse_service_order(shapes.services)
+    with pytest.raises(Partial, match="ends after the name of the service Old one") as caught:
+        network.parse_service_order(shapes.services[: shapes.services.index("(Hardware Port: Wi-Fi")])
+    assert caught.value.value == whole[:2]
 
 
 def test_output_in_another_language_is_reported_and_not_misread(shapes: Any) -> None:

@@ -81,6 +81,14 @@ def test_a_neighbors_addresses_are_dialled_where_they_lead_here() -> None:
     assert found == {"192.168.64.12": None, "10.0.1.2": "en2", "169.254.7.7": "en2", "100.64.0.9": None}
 
 
+def test_a_thunderbolt_interface_of_no_known_port_is_not_dialled() -> None:
+    """Its port is not in the profile, so it may belong to any Mac, even if this Mac's cable ends at port 1."""
+    neighbor = profile("studio-2", interface("en9", TB, ("10.0.9.2", LAN)), agent=agent("192.168.64.12"))
+    cable = ordered(LinkEnd(node="studio-1", port=1), LinkEnd(node="studio-2", port=1))
+    dialled = dial_plan.targets("studio-1", OWN, [cable], {"studio-2": neighbor}, [])
+    assert dialled == (PeerAddress("studio-2", "192.168.64.12", 9440, "0" * 64),)
+
+
 def test_others_are_dialled_at_one_address_and_not_too_many() -> None:
     crowd = [profile(f"mac-{n:03}", agent=agent(f"10.1.0.{n}")) for n in range(1, 200)]
     found = dial_plan.targets("studio-1", OWN, [], {}, [*crowd, profile("studio-1", agent=agent("10.1.1.1")), profile("mute")])

@@ -300,6 +300,35 @@ def test_the_whole_status() -> None:
     assert "initContainerStatuses" not in status
 
 
+def test_the_whole_status_of_a_container_that_has_not_started() -> None:
+    assert container_of(pod({"name": "a", "image": "i"}), seen()) == {
+        "name": "a",
+        "image": "i",
+        "imageID": "",
+        "restartCount": 0,
+        "lastState": {},
+        "started": False,
+        "ready": False,
+        "state": {"waiting": {"reason": "ContainerCreating"}},
+    }
+
+
+def test_an_eviction_goes_on_with_its_message_after_a_restart_of_the_kubelet() -> None:
+    """The kubelet that comes next knows of the eviction by the pod's status alone."""
+    message = "Container a used 3Gi of ephemeral storage, limit 2Gi"
+    begun = pod(status={"phase": "Running", "reason": "Evicted", "message": message})
+    for observed in (seen(attempts={"a": (running(),)}), seen(attempts={"a": (running(),)}, evicted=message)):
+        assert condition(begun, observed, "DisruptionTarget") == {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "TerminationByKubelet",
+            "message": message,
+            "lastProbeTime": None,
+            "lastTransitionTime": STAMP,
+        }
+        assert len(decide(begun, observed).stops) == 1
+
+
 def test_a_status_that_stays() -> None:
     ended = pod(status={"phase": "Failed", "reason": "Evicted", "message": "m", "startTime": "2020-01-01T00:00:00Z"})
     assert decide(ended, seen()).status is None
@@ -456,10 +485,15 @@ def test_transition_times() -> None:
         ("Gt", ["5"], "x", False),
         ("Gt", ["5"], None, False),
         ("Gt", [], "6", False),
+        ("Gt", ["five"], "6", False),
         ("Lt", ["5"], "4", True),
         ("Lt", ["5"], "5", False),
         ("Lt", ["5"], None, False),
         ("Lt", [], "4", False),
+        ("Lt", ["five"], "4", False),
+        ("Lt", ["9" * 5000], "4", False),
+        ("Lt", ["5", "9"], "7", False),
+        ("Lt", ["9", "5"], "7", False),
         ("Like", ["a"], "a", False),
     ],
 )

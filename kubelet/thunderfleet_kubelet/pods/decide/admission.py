@@ -121,15 +121,20 @@ def _matches(requirement: Json, values: Mapping[str, str]) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case "Gt" if _is_integer(value) and wanted:
-            return int(str(value)) > int(wanted[0])
-        case "Lt" if _is_integer(value) and wanted:
-            return int(str(value)) < int(wanted[0])
+        case "Gt" | "Lt" as operator:
+            # The API server checks the number of values and not whether they are integers.
+            return len(wanted) == 1 and _is_beyond(operator, _integer(value), _integer(wanted[0]))
     return False
 
 
-def _is_integer(value: str | None) -> bool:
-    return value is not None and re.fullmatch(r"-?\d+", value) is not None
+def _is_beyond(operator: str, value: int | None, bound: int | None) -> bool:
+    if value is None or bound is None:
+        return False
+    return value > bound if operator == "Gt" else value < bound
+
+
+def _integer(value: str | None) -> int | None:
+    return int(value) if value is not None and re.fullmatch(r"-?\d{1,19}", value) else None
 
 
 def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
