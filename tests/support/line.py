@@ -34,8 +34,9 @@ MODEL = "thunderfleet/tiny-qwen2"
 PROMETHEUS_PORT = 9090
 """On a Linux machine of the default fleet, when test_monitoring has used it."""
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
-PATHS = {"np": f"{OURS}/nodeprofiles", "tbl": f"{OURS}/thunderboltlinks", "nodes": "/api/v1/nodes"}
-"""Lists that tests read while they wait."""
+NODES = "/api/v1/nodes"
+PATHS = {"np": f"{OURS}/nodeprofiles", "tbl": f"{OURS}/thunderboltlinks", "nodes": NODES, "node": NODES}
+"""What tests read while they wait: without kubectl, which takes many times as long."""
 CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 
 # Agents look for models often and measure for a short time.
@@ -102,6 +103,11 @@ class Line:
         return self.cluster.kubectl(*arguments, text=text, seconds=COMMAND_SECONDS).stdout
 
     def json(self, *arguments: str) -> Json:
+        """What kubectl prints as JSON. Raises LocalClusterError."""
+        if len(arguments) == 3 and arguments[0] == "get" and arguments[1] in PATHS:
+            if (item := self.api.get(f"{PATHS[arguments[1]]}/{arguments[2]}")) is None:
+                raise LocalClusterError(f"there is no {arguments[1]} {arguments[2]}")
+            return item
         found: Json = json.loads(self.kubectl(*arguments, "-o", "json"))
         return found
 
