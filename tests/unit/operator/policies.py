@@ -25,8 +25,11 @@ class Way(NamedTuple):
 
 def rated(seed: int) -> tuple[Fleet, ModelFacts, Request]:
     """A problem whose speeds can be predicted."""
-    fleet, facts, request = problem(seed, 6)
+    fleet, facts, request = problem(seed)
     dice = random.Random(seed)
+    if len(fleet.macs) == 7:
+        # Brute force tries every order of a group.
+        request = replace(request, min_nodes=min(request.min_nodes, 5), max_nodes=min(request.max_nodes or 5, 5))
     kinds = dice.sample(CHIPS, dice.randint(1, 3))
     facts = replace(facts, active_bytes=dice.choice((2, 10, 40, 120)) * 10**9, bits=4, mixture=dice.random() < 0.3)
     macs = []
