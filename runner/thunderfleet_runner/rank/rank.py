@@ -104,7 +104,7 @@ class Rank:
             if answer.number != number or len(whole) != size * length:
                 raise NotFormed(
                     f"all-gather {number} of rank {rank} expected {size * length} bytes, "
-                    f"got {len(whole)} from gather {answer.number}"
+                    f"got {len(whole)} from all-gather {answer.number}"
                 )
             return whole
 
