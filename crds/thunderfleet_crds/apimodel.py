@@ -11,6 +11,8 @@ from thunderfleet_crds.fields import UUID, Int64, Name, Time, Token
 
 # Words of field names that the Kubernetes API conventions write in capitals, except at the beginning.
 _ACRONYMS: Final = frozenset({"gid", "id", "rdma", "sha256", "uid", "uuid"})
+# Pydantic copies it for a changed copy of a value, and so needs a set that can grow.
+_NO_FIELDS: Final[set[str]] = set()
 
 
 def to_api_name(name: str) -> str:
@@ -29,6 +31,10 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, alias_generator=to_api_name, populate_by_name=True, extra="ignore", use_enum_values=False
     )
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Drops the record of which fields were given, which nothing reads: in a small value it is larger than the fields."""
+        object.__setattr__(self, "__pydantic_fields_set__", _NO_FIELDS)
 
     @model_serializer(mode="wrap")
     def _without_empty_collections(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

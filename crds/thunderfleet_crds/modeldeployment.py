@@ -175,8 +175,8 @@ class Bootstrap(ApiModel):
     )
     ring_without_relay: bool = Field(
         default=False,
-        description="Allow the ring transport to use a LAN without encryption. Anyone who reaches the ports of the ring can "
-        "then execute code on the Macs. If false, traffic over a LAN is relayed over mutual TLS.",
+        description="Allow the ring transport to use a LAN without encryption. Anyone on that network can then read and change "
+        "what the ranks exchange. If false, traffic over a LAN is relayed over mutual TLS.",
     )
 
 
@@ -206,8 +206,9 @@ class Recovery(ApiModel):
     )
     failback: FailbackPolicy = Field(
         default=FailbackPolicy.WHEN_IDLE,
-        description="Whether a group that a broken cable has moved goes back to a better placement: WhenIdle (when no request "
-        "runs and the cable has worked for 30 s, twice as long after each further interruption, at most 30 min), or Never.",
+        description="Whether a group that was moved because a cable failed goes back to a better placement. WhenIdle: it goes "
+        "back when no request is running and the cable has worked for 30 s; this time doubles with each further interruption, "
+        "up to 30 min. Never: it stays.",
     )
 
 
@@ -231,9 +232,11 @@ class PlacementSpec(ApiModel):
 
     policy: PlacementPolicy | None = Field(
         default=None,
-        description="Choose by predicted speed: Fewest (start with the fewest Nodes; more of them only for twice the speed, "
-        "Tensor instead of Pipeline only for 1.5 times) or Fastest (more Nodes, or Tensor, for 10 %). Unset, or where the "
-        "speed of a placement cannot be predicted: by transport, then by the number of Nodes. Running groups are not moved.",
+        description="How predicted speed decides. Fewest starts with the fewest Nodes; it uses more Nodes only if they are "
+        "predicted to be at least 2 times as fast, and Tensor instead of Pipeline only if it is predicted to be at least 1.5 "
+        "times as fast. Fastest uses more Nodes, or Tensor, if they are predicted to be at least 1.1 times as fast. If unset, "
+        "or if the speed cannot be predicted, the best transport decides, then the smallest number of Nodes. Running groups "
+        "are not moved.",
     )
 
 
@@ -325,7 +328,9 @@ class LostPlace(ApiModel):
     links: Annotated[tuple[Name, ...], Field(max_length=8)] = Field(
         default=(), description="Names of the ThunderboltLinks that failed, the most recent last."
     )
-    returning: bool = Field(default=False, description="Whether the group drains to go back to a better placement.")
+    returning: bool = Field(
+        default=False, description="Whether the group is draining in order to go back to a better placement."
+    )
 
 
 class Predicted(ApiModel):
@@ -338,7 +343,7 @@ class Predicted(ApiModel):
     prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
     decode_error_percent: Count | None = Field(
         default=None,
-        description="By how many percent the predicted generation rate differs from that of the group's benchmark.",
+        description="Difference between the predicted generation rate and that of the group's benchmark, in percent.",
     )
 
 
@@ -350,9 +355,8 @@ class Group(ApiModel):
     epoch: Count = Field(default=0, description="Number of the group's placement, which increases with every new placement.")
     plan_digest: Word | None = Field(
         default=None,
-        description="SHA-256 of the group's plan, a ConfigMap. If the key that signed the plan is lost, the operator "
-        "recognizes the "
-        "plan by this digest.",
+        description="SHA-256 of the group's plan, the ConfigMap that tells the group's pods what to run and how to connect. If "
+        "the key that signed the plan is lost, the operator recognizes the plan by this digest.",
     )
     state: GroupPhase = Field(
         default=GroupPhase.PENDING,
@@ -376,14 +380,15 @@ class Group(ApiModel):
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
     )
     predicted: Predicted | None = Field(
-        default=None, description="Predicted speed for one request; status.benchmark has what was measured."
+        default=None, description="Predicted speed for one request; status.benchmark has the measured speed."
     )
     restarts: Count = Field(default=0, description="Number of restarts after failures that count against recovery.maxRestarts.")
     next_restart_time: Time | None = Field(default=None, description="Time of the next restart, while the group backs off.")
     last_failure: Failure | None = Field(default=None, description="Most recent failure of the group.")
     lost_place: LostPlace | None = Field(
         default=None,
-        description="Placement that the group has lost because of a cable, until it has gone back to a better one.",
+        description="Placement that the group had to leave because a cable failed. Unset when the group has gone back to a "
+        "better placement.",
     )
 
 

@@ -187,7 +187,7 @@ class Reachability(ApiModel):
     """Address of another Node to which the Mac's agent has tried to connect."""
 
     node: Name = Field(
-        description="Name of the Node. If the address has answered, its agent's certificate has proved the name."
+        description="Name of the Node. If the address has answered, the certificate of the agent there has proved the name."
     )
     address: Address = Field(description="IP address of the other Node.")
     interface: Word | None = Field(default=None, description="Network interface of this Mac that the connection uses.")
@@ -230,7 +230,7 @@ class MemoryBenchmark(ApiModel):
 class Benchmarks(ApiModel):
     """GPU benchmarks of the Mac."""
 
-    compute: ComputeBenchmark | None = Field(default=None, description="Benchmark of arithmetic.")
+    compute: ComputeBenchmark | None = Field(default=None, description="Benchmark of matrix multiplication.")
     memory: MemoryBenchmark | None = Field(default=None, description="Benchmark of memory bandwidth.")
     tflops: Quantity | None = Field(default=None, description="fp16 rate in TFLOPS, for display.")
     gigabytes_per_second: Quantity | None = Field(default=None, description="Memory bandwidth in GB/s, for display.")
@@ -286,8 +286,8 @@ class Model(ApiModel):
     context_length_tokens: Int64 | None = Field(default=None, description="Maximum length of a sequence in tokens.")
     active_bytes: Int64 | None = Field(
         default=None,
-        description="Weights that are read for one token in bytes: without the experts that it does not use, and without the "
-        "table of embeddings.",
+        description="Size of the weights that are read to generate one token, in bytes. Experts that the token does not use "
+        "and the embedding table are not counted.",
     )
     experts: Count | None = Field(default=None, description="Number of experts of each layer; unset for dense models.")
     prefill_workspace_bytes: Int64 | None = Field(

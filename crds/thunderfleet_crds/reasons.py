@@ -250,7 +250,8 @@ class Reason(StrEnum):
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     FAILBACK_PENDING = (
         "FailbackPending",
-        "Every group has a placement. One that a broken cable has moved goes back to a better one; the message says when.",
+        "Every group has a placement. One that was moved because a cable failed goes back to a better one; the message says "
+        "when.",
         "None, or set `spec.recovery.failback: Never` to keep the group where it is.",
         (On.PLACED,),
     )
@@ -462,7 +463,7 @@ class Reason(StrEnum):
     )
     NO_API_KEYS = (
         "NoAPIKeys",
-        "The Secret that spec.server.apiKeySecret names has no value, so nobody could be admitted.",
+        "The Secret that spec.server.apiKeySecret names has no value, so no client could be authenticated.",
         "Add a value for each client to the Secret, or remove spec.server.apiKeySecret to serve everybody.",
         (FAILURE,),
     )
@@ -626,7 +627,7 @@ class Reason(StrEnum):
     )
     RELAY_LOST = (
         "RelayLost",
-        "The connection between two supervisors that relay a hop broke.",
+        "The connection over which two supervisors relay the traffic of a ring across the LAN broke.",
         "None: the group forms again. If it repeats, check the LAN between the Macs in the message.",
         (FAILURE,),
     )

@@ -129,7 +129,7 @@ class ThunderboltLink(ApiModel):
                     # Not `+ string(port)`, which the API server considers unbounded: it refuses the rule for its cost.
                     "rule": "self.metadata.name == '%s.tb%d--%s.tb%d'.format("
                     "[self.spec.a.node, self.spec.a.port, self.spec.b.node, self.spec.b.port])",
-                    "message": "metadata.name must be <a.node>.tb<a.port>--<b.node>.tb<b.port>, after the ends in spec",
+                    "message": "metadata.name must be <a.node>.tb<a.port>--<b.node>.tb<b.port>, with the values of spec",
                 }
             ]
         }

@@ -148,7 +148,7 @@ class Config(_Settings):
         from thunderfleet_lib.quantity import to_bytes
 
         if not 64 * 1024 <= to_bytes(value) <= 2**40:
-            raise ValueError(f"{value} is not from 64Ki to 1Ti")
+            raise ValueError(f"{value} must be from 64Ki to 1Ti")
         return value
 
     @property

@@ -110,7 +110,7 @@ def _cluster_commands(commands: _Parsers) -> None:
         metavar="NODE",
         help="bind the token to this Node name, even if the Node exists (default: any name that no Node has)",
     )
-    token.add_argument("--inside", action="store_true", help="print the API server's address in the machines' network")
+    token.add_argument("--inside", action="store_true", help="print the command for a machine of the cluster itself")
     node = commands.add("node", "delete a machine's Node")
     node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")
     node.add_argument("node", metavar="NODE", help="Node name")
@@ -145,7 +145,8 @@ def _fault_commands(commands: _Parsers) -> None:
     cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: rate limit in Mbit/s")
     cable.add_argument("--speed", choices=SPEEDS, help="slow: negotiated speed that both ends report, in Gb/s")
     lan = commands.add(
-        "lan", "unplug a machine from the LAN, plug it in, or give it another address; its Thunderbolt cables stay"
+        "lan",
+        "unplug a machine from the LAN, plug it in, or give it another address; its Thunderbolt cables stay connected",
     )
     lan.add_argument("action", choices=LAN_ACTIONS, help="address: change the LAN address, as a new DHCP lease does")
     lan.add_argument("machine", metavar="MACHINE", help="machine name")

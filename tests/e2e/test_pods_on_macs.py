@@ -118,9 +118,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "group of a container": ({"inner": {"securityContext": {"runAsGroup": 80}}}, "may not have group 80"),
     "supplementary group admin": ({"securityContext": {"supplementalGroups": [3000, 80]}}, "may not have group 80"),
     "fsGroup staff": ({"securityContext": {"fsGroup": 20}}, "may not have group 20"),
-    "privileged": ({"inner": {"securityContext": {"privileged": True}}}, "may not be privileged: container main"),
+    "privileged": ({"inner": {"securityContext": {"privileged": True}}}, "remove privileged from container main"),
     "priority of the system": ({"priorityClassName": "system-node-critical"}, "priority class system-node-critical"),
-    "hostPath": (HOST, "may not have hostPath volumes, except those of the operator: volume host"),
+    "hostPath": (HOST, "may not have hostPath volumes, except those of the operator: remove volume host"),
 }
 
 

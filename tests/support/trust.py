@@ -369,7 +369,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "pod-host",
-            "the same, with a folder of the Mac",
+            "the same, with a hostPath volume",
             f"POST {IN_A}/pods",
             "401 policy policy role role role role yes role node role",
             _mac_pod(**HOST_FOLDER),
@@ -438,7 +438,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "pod-bind",
-            "bind a pod in A to a Mac past the scheduler",
+            "bind a pod in A to a Mac, without the scheduler",
             f"POST {IN_A}/pods/waits/binding",
             "401 yes role role role role role role role role role",
             _object(

@@ -33,7 +33,8 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 300
-PAGE = 500
+PAGE = 100
+"""Objects of one page of a list. A NodeProfile with many models takes hundreds of kilobytes while it is read."""
 
 
 class ApiError(Exception):
@@ -81,6 +82,14 @@ class Credentials:
     authorization: str | None
     certificate: str | None
     key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list. ``version``: the resourceVersion of the whole list."""
+
+    items: list[Json]
+    version: str
 
 
 class Kube:
@@ -239,26 +248,35 @@ class Kube:
                 return None
             raise
 
-    async def _pages(self, path: str, query: Mapping[str, object], accept: str) -> tuple[list[Json], str]:
-        items: list[Json] = []
+    async def pages(self, path: str, query: Mapping[str, object], accept: str = JSON) -> AsyncIterator[Page]:
+        """All items of a collection, page by page; at least one page. Raises ApiError."""
         token = ""
         while True:
             full = {"limit": PAGE, **query, **({"continue": token} if token else {})}
             page = await self.request("GET", path, query=full, accept=accept)
-            items.extend(page.get("items") or [])
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or ""
+            yield Page(page.get("items") or [], str(metadata.get("resourceVersion") or ""))
             if not token:
-                return items, str(metadata.get("resourceVersion") or "")
+                return
 
     async def list(self, path: str, **query: object) -> tuple[list[Json], str]:
         """All items of a collection, read page by page, and the resourceVersion of the list."""
-        return await self._pages(path, query, JSON)
+        items: list[Json] = []
+        version = ""
+        async for page in self.pages(path, query):
+            items.extend(page.items)
+            version = page.version
+        return items, version
 
     async def list_keys(self, path: str, **query: object) -> tuple[set[str], str]:
         """The keys of all items of a collection and the list's resourceVersion. The server sends only metadata."""
-        items, version = await self._pages(path, query, METADATA_LIST)
-        return {key_of(item) for item in items}, version
+        keys: set[str] = set()
+        version = ""
+        async for page in self.pages(path, query, METADATA_LIST):
+            keys.update(map(key_of, page.items))
+            version = page.version
+        return keys, version
 
     async def create(self, path: str, body: Json) -> Json:
         return await self.request("POST", path, body=body)

@@ -69,7 +69,7 @@ class Bundle:
         for folder in (here.parent / self.name, here.parent.parent / self.name):
             if (folder / "go.mod").is_file():
                 return folder
-        raise AssetsError(f"the Go module {self.name} is missing: the installation is incomplete")
+        raise AssetsError(f"the Go module {self.name} is missing; install thunderfleet again")
 
 
 CONTROL_PLANE = Bundle(
@@ -158,7 +158,9 @@ def _take(lock: int, tell: Tell) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise AssetsError(f"another build did not finish within {BUILD_SECONDS // 60} minutes") from None
+                raise AssetsError(
+                    f"another build did not finish within {BUILD_SECONDS // 60} minutes; stop it, or try again later"
+                ) from None
             if not said:
                 tell({"step": "waiting for another build", "state": "start"})
                 said = True

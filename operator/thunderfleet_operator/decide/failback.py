@@ -16,10 +16,12 @@ from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_proble
 IDLE_SECONDS = 2.0
 """How often a group that is about to go back is checked for running requests."""
 
+_GOES_BACK = "goes back to a better placement"
+
 
 @dataclass(frozen=True, slots=True)
 class Failback:
-    """``due``: the group goes back now. Otherwise ``waits`` says what for; None where it does not go back."""
+    """``due``: the group goes back now. Otherwise ``waits`` says when it does, as the end of a sentence about the group."""
 
     due: bool = False
     waits: str | None = None
@@ -47,13 +49,13 @@ def failback(
         return Failback(due=True)
     better = advice.text if advice is not None else None
     if recovery.failback is FailbackPolicy.NEVER:
-        return Failback(waits="never, by spec.recovery.failback") if better is not None else Failback()
+        return Failback(waits="stays, because spec.recovery.failback is Never") if better is not None else Failback()
     if better is None:
         return Failback(waits=_missing(lost, fleet))
     if report.state is None or report.state.requests != 0:
-        return Failback(waits="when no request is running", recheck_seconds=IDLE_SECONDS)
+        return Failback(waits=f"{_GOES_BACK} when no request is running", recheck_seconds=IDLE_SECONDS)
     if not alone:
-        return Failback(waits="when all other groups serve", recheck_seconds=IDLE_SECONDS)
+        return Failback(waits=f"{_GOES_BACK} when all other groups serve", recheck_seconds=IDLE_SECONDS)
     return Failback(due=True)
 
 
@@ -63,8 +65,8 @@ def _missing(lost: LostPlace, fleet: Fleet) -> str | None:
     for name in lost.links:
         cable = fleet.cables.get(name)
         if cable is None:
-            return f"when cable {name} is back: neither end reports it"
+            return f"{_GOES_BACK} when cable {name} is plugged in again: neither end reports it"
         problem = rdma_problem(cable) if rdma else ring_problem(fleet, cable)
         if problem is not None:
-            return f"when cable {name} can be used: {problem}"
+            return f"{_GOES_BACK} when cable {name} can be used: {problem}"
     return None

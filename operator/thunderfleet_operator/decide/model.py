@@ -46,7 +46,9 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     partial = [(name, model) for name, models in found.items() for model in models]
     if partial:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
-        return Resolution(False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac: {_names(texts)}")
+        return Resolution(
+            False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac, download it again: {_names(texts)}"
+        )
     if not macs:
         return Resolution(False, Reason.NO_MACS, NO_MACS)
     looked = _names([_folders(mac) for mac in macs])

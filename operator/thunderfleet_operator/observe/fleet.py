@@ -115,7 +115,7 @@ def _facts(model: Model) -> ModelFacts:
         tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
         layer_bytes=pipeline.layer_bytes if pipeline else (),
         shared_bytes=pipeline.shared_bytes if pipeline else 0,
-        pipeline_refusal=pipeline.refusal if pipeline else "the agent has not sized its layers",
+        pipeline_refusal=pipeline.refusal if pipeline else "the agent has not computed the sizes of its layers",
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
         active_bytes=model.active_bytes or 0,
         mixture=model.experts is not None,

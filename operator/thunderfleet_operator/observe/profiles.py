@@ -4,15 +4,11 @@ Most of a profile is its models, with sizes layer by layer, and most Macs of a f
 are one value in memory, which takes a tenth of the time and memory at a thousand Macs.
 """
 
-import hashlib
-import json
-
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Model, NodeProfile
 from thunderfleet_lib.kube import Json
 
-SHARED_LIMIT = 4096
-"""Different lists of models that are kept to be shared."""
+from thunderfleet_operator.watch.lean import SHARED_LIMIT, digest_of
 
 
 class ProfileReader:
@@ -33,7 +29,7 @@ class ProfileReader:
         models = status.get("models") if isinstance(status, dict) else None
         if not isinstance(models, list) or not models:
             return NodeProfile.load(item)
-        key = hashlib.sha256(json.dumps(models, default=repr).encode()).digest()
+        key = digest_of(models)
         shared = self._models.get(key)
         if shared is None:
             profile = NodeProfile.load(item)

@@ -55,7 +55,7 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
         return f"has an incomplete copy of the model at {broken.path}: {broken.problem or 'files are missing'}"
-    return f"has not determined how much memory {found[0].path} needs: {found[0].problem or 'it has not been sized'}"
+    return f"has not determined how much memory {found[0].path} needs: {found[0].problem or 'see the log of its agent'}"
 
 
 def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:

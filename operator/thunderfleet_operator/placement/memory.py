@@ -153,7 +153,7 @@ class Needs:
     def _pipeline_bounds(self, size: int) -> Bounds | str:
         model, costs = self.model, self._costs
         if model.pipeline_refusal or not costs:
-            return f"mlx-lm cannot divide it by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
+            return f"it cannot be divided by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
         if len(costs) < size:
             return f"the model has {len(costs)} layers, fewer than {size} ranks"
         total, small = self._sums[-1], self._smallest

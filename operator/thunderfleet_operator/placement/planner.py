@@ -111,14 +111,14 @@ def better(fleet: Fleet, request: Request, running: PlacedTransport | None = Non
         return None
     if (one.transport, one.macs, one.split) == (other.transport, other.macs, other.split) and one.shared > other.shared:
         return None
-    return f"{', '.join(best.nodes)}: here {other.why_worse(one)}"
+    return f"{', '.join(best.nodes)}; currently {other.why_worse(one)}"
 
 
 def _recabled(kept: Candidate, running: Score) -> str | None:
     """Whether the Macs of a group have better cables than it uses."""
     if (kept.score.transport, kept.score.neg_speed) >= (running.transport, running.neg_speed):
         return None
-    return f"{', '.join(kept.nodes)}: here {running.why_worse(kept.score)}"
+    return f"{', '.join(kept.nodes)}; currently {running.why_worse(kept.score)}"
 
 
 def _faster(fleet: Fleet, request: Request, kept: Candidate) -> str | None:
@@ -128,4 +128,4 @@ def _faster(fleet: Fleet, request: Request, kept: Candidate) -> str | None:
     if speed is None or found is None or not is_better(found, speed.decode, request.policy):
         return None
     nodes = ", ".join(found.candidate.nodes)
-    return f"{nodes}: here predicted {speed.decode:.3g} tokens/s instead of {found.speed:.3g} (policy {request.policy})"
+    return f"{nodes}; currently predicted {speed.decode:.3g} tokens/s instead of {found.speed:.3g} (policy {request.policy})"

@@ -24,9 +24,10 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         action="append",
         default=[],
         metavar="CHANGE",
-        help="plug in a cable that is not there, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); may be repeated",
+        help="plan as if this cable were plugged in, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); may be "
+        "repeated",
     )
-    plan.add_argument("--without", action="append", default=[], metavar="MAC", help="leave out a Mac; may be repeated")
+    plan.add_argument("--without", action="append", default=[], metavar="MAC", help="plan without this Mac; may be repeated")
     plan.add_argument(
         "-o",
         "--output",

@@ -24,7 +24,17 @@ def _label(transport: str | None) -> str:
 
 def _rank_rows(group: GroupReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        ("RANK", "MAC", "LAYERS", "MEMORY", "OF FREE", "SERVES AT", "RING ADDRESS", "REACHES RANK 0 AT", "RDMA DEVICES BY RANK")
+        (
+            "RANK",
+            "MAC",
+            "LAYERS",
+            "MEMORY",
+            "FREE BEFORE",
+            "SERVES AT",
+            "RING ADDRESS",
+            "REACHES RANK 0 AT",
+            "RDMA DEVICES BY RANK",
+        )
     ]
     for rank in group.ranks:
         layers = f"{rank.layers.first}-{rank.layers.first + rank.layers.count - 1}" if rank.layers else "all"

@@ -3,6 +3,7 @@
 kopf_watch  kopf as the watcher
 lists       lists that keep the cache true where kopf's events do not
 cache       the collections that the operator keeps in memory
+lean        what the cache keeps of an object
 workqueue   keys, each at most once, handed to one worker
 leader      which replica acts: the holder of a Lease
 """

@@ -4,19 +4,13 @@ Each write returns the new object, which goes in at once: the operator always se
 one cluster are ordered, so an older object never replaces a newer one.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.names import (
-    ANNOTATION_HASH,
-    ANNOTATION_REASON,
-    ANNOTATION_SIGNATURE,
-    API_VERSION,
-    LABEL_MANAGED_BY,
-    MANAGED_BY,
-)
-from thunderfleet_crds.plan import PLAN_BYTES, PLAN_KEY
+from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import Json, key_of
+
+from thunderfleet_operator.watch.lean import Lean, plan_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +54,6 @@ DEPLOYMENTS = Collection("modeldeployments", _API)
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS)
 
 
-NOTE_BYTES = 16 * 1024
-"""How much of an annotation of a plan's ConfigMap is kept. The operator writes shorter ones."""
-
-
 def version(item: Json | None) -> int:
     """The resourceVersion as a number; -1 if there is none."""
     if item is None:
@@ -72,33 +62,6 @@ def version(item: Json | None) -> int:
         return int(item["metadata"].get("resourceVersion") or -1)
     except ValueError:
         return -1
-
-
-def _lean(item: Json) -> Json:
-    """The object without managedFields, which is half of its size and is not used."""
-    metadata = item["metadata"]
-    if "managedFields" not in metadata:
-        return item
-    return {**item, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
-
-
-_ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE)
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-
-
-def _plan_only(item: Json) -> Json:
-    """What the operator reads of a plan's ConfigMap. Any client can label ConfigMaps of a megabyte each."""
-    metadata, text = item["metadata"], (item.get("data") or {}).get(PLAN_KEY)
-    found = {key: metadata[key] for key in _METADATA if key in metadata}
-    if not text or len(text) > PLAN_BYTES:
-        return {"metadata": found}
-    owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
-    notes = metadata.get("annotations") or {}
-    found |= {
-        "ownerReferences": owners,
-        "annotations": {name: notes[name][:NOTE_BYTES] for name in _ANNOTATIONS if name in notes},
-    }
-    return {"metadata": found, "data": {PLAN_KEY: text}}
 
 
 @dataclass
@@ -111,6 +74,7 @@ class Store:
     """Versions at which objects were deleted, until the next list: an older event that is late must not bring them back."""
     revision: int = 0
     """Increases with every change. A value made from the collection is valid while it stays the same."""
+    _lean: Lean = field(default_factory=Lean)
 
     def put(self, item: Json) -> bool:
         """Adds or replaces an object; False if it is not newer than the one that is known."""
@@ -118,7 +82,7 @@ class Store:
         new = version(item)
         if new <= version(self.items.get(key)) or new <= self.gone.get(key, -1):
             return False
-        self.items[key] = _plan_only(item) if self.collection is CONFIGMAPS else _lean(item)
+        self.items[key] = plan_only(item) if self.collection is CONFIGMAPS else self._lean(item)
         self.revision += 1
         return True
 
@@ -139,12 +103,6 @@ class Store:
         if known is not None and known["metadata"].get("uid") == uid:
             del self.items[key]
             self.revision += 1
-
-    def replace(self, items: Iterable[Json], list_version: str) -> set[str]:
-        """Takes over a list of objects; the keys of those that differ from before."""
-        listed = {key_of(item): item for item in items}
-        changed = {key for key, item in listed.items() if self.put(item)}
-        return changed | self.keep(listed.keys(), list_version)
 
     def keep(self, keys: Container[str], list_version: str) -> set[str]:
         """Removes every object that a list did not have; the keys of those removed."""

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import kopf
-from thunderfleet_lib.kube import Json, Kube
+from thunderfleet_lib.kube import PAGE, Json, Kube
 
 from thunderfleet_operator.watch.cache import CACHED, Collection
 
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 LOGIN_SECONDS = 300
 """How long kopf uses credentials before it asks for them again; tokens rotate."""
+IDLE_SECONDS = 0.1
+"""How long kopf keeps an object, whole, after it has handled its event: with seconds, all that it lists at its start."""
 
 
 class Backoffs:
@@ -55,6 +57,8 @@ def settings() -> kopf.OperatorSettings:
     found.watching.server_timeout = 300
     found.watching.client_timeout = 330
     found.watching.connect_timeout = 10
+    found.watching.chunk_size = PAGE
+    found.queueing.idle_timeout = IDLE_SECONDS
     found.networking.request_timeout = 30
     found.networking.connect_timeout = 10
     found.networking.error_backoffs = Backoffs()

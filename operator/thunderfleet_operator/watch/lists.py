@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
 from thunderfleet_operator.watch.cache import CACHED, Cache, Collection
 
@@ -50,11 +50,26 @@ class Lists:
             await self._fill(collection)
 
     async def _fill(self, collection: Collection) -> None:
-        items, version = await self._kube.list(collection.path, **collection.query)
+        """Takes a list over page by page: all pages of a large fleet together are several times as large as the cache."""
+        store = self._cache[collection]
+        keys: set[str] = set()
+        version = ""
+        async for page in self._kube.pages(collection.path, collection.query):
+            version = page.version
+            for item in page.items:
+                key = key_of(item)
+                keys.add(key)
+                before = store.items.get(key)
+                if store.put(item):
+                    self._changed(collection, key, before, store.items.get(key))
+        self._keep(collection, keys, version)
+
+    def _keep(self, collection: Collection, keys: set[str], version: str) -> None:
+        """Removes from the cache what a list did not have."""
         store = self._cache[collection]
         known = dict(store.items)
-        for key in store.replace(items, version):
-            self._changed(collection, key, known.get(key), store.items.get(key))
+        for key in store.keep(keys, version):
+            self._changed(collection, key, known[key], None)
 
     def relisted(self, collection: Collection) -> None:
         """Notes that kopf has listed an object of this collection."""
@@ -79,7 +94,4 @@ class Lists:
     async def _drop_deleted(self, collection: Collection) -> None:
         """Removes from the cache what the API server no longer has."""
         keys, version = await self._kube.list_keys(collection.path, **collection.query)
-        store = self._cache[collection]
-        known = dict(store.items)
-        for key in store.keep(keys, version):
-            self._changed(collection, key, known[key], None)
+        self._keep(collection, keys, version)

@@ -27,7 +27,8 @@ class GatewayMetrics:
         self.errors = counter("stream_errors", "Streams that ended with an error event.")
         self.intake_ends = counter(
             "intake_ends",
-            "Ends of the process that reads and tokenizes requests, by cause: cpu, memory, time (limits of a request), other.",
+            "Exits of the process that reads and tokenizes requests, by cause: cpu, memory or time (a request reached that "
+            "limit), other.",
             "cause",
         )
         self.first = histogram(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -117,6 +119,15 @@ def test_values_are_immutable() -> None:
     profile = NodeProfile.load({"metadata": {"name": "x"}})
     with pytest.raises(ValidationError, match="frozen"):
         setattr(profile, "metadata", profile.metadata)  # noqa: B010 - mypy knows that it is read-only
+
+
+def test_values_are_copied_and_pickled_without_a_record_of_what_was_given() -> None:
+    given, same = (LinkEnd.load({"node": "a", "port": 1}) for _ in range(2))
+    assert given.model_fields_set is same.model_fields_set, "one set of its own takes more memory than the fields"
+    changed = given.model_copy(update={"port": 2})
+    assert (changed.node, changed.port, given.port) == ("a", 2, 1) and not given.model_fields_set
+    for copied in (given.model_copy(), copy.copy(given), copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
+        assert copied == given == same and copied.dump() == {"node": "a", "port": 1} and hash(copied) == hash(given)
 
 
 def test_dump_leaves_out_what_is_unset_or_empty() -> None:

@@ -206,7 +206,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Pods on Macs
     "Containers on Macs are processes": ADVICE,
     "The kubelet gives each pod its own user": ("e2e/test_line.py::test_runners_and_agents_have_users_of_their_own",),
-    "No other pod's user enters": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
+    "No other pod's user can enter": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
     "`runAsUser`, `runAsGroup`": (
         f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
         "unit/kubelet/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
@@ -216,8 +216,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{USERS}::test_a_pod_that_has_ended_keeps_its_log_and_message_but_no_files",
         f"{USERS}::test_a_pod_leaves_nothing_to_the_next_one_with_its_user",
     ),
-    "Only then it uses the user": (f"{USERS}::test_no_user_is_left_for_a_pod_until_one_ends",),
-    "A folder of the user that has files of others": (f"{USERS}::test_only_what_the_user_owns_is_deleted_outside_of_its_pod",),
+    "Only then does it reuse the user": (f"{USERS}::test_no_user_is_left_for_a_pod_until_one_ends",),
+    "If a folder of the user contains files of others": (
+        f"{USERS}::test_only_what_the_user_owns_is_deleted_outside_of_its_pod",
+    ),
     "A kubelet that is not root": (
         "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
@@ -272,7 +274,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Somebody who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
-    "What a container with a `runAsUser`": UNPROTECTED,
+    "What a container that sets `runAsUser` leaves behind": UNPROTECTED,
     "They belong to the next pod with that number": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,

@@ -1,4 +1,4 @@
-"""The client of the API server when its connections are of no use any more."""
+"""The client of the API server: lists of several pages, and connections that are of no use any more."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,10 +11,15 @@ from thunderfleet_lib.kube import ApiError, Kube
 
 @pytest.fixture
 async def server() -> AsyncIterator[str]:
-    """Answers every watch with one event and then with silence, everything else at once."""
+    """Answers every watch with one event and then with silence, lists of things in pages of two, everything else at once."""
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/things"):
+            start = int(request.query.get("continue", 0))
+            found = [{"metadata": {"name": name}} for name in "abcde"[start : start + 2]]
+            metadata = {"resourceVersion": "7", **({"continue": str(start + 2)} if start < 4 else {})}
+            return web.json_response({"metadata": metadata, "items": found})
         if "watch" not in request.query:
             return web.json_response({"metadata": {"name": "x"}})
         stream = web.StreamResponse()
@@ -52,3 +57,15 @@ async def test_a_watch_notices_that_connections_were_given_up(server: str) -> No
             await asyncio.wait_for(watching, 10)
         assert caught.value.unanswered, "the next watch resumes where this one was"
         assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == "x"
+
+
+async def test_lists_have_all_pages(server: str) -> None:
+    configuration = Configuration()
+    configuration.host = server
+    async with Kube(configuration) as kube:
+        pages = [page async for page in kube.pages("/api/v1/things", {})]
+        assert [(len(page.items), page.version) for page in pages] == [(2, "7"), (2, "7"), (1, "7")]
+        items, version = await kube.list("/api/v1/things")
+        assert [item["metadata"]["name"] for item in items] == list("abcde") and version == "7"
+        assert await kube.list_keys("/api/v1/things") == (set("abcde"), "7")
+        assert await kube.list("/api/v1/nothing") == ([], "")

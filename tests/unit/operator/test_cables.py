@@ -462,7 +462,7 @@ async def test_never_goes_back(lan: World) -> None:
         await served(lan, 2)
     status, reason, message = lan.condition("Placed")
     assert (group(lan).epoch, lan.drained, status, reason) == (2, [], "True", "Placed")
-    assert "never, by spec.recovery.failback" in message
+    assert "stays, because spec.recovery.failback is Never" in message
 
 
 async def test_a_step_of_the_clock_makes_no_cable_steady_and_no_wait_long(lan: World) -> None:

@@ -268,8 +268,9 @@ def test_a_list_takes_out_what_is_gone_but_not_what_came_later() -> None:
     for name, version in (("old", 3), ("kept", 4), ("new", 12)):
         store.put(item(name, version))
     store.drop(item("dead", 11))
-    changed = store.replace([item("kept", 4), item("seen", 9), item("dead", 8)], "10")
-    assert changed == {"ns/old", "ns/seen"}
+    listed = [item("kept", 4), item("seen", 9), item("dead", 8)]
+    assert [store.put(one) for one in listed] == [False, True, False]
+    assert store.keep({"ns/kept", "ns/seen", "ns/dead"}, "10") == {"ns/old"}
     assert set(store.items) == {"ns/kept", "ns/new", "ns/seen"}
 
 

@@ -384,7 +384,7 @@ def test_a_repository_may_lie_elsewhere_on_every_mac() -> None:
         ({"profiled": False}, "no NodeProfile"),
         ({"models": ()}, "does not have /models/a on disk; copy it into one of its model folders"),
         ({"models": (ModelFacts(PATH, complete=False, problem="model-2 is missing"),)}, "model-2 is missing"),
-        ({"models": (ModelFacts(PATH, sized=False),)}, "has not been sized"),
+        ({"models": (ModelFacts(PATH, sized=False),)}, "see the log of its agent"),
     ],
 )
 def test_who_may_not_and_why(change: dict[str, object], text: str) -> None:
@@ -476,9 +476,9 @@ def test_a_group_is_told_about_a_better_cable_between_its_own_macs() -> None:
     assert better(fleet, request, Transport.RING) is None, "a plan of an earlier version names no cables"
     for asked in (request, replace(request, policy=PlacementPolicy.FEWEST)):
         over_lan = better(fleet, asked, Transport.RING, ("", ""))
-        assert over_lan == "a, b: here TCP ring over a LAN instead of TCP ring"
+        assert over_lan == "a, b; currently TCP ring over a LAN instead of TCP ring"
     slower = better(fleet, request, Transport.RING, ("slow", "slow"))
-    assert slower is not None and slower.startswith("a, b: here slowest hop 7 Gb/s")
+    assert slower is not None and slower.startswith("a, b; currently slowest hop 7 Gb/s")
 
 
 def test_a_group_stays_and_a_better_placement_is_reported() -> None:
@@ -487,10 +487,10 @@ def test_a_group_stays_and_a_better_placement_is_reported() -> None:
     request = Request(path=PATH, memory=NO_KV, current=("a", "b"))
     found = placed(plan(fleet, request))
     assert found.kept and found.nodes == ("a", "b") and found.transport is Transport.RING
-    assert better(fleet, request) == "c, d: here TCP ring instead of JACCL mesh"
+    assert better(fleet, request) == "c, d; currently TCP ring instead of JACCL mesh"
     assert better(fleet, replace(request, current=("c", "d"))) is None
     # Changes to other Macs make no difference.
-    assert better(fleet, request, Transport.RING, ("a--b", "a--b")) == "c, d: here TCP ring instead of JACCL mesh"
+    assert better(fleet, request, Transport.RING, ("a--b", "a--b")) == "c, d; currently TCP ring instead of JACCL mesh"
     other = fleet.changed(macs=[replace(macs[3], free_bytes=600)])
     assert placed(plan(other, request)).nodes == ("a", "b")
     assert not placed(plan(fleet, replace(request, avoid={"a": "has failed"}))).kept

@@ -72,7 +72,7 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             replace(MAC, models=(unsized("/m", ""),)),
             REQUEST,
-            "has not determined how much memory /m needs: it has not been sized",
+            "has not determined how much memory /m needs: see the log of its agent",
         ),
     ],
 )

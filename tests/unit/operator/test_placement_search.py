@@ -288,9 +288,9 @@ def test_bounds_of_tensor_parallelism() -> None:
 
 def test_why_a_model_cannot_be_divided() -> None:
     assert needs((1, 1)).bounds(Split.PIPELINE, 3) == "the model has 2 layers, fewer than 3 ranks"
-    assert needs(()).bounds(Split.PIPELINE, 2) == "mlx-lm cannot divide it by layers: the sizes of its layers are unknown"
+    assert needs(()).bounds(Split.PIPELINE, 2) == "it cannot be divided by layers: the sizes of its layers are unknown"
     refused = Needs(ModelFacts(PATH, layer_bytes=(1, 1), pipeline_refusal="no pipeline"), NO_KV)
-    assert refused.bounds(Split.PIPELINE, 2) == "mlx-lm cannot divide it by layers: no pipeline"
+    assert refused.bounds(Split.PIPELINE, 2) == "it cannot be divided by layers: no pipeline"
     assert (
         needs((1, 1)).bounds(Split.TENSOR, 2)
         == "mlx-lm cannot split it over 2 ranks: the agent has no size for this number of ranks"

@@ -175,7 +175,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     await world.round()
     message = world.condition("Placed")[2]
     assert "a better placement exists for group 0, but serving groups are not moved: studio-1, studio-2" in message
-    assert "here TCP ring instead of JACCL mesh" in message
+    assert "currently TCP ring instead of JACCL mesh" in message
     assert world.md.status.groups[0].epoch == 1
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(conditions=[]))
     world.later(60)

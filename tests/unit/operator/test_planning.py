@@ -377,9 +377,9 @@ async def test_a_place_comes_before_advice_and_what_is_gone_is_not_answered(run:
     assert await run.asked(2) == where(4)
     run.script.says(NO)
     assert isinstance(await run.asked(3), WhatIsBetter)
-    run.script.says("mac-9: here slower")
+    run.script.says("mac-9; currently slower")
     await until_async(lambda: run.changed == ["first", "place", "advice"])
-    assert run.planner.take_better("advice") == {0: "mac-9: here slower"} and run.planner.take_better("advice") == {}
+    assert run.planner.take_better("advice") == {0: "mac-9; currently slower"} and run.planner.take_better("advice") == {}
 
 
 async def test_a_question_that_is_being_answered_is_not_asked_again(run: Run) -> None:

@@ -525,7 +525,7 @@ async def test_a_better_placement_is_reported_in_time_and_moves_nothing(world: W
     world.later(again)
     await world.round()
     assert (
-        "a better placement exists for group 0, but serving groups are not moved: big-1: here TCP ring"
+        "a better placement exists for group 0, but serving groups are not moved: big-1; currently TCP ring"
         in world.condition("Placed")[2]
     )
     group = world.md.status.groups[0]

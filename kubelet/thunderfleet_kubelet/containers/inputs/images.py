@@ -43,10 +43,15 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str) -> Image:
     folder = images.get(name)
     if folder is None:
         known = ", ".join(sorted(images)) or "none"
-        message = f"image {name!r} is not configured; this kubelet pulls no images, its configuration has {known}"
+        message = (
+            f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
+            f"configuration, which has {known}"
+        )
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
     if not folder.is_dir():
-        raise ImageError("ImageInspectError", f"image {name!r}: folder {folder} not found")
+        raise ImageError(
+            "ImageInspectError", f"image {name!r}: folder {folder} not found; correct images in the kubelet's configuration"
+        )
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

@@ -128,7 +128,9 @@ def _check_user(name: str, uid: int, source: str, context: Json, kubelet: Kubele
             "set securityContext.runAsUser (0 to run as root)"
         )
     if uid == 0 and context.get("runAsNonRoot"):
-        raise ContainerConfigError(f"container {name!r} has runAsNonRoot, but {source} is root (0)")
+        raise ContainerConfigError(
+            f"container {name!r} has runAsNonRoot, but {source} is root (0); set runAsUser to another user"
+        )
     if not kubelet.maps(uid):
         raise ContainerConfigError(
             f"container {name!r} cannot run as user {uid} ({source}): the kubelet's user namespace maps only "
@@ -137,7 +139,7 @@ def _check_user(name: str, uid: int, source: str, context: Json, kubelet: Kubele
     if kubelet.uid not in (0, uid):
         raise ContainerConfigError(
             f"container {name!r} cannot run as user {uid} ({source}): the kubelet is not root, so containers run as its own "
-            f"user, {kubelet.uid}"
+            f"user, {kubelet.uid}; leave out runAsUser, or run the kubelet as root"
         )
 
 
@@ -145,9 +147,15 @@ def _check_groups(name: str, uid: int, gid: int, groups: list[int], kubelet: Kub
     if kubelet.uid == 0 and not kubelet.in_user_namespace:
         return
     if uid == kubelet.uid and gid != kubelet.gid:
-        raise ContainerConfigError(f"container {name!r} cannot run as group {gid}: the kubelet's group is {kubelet.gid}")
+        raise ContainerConfigError(
+            f"container {name!r} cannot run as group {gid}: this kubelet can use only its own group, {kubelet.gid}; "
+            "leave out runAsGroup, or run the kubelet as root"
+        )
     if groups:
-        raise ContainerConfigError(f"container {name!r} cannot have supplementary groups {groups}: the kubelet is not root")
+        raise ContainerConfigError(
+            f"container {name!r} cannot have supplementary groups {groups}: only a kubelet that runs as root can set "
+            "them; leave out supplementalGroups and fsGroup, or run the kubelet as root"
+        )
 
 
 def _fs_group(context: Json) -> set[int]:

@@ -102,11 +102,14 @@ async def _gather_as_rank_0(channel: Channel, inbox: Inbox, mine: dict[str, Any]
     """Joins both parts and sends the result to rank 1."""
     theirs = await inbox.get()
     if theirs.gather != mine["gather"]:
-        raise SessionFailed(f"{channel.peer} is at gather {theirs.gather}, but this Mac is at gather {mine['gather']}")
+        raise SessionFailed(
+            f"{channel.peer} is at all-gather {theirs.gather}, this Mac at all-gather {mine['gather']}: use the same MLX on "
+            "both Macs"
+        )
     parts = _part(channel, str(mine["part"])), _part(channel, theirs.part)
     if len(parts[0]) != len(parts[1]):
         raise SessionFailed(
-            f"{channel.peer} sent {len(parts[1])} bytes for a gather of {len(parts[0])}: use the same MLX on both Macs"
+            f"{channel.peer} sent {len(parts[1])} bytes for an all-gather of {len(parts[0])}: use the same MLX on both Macs"
         )
     whole = base64.b64encode(b"".join(parts)).decode()
     await channel.send(SessionMessage(gather=theirs.gather, whole=whole))

@@ -67,9 +67,7 @@ def _better(outcome: Outcome) -> str:
     """Whether there is a better placement for a group, and when it goes there."""
     index = outcome.view.index
     if outcome.waits is not None:
-        return f"group {index} goes back to a better placement {outcome.waits}" + (
-            f" ({outcome.better})" if outcome.better else ""
-        )
+        return f"group {index} {outcome.waits}" + (f"; a better placement exists: {outcome.better}" if outcome.better else "")
     if outcome.better is not None:
         return f"a better placement exists for group {index}, but serving groups are not moved: {outcome.better}"
     return ""

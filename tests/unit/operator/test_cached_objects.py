@@ -1,0 +1,120 @@
+"""What the cache keeps of objects, and how lists fill it."""
+
+import copy
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from thunderfleet_lib.kube import PAGE, Kube
+from thunderfleet_lib.kube.client import Page
+from thunderfleet_operator.observe.nodes import read_node
+from thunderfleet_operator.watch import kopf_watch
+from thunderfleet_operator.watch.cache import NODEPROFILES, NODES, PODS, Cache, Store
+from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean
+from thunderfleet_operator.watch.lists import Lists
+
+MODEL = {"path": "/models/large", "bytes": 5, "pipeline": {"layerBytes": [1, 2]}}
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def item(name: str, version: int = 1, **parts: Any) -> dict[str, Any]:
+    meta = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "managedFields": [{"manager": "agent"}]}
+    return {"metadata": {**meta, **parts.pop("metadata", {})}, **parts}
+
+
+def anew(value: Any) -> Any:
+    """Equal to the value, with nothing in common in memory, as if it had been received."""
+    return json.loads(json.dumps(value))
+
+
+def test_what_nothing_reads_is_not_kept() -> None:
+    notes = {LAST_APPLIED: "x" * 1000, "team": "red"}
+    status = {
+        "images": [{"names": ["registry/image"], "sizeBytes": 1}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+        "allocatable": {"memory": "64Gi"},
+        "nodeInfo": {"bootID": "b"},
+    }
+    labels = {"kubernetes.io/os": "darwin"}
+    whole = item("a", metadata={"annotations": notes, "labels": labels}, spec={"unschedulable": True}, status=status)
+    before = copy.deepcopy(whole)
+    store = Store(NODES)
+    store.put(whole)
+    kept = store.items["a"]
+    assert whole == before, "kopf still holds the object"
+    assert kept["metadata"] == {
+        "name": "a",
+        "uid": "uid-a",
+        "resourceVersion": "1",
+        "annotations": {"team": "red"},
+        "labels": labels,
+    }
+    assert kept["status"] == {key: value for key, value in status.items() if key != "images"} and kept["spec"] == whole["spec"]
+    assert read_node(kept) == read_node(whole)
+
+
+def test_equal_strings_and_models_are_kept_once() -> None:
+    store = Store(NODEPROFILES)
+    status = {"hardware": {"chip": "Apple M3 Ultra, 60-core GPU"}, "models": [MODEL]}
+    for name in "ab":
+        store.put(anew(item(name, status=status)))
+    a, b = (store.items[name]["status"] for name in "ab")
+    assert a == b == status
+    assert a["hardware"]["chip"] is b["hardware"]["chip"] and a["models"] is b["models"]
+    store.put(anew(item("b", 2, status={"models": [{**MODEL, "bytes": 6}]})))
+    assert store.items["b"]["status"]["models"][0]["bytes"] == 6 and a["models"] == [MODEL]
+
+
+def test_models_of_any_form_are_kept_as_they_are() -> None:
+    lean = Lean()
+    oddities: tuple[Any, ...] = ([], None, "all", 7, {"path": "/m"})
+    for odd in oddities:
+        assert lean(item("a", status={"models": odd})) == {"metadata": lean(item("a"))["metadata"], "status": {"models": odd}}
+    assert lean(item("a", status="broken"))["status"] == "broken"
+
+
+def test_lists_of_models_that_are_no_more_do_not_pile_up() -> None:
+    lean = Lean()
+    for number in range(SHARED_LIMIT + 1):
+        lean(item("a", status={"models": [number]}))
+    assert len(lean._models) <= SHARED_LIMIT
+
+
+# --- lists ---
+
+
+class Pages(Kube):
+    """Lists these pages of one collection, and nothing of the others."""
+
+    def __init__(self, path: str, pages: list[Page], seen: Any) -> None:
+        self._path, self._given, self._seen = path, pages, seen
+
+    async def pages(self, path: str, query: Mapping[str, object], accept: str = "") -> AsyncIterator[Page]:
+        for page in self._given if path == self._path else [Page([], "9")]:
+            self._seen()
+            yield page
+
+
+async def test_a_list_is_taken_over_page_by_page() -> None:
+    cache, changes, held = Cache(), list[Any](), list[set[str]]()
+    store = cache[PODS]
+    store.put(item("old", 3))
+    store.put(item("newer", 12))
+    pages = [Page([item("a", 5), item("newer", 8)], "10"), Page([item("b", 6)], "10")]
+    kube = Pages(PODS.path, pages, lambda: held.append(set(store.items)))
+    lists = Lists(kube, cache, lambda *change: changes.append(change))
+    await lists.refill()
+    assert {"old", "newer", "a"} in held, "the first page was in the cache before the second was read"
+    assert set(store.items) == {"newer", "a", "b"} and store.items["newer"]["metadata"]["resourceVersion"] == "12"
+    assert [(key, before is None, after is None) for _, key, before, after in changes] == [
+        ("a", True, False),
+        ("b", True, False),
+        ("old", False, True),
+    ]
+
+
+def test_kopf_lists_in_pages_and_holds_no_object_for_long() -> None:
+    """It lists everything once more at its start, while the cache has it already."""
+    found = kopf_watch.settings()
+    assert found.watching.chunk_size == PAGE and found.queueing.idle_timeout <= 1
