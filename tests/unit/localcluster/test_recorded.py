@@ -284,7 +284,7 @@ cables:
     )
 
     def idle(name: str) -> dict[str, str]:
-        found = {}
+        found: dict[str, str] = {}
         for bus in thunderbolt(layout, layout.machine(name))["SPThunderboltDataType"]:
             inside = bus.get("_items", [])
             tags = [(item["_name"], tag) for item in [bus, *inside] for key, tag in item.items() if key.endswith("_tag")]
