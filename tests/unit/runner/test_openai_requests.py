@@ -123,8 +123,8 @@ def test_what_would_end_a_rank_or_change_the_answer_is_refused(change: dict[str,
 def test_ranges_include_their_ends_and_nothing_beside_them(name: str, least: int, most: int, beside: float) -> None:
     for value in (least, most):
         assert parse(CHAT | {name: value}).options(1).sampling == protocol.Sampling.model_validate({name: value})
-    for value in (least - beside, most + beside):
-        error = refused(CHAT | {name: value})
+    for outside in (least - beside, most + beside):
+        error = refused(CHAT | {name: outside})
         assert (error.param, error.body()["error"]["message"].endswith(f" from {least} to {most}")) == (name, True)
 
 
