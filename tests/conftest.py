@@ -1,4 +1,4 @@
-"""How all tests run: which worker runs which file, which tests ``make check`` leaves out, and how long each test took."""
+"""How all tests run: in which order and which worker, which of them ``make check`` leaves out, and how long each took."""
 
 import json
 import os
@@ -8,73 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.order import SLOW, group_of, turn
+
 # A shell starts background jobs with SIGINT ignored, and programs inherit that, so tests of Ctrl-C would never end. A
 # program that a test starts resets a handler to the default, but keeps SIG_IGN.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that one worker runs, one after the other. Ranks of a real group take every processor while they wait for each other,
-# so two groups at once take many times as long as one after the other. End-to-end files of one group share a fleet.
-GROUPS = {
-    "ranks": (
-        "runner/test_generated_requests",
-        "runner/test_generation_group",
-        "runner/test_hostile_bodies",
-        "runner/test_jaccl_group",
-        "runner/test_lockstep_group",
-        "runner/test_memory_at_work",
-        "runner/test_openai_client",
-        "runner/test_relay_group",
-        "runner/test_stranded_memory",
-        "runner/test_supervisor_process",
-        "runner/test_unbatched_group",
-        "runner/test_waiting_process",
-    ),
-    # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
-    "default fleet": (
-        "e2e/test_bad_input",
-        "e2e/test_lifecycle",
-        "e2e/test_line",
-        "e2e/test_monitoring",
-        "e2e/test_trust_matrix",
-    ),
-}
-# What takes longest starts first, so that no worker has a long file left when the others are done.
-LONGEST = (
-    "ranks",
-    "agent/test_measure_peers",
-    "runner/test_supervisor_group",
-    "runner/test_sizing_families",
-    "operator/test_placement_properties",
-    "e2e/test_faults",
-    "e2e/test_placement",
-    "default fleet",
-    "e2e/test_discovery",
-    "e2e/test_measure",
-    "e2e/test_placement_moves",
-    "e2e/test_chaos",
-    "e2e/test_localcluster",
-    "e2e/test_kubelet",
-)
-SLOW = (
-    "ranks",
-    "agent/test_measure_peers",
-    "runner/test_formation",
-    "runner/test_liveness",
-    "runner/test_sizing_families",
-    "runner/test_sizing_models",
-    "runner/test_strangers",
-    "runner/test_supervisor_group",
-)
-
-_GROUP_OF = {file: group for group, files in GROUPS.items() for file in files}
 _CPU = pytest.StashKey[float]()
-
-
-def group_of(nodeid: str) -> str:
-    """The files that one worker runs: a group of files, else the test's file."""
-    file = "/".join(nodeid.partition("::")[0].removesuffix(".py").split("/")[-2:])
-    return _GROUP_OF.get(file, file)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if group_of(item.nodeid) in SLOW:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: LONGEST.index(group) if (group := group_of(item.nodeid)) in LONGEST else len(LONGEST))
+    items.sort(key=lambda item: turn(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -83,6 +83,8 @@ class GroupDoor:
             status, body = get(connection, path)
         except OSError as error:
             raise Unreachable(f"rank 0: {error!r}") from error
+        finally:
+            connection.close()
         if status != 200:
             raise Unreachable(f"rank 0 returns {status}")
         return Told.read(body)

@@ -1,15 +1,16 @@
 """Control planes for the end-to-end tests. All are real, and starting one takes seconds, so tests share them.
 
 ``control_plane`` has no Nodes; it serves tests of the API server alone. ``line`` is the default fleet with the chart installed
-and a model on every Mac's disk. A file of tests that needs another fleet overrides ``line`` with ``on_fleet``.
+and a model on every Mac's disk. A file of tests that needs another fleet overrides ``line`` with ``desk`` or ``on_fleet``.
 With ``THUNDERFLEET_E2E_CLUSTER=name`` the tests use a running cluster and leave it running.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -17,9 +18,21 @@ from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import ANSWER_SECONDS, Alone, Deploy, Deployment, Line, on_fleet
+from tests.support.order import group_of
 
 # A fleet has at least one machine; nothing runs on this one.
 IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
+DESK = """
+machines:
+  - {name: linux-1, kind: linux}
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
+"""
+
+NEXT = pytest.StashKey[pytest.Item | None]()
+FLEET = pytest.StashKey[tuple[Line, contextlib.ExitStack]]()
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +46,46 @@ def control_plane() -> Iterator[Cluster]:
         remove(cluster.folder, everything=True)
 
 
-@pytest.fixture(scope="session")
-def line() -> Iterator[Line]:
+def shared(request: pytest.FixtureRequest, starts: Callable[[], contextlib.AbstractContextManager[Line]]) -> Iterator[Line]:
+    """A fleet for all files of one group (tests/support/order.py): the last of them removes it."""
+    stash = request.session.stash
+    if FLEET not in stash:
+        with contextlib.ExitStack() as stack:
+            line = stack.enter_context(starts())
+            stash[FLEET] = line, stack.pop_all()
+    line, fleet = stash[FLEET]
+    yield line
+    following = stash[NEXT]
+    if following is None or group_of(following.nodeid) != group_of(request.node.nodeid):
+        del stash[FLEET]
+        fleet.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Tells ``shared`` which test comes next."""
+    item.session.stash[NEXT] = nextitem
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Removes the fleet that an interrupted run left."""
+    if FLEET in session.stash:
+        session.stash[FLEET][1].close()
+        del session.stash[FLEET]
+
+
+@pytest.fixture(scope="module")
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
     """The whole line, up and installed, on the default fleet."""
-    with on_fleet(None, "line", "THUNDERFLEET_E2E_CLUSTER") as found:
-        yield found
+    yield from shared(request, lambda: on_fleet(None, "line", "THUNDERFLEET_E2E_CLUSTER"))
+
+
+@pytest.fixture(scope="module")
+def desk(request: pytest.FixtureRequest) -> Iterator[Line]:
+    """Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN; nothing is measured."""
+    values = ("operator.replicas=1", "agent.measure.enabled=false")
+    yield from shared(request, lambda: on_fleet(DESK, "desk", "THUNDERFLEET_E2E_DESK", *values))
 
 
 @pytest.fixture
@@ -54,15 +102,18 @@ def deploy(line: Line) -> Iterator[Deploy]:
         line.forget(deployment)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def the_pair(line: Line) -> Deployment:
+    """A pipeline over two Macs and TCP, which all tests on the fleet share because starting one takes seconds."""
+    if known := next((one for one in line.deployments if one.name.startswith("pair-")), None):
+        return known
     recovery = {"backoffSeconds": 1, "failback": "Never"}
     return line.deploy("pair", parallelism="Pipeline", transport="Ring", benchmark={}, recovery=recovery)
 
 
 @pytest.fixture
 def pair(the_pair: Deployment) -> Deployment:
-    """A pipeline over two Macs and TCP, Ready when the test starts. Tests share it because starting one takes seconds."""
+    """The shared deployment, Ready when the test starts."""
     return the_pair.until_ready()
 
 

@@ -1,31 +1,20 @@
 """A Mac gets another address, as with a new DHCP lease, and everything that depends on it follows."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.api import OURS
-from tests.support.line import SYSTEM, Alone, Line, condition, on_fleet
+from tests.support.line import SYSTEM, Alone, Line, condition
 from tests.support.waiting import until
 
-FLEET = """\
-machines:
-  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
-  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true}
-  - {name: linux-1, kind: linux}
-  - {name: linux-2, kind: linux}
-cables:
-  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
-"""
 PROMPT, TOKENS = "Where do you live now?", 12
 
 
 @pytest.fixture(scope="module")
-def line() -> Iterator[Line]:
-    with on_fleet(FLEET, "addresses", "THUNDERFLEET_E2E_ADDRESSES") as found:
-        yield found
+def line(desk: Line) -> Line:
+    return desk
 
 
 def node(line: Line, name: str) -> dict[str, Any]:

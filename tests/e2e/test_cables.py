@@ -6,26 +6,17 @@ Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN.
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import Alone, Deploy, Deployment, Line, condition, on_fleet
+from tests.support.line import Alone, Deploy, Deployment, Line, condition
+from tests.support.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-FLEET = """
-machines:
-  - {name: linux-1, kind: linux}
-  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
-  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
-cables:
-  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
-"""
-VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 LINK = "studio-1.tb1--studio-2.tb1"
 END = "studio-1:1"
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
@@ -35,9 +26,8 @@ BACK_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def line() -> Iterator[Line]:
-    with on_fleet(FLEET, "cables", "THUNDERFLEET_E2E_CABLES", *VALUES) as found:
-        yield found
+def line(desk: Line) -> Line:
+    return desk
 
 
 class Client:
@@ -100,7 +90,7 @@ def rested(line: Line) -> None:
     )
 
 
-@pytest.mark.parametrize("transport", ["Auto", "Ring"])
+@pytest.mark.parametrize("transport", quick(["Auto"], ["Auto", "Ring"]))
 def test_a_pulled_cable_is_left_and_taken_again(line: Line, deploy: Deploy, alone: Alone, transport: str) -> None:
     rested(line)
     served = deploy("pulled", transport=transport).until_ready()

@@ -31,12 +31,12 @@ EPISODES = (
     Episode(
         1,
         MACS,
-        Shape(3, "JACCL"),
+        Shape(2, "JACCL"),
         (
             step(Stage.STREAMS, 0, (Action.UPDATE, Target.OPERATOR)),
             step(Stage.STREAMS, 0, (Action.UPDATE, Target.AGENT)),
             step(Stage.STREAMS, 0, (Action.UPDATE, Target.KUBELET)),
-            step(Stage.DRAINING, 2, (Action.KILL, Target.ETCD)),
+            step(Stage.DRAINING, 1, (Action.KILL, Target.ETCD)),
         ),
     ),
 )

@@ -118,7 +118,7 @@ def test_a_group_of_two_measures_each_cable_over_jaccl(line: Line) -> None:
     until(lambda: not missing(), "every cable is measured by a group", WAIT_SECONDS, describe=lambda: f"{missing()}")
     said = measured(line, "RDMA")
     assert all(entry["throughputMbps"] > 0 and entry["rttMicroseconds"] > 0 for entry in said.values())
-    until(lambda: not any(ranks(line, mac) for mac in line.macs), "nothing of them is left")
+    until(lambda: not any(ranks(line, mac) for mac in line.macs), "nothing of them is left", pause=CENSUS_PAUSE_SECONDS)
 
 
 def test_profiles_show_what_the_gpu_does(line: Line) -> None:
@@ -193,6 +193,8 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             found[pid] = order["rank"]
 print(json.dumps(found))
 """
+# It starts a process on each Mac.
+CENSUS_PAUSE_SECONDS = 0.5
 AGENT = "thunderfleet-agent ru[n]"
 
 
@@ -250,7 +252,8 @@ class Struck:
             now = in_the_middle(line)
             return now if now and now[rank][0] in among else {}
 
-        now = until(found, f"one of {sorted(among)} is in a probe as rank {rank}", WAIT_SECONDS)
+        goal = f"one of {sorted(among)} is in a probe as rank {rank}"
+        now = until(found, goal, WAIT_SECONDS, pause=CENSUS_PAUSE_SECONDS)
         return cls(line, *now[rank], *now[1 - rank])
 
     def gone(self) -> None:
@@ -262,7 +265,8 @@ class Struck:
         self._gone(self.other, self.other_pid)
 
     def _gone(self, mac: str, pid: str) -> None:
-        until(lambda: pid not in ranks(self.line, mac), f"nothing of the probe is left on {mac}")
+        goal = f"nothing of the probe is left on {mac}"
+        until(lambda: pid not in ranks(self.line, mac), goal, pause=CENSUS_PAUSE_SECONDS)
 
 
 def all_fresh(line: Line) -> bool:
@@ -372,4 +376,4 @@ def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_a
     counted = {mac: [labels for name, labels in metrics(line, mac) if name.endswith("probes_total")] for mac in restarted}
     assert len(restarted) >= 2 and all(counted.values())
     assert not [each for found in counted.values() for each in found if 'probe="gpu"' in each or 'probe="memory"' in each]
-    until(lambda: not any(ranks(line, mac) for mac in macs), "no process of a probe is left")
+    until(lambda: not any(ranks(line, mac) for mac in macs), "no process of a probe is left", pause=CENSUS_PAUSE_SECONDS)

@@ -69,7 +69,7 @@ def promtool(programs: Path, *arguments: str, text: str | None = None) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rules(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chart's alerts as a rule file of Prometheus."""
     done = line.cluster.helm("template", "x", str(CHART), "--set", "alerts.enabled=true", "-s", "templates/alerts.yaml")
@@ -124,7 +124,7 @@ class Prometheus:
         return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
     line.kubectl("apply", "-f", "-", text=RIGHTS)

@@ -9,22 +9,30 @@ import pytest
 from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import Deploy, Line, on_fleet
+from tests.support.api import OURS
+from tests.support.line import Deploy, Line, condition
+from tests.support.waiting import until
 
-FLEET = """
-machines:
-  - {name: linux-1, kind: linux}
-  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
-  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
-"""
+LINK = "studio-1.tb1--studio-2.tb1"
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
 
 
 @pytest.fixture(scope="module")
-def line() -> Iterator[Line]:
-    """The fleet of the other tests without a cable; ``THUNDERFLEET_E2E_RELAY=name`` selects a running cluster."""
-    with on_fleet(FLEET, "relay", "THUNDERFLEET_E2E_RELAY", "agent.measure.enabled=false", "operator.replicas=1") as found:
-        yield found
+def line(desk: Line) -> Iterator[Line]:
+    """The two Macs without their cable."""
+    desk.cluster.cable("pull", "studio-1:1")
+    try:
+        until(lambda: connected(desk) == "False", "the link says that its cable is out")
+        yield desk
+    finally:
+        desk.cluster.cable("plug", "studio-1:1")
+        until(lambda: connected(desk) == "True", "the link says that its cable is back")
+
+
+def connected(line: Line) -> str:
+    """Status of the link's condition; "None" without one, as a link is removed that is out for long."""
+    found = line.api.get(f"{OURS}/thunderboltlinks/{LINK}")
+    return str(condition(found or {}, "Connected").get("status"))
 
 
 def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Line, deploy: Deploy) -> None:

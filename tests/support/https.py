@@ -21,12 +21,14 @@ def client_context(authority: str, certificate: str, key: str) -> ssl.SSLContext
 
 
 def get(connection: http.client.HTTPSConnection, path: str) -> tuple[int, bytes]:
-    """Status and body of one GET; closes the connection. Raises OSError when no whole response arrives."""
+    """Status and body of one GET. Raises OSError, and closes the connection, when no whole response arrives."""
     try:
         connection.request("GET", path)
         response = connection.getresponse()
         return response.status, response.read()
     except http.client.HTTPException as error:
-        raise OSError(repr(error)) from error
-    finally:
         connection.close()
+        raise OSError(repr(error)) from error
+    except OSError:
+        connection.close()
+        raise

@@ -34,6 +34,9 @@ MODEL = "thunderfleet/tiny-qwen2"
 PROMETHEUS_PORT = 9090
 """On a Linux machine of the default fleet, when test_monitoring has used it."""
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
+NODES = "/api/v1/nodes"
+PATHS = {"np": f"{OURS}/nodeprofiles", "tbl": f"{OURS}/thunderboltlinks", "nodes": NODES, "node": NODES}
+"""What tests read while they wait: without kubectl, which takes many times as long."""
 CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
 
 # Agents look for models often and measure for a short time.
@@ -79,7 +82,18 @@ class Line:
     deployments: list["Deployment"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.api = Api(self.cluster, COMMAND_SECONDS)
+        self._apis: list[Api] = []
+        self.api = self.api_within(COMMAND_SECONDS)
+
+    def api_within(self, seconds: float) -> Api:
+        """The API server, with a limit for each request."""
+        self._apis.append(Api(self.cluster, seconds))
+        return self._apis[-1]
+
+    def close(self) -> None:
+        """Closes the connections to the API server."""
+        for api in self._apis:
+            api.close()
 
     @property
     def macs(self) -> list[str]:
@@ -89,10 +103,18 @@ class Line:
         return self.cluster.kubectl(*arguments, text=text, seconds=COMMAND_SECONDS).stdout
 
     def json(self, *arguments: str) -> Json:
+        """What kubectl prints as JSON. Raises LocalClusterError."""
+        if len(arguments) == 3 and arguments[0] == "get" and arguments[1] in PATHS:
+            if (item := self.api.get(f"{PATHS[arguments[1]]}/{arguments[2]}")) is None:
+                raise LocalClusterError(f"there is no {arguments[1]} {arguments[2]}")
+            return item
         found: Json = json.loads(self.kubectl(*arguments, "-o", "json"))
         return found
 
     def items(self, *arguments: str) -> list[Json]:
+        """The items that ``kubectl get`` with these arguments shows."""
+        if len(arguments) == 1 and arguments[0] in PATHS:
+            return self.api.items(PATHS[arguments[0]])
         found: list[Json] = self.json("get", *arguments)["items"]
         return found
 
@@ -300,10 +322,12 @@ class Deployment:
         return processes, listening
 
     def left(self, ports: Collection[tuple[str, int]] = ()) -> list[str]:
-        """Its remaining child objects, processes and listeners on ``ports``."""
-        objects = [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]
+        """Its remaining child objects; when there are none, its remaining processes and listeners on ``ports``."""
+        if objects := [f"{item['kind']} {item['metadata']['name']}" for item in self.children()]:
+            return objects
+        # Only now, because it starts a process on every Mac.
         processes, listening = self.seen()
-        return [*objects, *processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]
+        return [*processes, *(f"{machine}: port {port}" for machine, port in sorted(listening & set(ports)))]
 
 
 Deploy = Callable[..., Deployment]
@@ -399,6 +423,7 @@ def on_fleet(
                 prepare(cluster)
             install(cluster, *values)
         found = Line(cluster)
+        stack.callback(found.close)
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)
         until(known, goal, INSTALL_SECONDS, describe=lambda: found.kubectl("get", "np,tbl"))
         yield found

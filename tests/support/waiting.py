@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 WAIT_SECONDS = 90.0
 """Limit of a wait for a cluster."""
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS = 0.2
 ASYNC_WAIT_SECONDS = 30.0
 """Limit of a wait inside one process."""
 ASYNC_PAUSE_SECONDS = 0.02

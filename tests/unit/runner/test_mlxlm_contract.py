@@ -1,6 +1,8 @@
 """What ``mlxlm`` assumes about the internals of mlx-lm, checked with the installed version: a new version fails here first."""
 
 import inspect
+import json
+import subprocess
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +17,30 @@ GENERATE: Any = sys.modules["mlx_lm.generate"]
 
 def test_the_pinned_version_is_installed() -> None:
     assert version("mlx-lm") == mlxlm.VERSION
+
+
+# What transformers offers, and how often it found a folder's files among those that it had read before.
+IMPORTED = """
+import json, sys
+if sys.argv[1] == "ours":
+    from thunderfleet_runner.rank import mlxlm
+import transformers
+from transformers import AutoTokenizer
+from transformers.utils import import_utils
+read = import_utils.create_import_structure_from_path.cache_info()
+offered = [{name: module._class_to_module[name] for name in sorted(module._class_to_module)} for module in
+           (transformers, transformers.models)]
+print(json.dumps({"offered": offered, "read": read.misses, "known": read.hits}))
+"""
+
+
+def test_transformers_offers_the_same_and_reads_each_folder_once() -> None:
+    plain, ours = (
+        json.loads(subprocess.run([sys.executable, "-c", IMPORTED, who], capture_output=True, check=True, timeout=60).stdout)
+        for who in ("plain", "ours")
+    )
+    assert ours["offered"] == plain["offered"] and len(ours["offered"][1]) > 1000
+    assert plain["known"] == 0 and ours["read"] <= plain["read"] / 2 + 2 and ours["known"] > 500
 
 
 def test_the_loop_still_asks_and_answers_as_it_did() -> None:

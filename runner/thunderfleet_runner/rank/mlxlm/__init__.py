@@ -20,8 +20,10 @@ steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
+importing  what makes importing mlx-lm quicker
 """
 
+from thunderfleet_runner.rank.mlxlm import importing
 from thunderfleet_runner.rank.mlxlm.items import (
     Admitted,
     Broken,
@@ -76,6 +78,7 @@ __all__ = [
     "classify",
     "forbid_trimming",
     "forget_wired_limit",
+    "importing",
     "layers",
     "load_lazily",
     "load_tokenizer",

@@ -1,0 +1,82 @@
+"""Which worker runs which file of tests, and in which order."""
+
+# Files that one worker runs, in this order. Ranks of a real group take every processor while they wait for each other,
+# so two groups at once take many times as long as one after the other. End-to-end files of one group share a fleet.
+GROUPS = {
+    "ranks": (
+        "runner/test_generated_requests",
+        "runner/test_generation_group",
+        "runner/test_hostile_bodies",
+        "runner/test_jaccl_group",
+        "runner/test_lockstep_group",
+        "runner/test_memory_at_work",
+        "runner/test_openai_client",
+        "runner/test_relay_group",
+        "runner/test_stranded_memory",
+        "runner/test_supervisor_process",
+        "runner/test_unbatched_group",
+        "runner/test_waiting_process",
+    ),
+    # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
+    "default fleet": (
+        "e2e/test_bad_input",
+        "e2e/test_lifecycle",
+        "e2e/test_line",
+        "e2e/test_monitoring",
+        "e2e/test_trust_matrix",
+    ),
+    # The last one changes the Macs' addresses.
+    "desk": (
+        "e2e/test_cables",
+        "e2e/test_relay",
+        "e2e/test_addresses",
+    ),
+}
+# What takes longest starts first, so that no worker has a long file left when the others are done.
+LONGEST = (
+    "ranks",
+    "agent/test_measure_peers",
+    "runner/test_supervisor_group",
+    "runner/test_sizing_families",
+    "operator/test_placement_properties",
+    "e2e/test_faults",
+    "e2e/test_placement",
+    "default fleet",
+    "desk",
+    "e2e/test_measure",
+    "e2e/test_placement_moves",
+    "e2e/test_chaos",
+    "e2e/test_forgery",
+    "e2e/test_discovery",
+    "e2e/test_localcluster",
+    "e2e/test_kubelet",
+)
+SLOW = (
+    "ranks",
+    "agent/test_measure_peers",
+    "runner/test_formation",
+    "runner/test_liveness",
+    "runner/test_sizing_families",
+    "runner/test_sizing_models",
+    "runner/test_strangers",
+    "runner/test_supervisor_group",
+)
+
+_GROUP_OF = {file: group for group, files in GROUPS.items() for file in files}
+
+
+def file_of(nodeid: str) -> str:
+    """The test's file as the names above: its folder and its name."""
+    return "/".join(nodeid.partition("::")[0].removesuffix(".py").split("/")[-2:])
+
+
+def group_of(nodeid: str) -> str:
+    """The files that one worker runs: a group of files, else the test's file."""
+    return _GROUP_OF.get(file_of(nodeid), file_of(nodeid))
+
+
+def turn(nodeid: str) -> tuple[int, int]:
+    """When its group starts, and its file's place in the group."""
+    group = group_of(nodeid)
+    files = GROUPS.get(group, ())
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST), files.index(file_of(nodeid)) if files else 0
