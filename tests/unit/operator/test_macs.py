@@ -98,6 +98,18 @@ async def test_a_wait_without_pods_holds_no_mac(world: World) -> None:
     assert [use[1] for use in (*groups(world, "studio-1"), *groups(world, "studio-2"))] == [2, 2]
 
 
+async def test_a_plan_that_is_being_deleted_or_that_a_later_one_follows_holds_no_mac(world: World) -> None:
+    world.deploy()
+    await world.round()
+    for name in list(world.pods()):
+        world.remove(PODS, f"ns/{name}")
+    await settle(world)
+    assert groups(world, "studio-1"), "its pods are about to be created"
+    world.change(CONFIGMAPS, "ns/md-0-e1", lambda item: item["metadata"].update(deletionTimestamp=world.now.isoformat()))
+    await settle(world)
+    assert groups(world, "studio-1") == groups(world, "studio-2") == []
+
+
 async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: World) -> None:
     world.deploy()
     world.refuse = lambda verb, path: ApiError(403, "Forbidden", "violates PodSecurity") if "/pods/" in path else None
