@@ -7,7 +7,8 @@ stream     a response as server-sent events
 requests   OpenAI request bodies; pure, runs in the intake process
 responses  OpenAI response bodies; pure
 errors     OpenAI error bodies; pure
-admission  limits requests by number and tokens; the others queue
+admission  lets requests wait until it is their turn
+turns      which requests run, by number and tokens, and who is next; pure
 metrics    the gateway's metrics
 service    requests on their way to rank 0 and back
 benchmark  measures the group's rates while it is idle

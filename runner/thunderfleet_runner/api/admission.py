@@ -1,12 +1,13 @@
-"""Limits the requests that run at once, by number and by tokens; the others wait in a short queue, in order.
+"""Lets requests wait until it is their turn, so that not too many run at once.
 
 mlx-lm has no such limit, and memory use beyond the reservation has crashed whole Macs.
 """
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
+
+from thunderfleet_runner.api.turns import Turn, Turns
 
 QUEUE_SECONDS = 120.0
 
@@ -20,89 +21,65 @@ class Full(Exception):
 
 
 class Slot:
-    """An admitted request's share; it must be freed once, and may be freed again."""
+    """An admitted request's share; it must be freed, and may be freed again."""
 
     def __init__(self, free: Callable[[], None]) -> None:
-        self._free: Callable[[], None] | None = free
-
-    def free(self) -> None:
+        self.free = free
         """Admits the next requests in the queue."""
-        free, self._free = self._free, None
-        if free is not None:
-            free()
 
 
 class Admission:
-    """At most ``slots`` requests with ``budget`` tokens together run at once, and ``queue`` wait. Belongs to one event loop.
+    """Requests that run or wait for their turn, within the limits of ``Turns``. Belongs to one event loop.
 
     ``waited`` receives the seconds that an admitted request has waited.
     """
 
     def __init__(self, *, budget: int, slots: int, queue: int, waited: Callable[[float], None] = lambda seconds: None) -> None:
-        self.limit = slots + queue
-        """Maximum number of requests that run or wait."""
-        self._budget = budget
-        self._slots = slots
-        self._queue_limit = queue
+        self._turns = Turns(budget=budget, slots=slots, queue=queue)
         self._waited = waited
-        self._tokens = 0
-        self._running = 0
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._calls: dict[Turn, asyncio.Event] = {}
+        """What the requests in the queue wait for."""
+
+    @property
+    def limit(self) -> int:
+        """Maximum number of requests that run or wait."""
+        return self._turns.limit
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        """Number of requests that wait."""
+        return self._turns.waiting
 
     @property
     def running(self) -> int:
-        return self._running
+        """Number of requests that run."""
+        return self._turns.running
 
     async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS) -> Slot:
         """Admits a request of ``tokens`` (prompt and answer), after waiting if needed. Raises Full."""
-        tokens = min(tokens, self._budget)
-        await self._enter(tokens, timeout)
-        return Slot(lambda: self._leave(tokens))
-
-    async def _enter(self, tokens: int, timeout: float) -> None:
         started = time.monotonic()
-        if self._queue or not self._fits(tokens):
-            if len(self._queue) >= self._queue_limit:
-                raise Full(f"the queue is full ({self._running} running, {len(self._queue)} waiting); retry later", 5)
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (tokens, turn)
-            self._queue.append(entry)
-            try:
-                async with asyncio.timeout(timeout):
-                    await turn
-            except BaseException as error:
-                if entry in self._queue:
-                    self._queue.remove(entry)
-                    self._admit()
-                elif turn.done() and not turn.cancelled():
-                    # Admitted at the very moment at which the wait ended.
-                    self._leave(tokens)
-                if isinstance(error, TimeoutError):
-                    raise Full(f"the request waited for {timeout:g} s without being admitted", 10) from error
-                raise
-        else:
-            self._take(tokens)
+        turn = self._turns.ask(tokens)
+        if turn is None:
+            raise Full(f"the queue is full ({self.running} running, {self.waiting} waiting); retry later", 5)
+        if not turn.admitted:
+            await self._wait(turn, timeout)
         self._waited(time.monotonic() - started)
+        return Slot(lambda: self._end(turn))
 
-    def _fits(self, tokens: int) -> bool:
-        return self._running < self._slots and self._tokens + tokens <= self._budget
+    async def _wait(self, turn: Turn, timeout: float) -> None:
+        """Until the request is admitted. If it stops waiting, even when it was just admitted, its turn goes to the next."""
+        call = self._calls[turn] = asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout):
+                await call.wait()
+        except BaseException as error:
+            self._end(turn)
+            if isinstance(error, TimeoutError):
+                raise Full(f"the request waited for {timeout:g} s without being admitted", 10) from error
+            raise
+        finally:
+            del self._calls[turn]
 
-    def _take(self, tokens: int) -> None:
-        self._tokens += tokens
-        self._running += 1
-
-    def _leave(self, tokens: int) -> None:
-        self._tokens -= tokens
-        self._running -= 1
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._queue and self._fits(self._queue[0][0]):
-            tokens, turn = self._queue.popleft()
-            if not turn.done():
-                self._take(tokens)
-                turn.set_result(None)
+    def _end(self, turn: Turn) -> None:
+        for admitted in self._turns.end(turn):
+            self._calls[admitted].set()

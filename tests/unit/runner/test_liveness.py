@@ -87,6 +87,20 @@ def test_the_slowest_rank_is_named_and_devices_are_probed_once_after_two_seconds
     assert [tick for tick, due in enumerate(probes) if due] == [4]
     detector.reset()
     assert detector.stalled(Phase.READY, pulses) is None
+    again = 0
+    while detector.stalled(Phase.READY, pulses) is None:
+        detector.tick(Phase.READY, pulses)
+        again += 1
+    # The first tick with these steps, which began to count, is not repeated.
+    assert again == len(probes) - 1
+
+
+def test_ranks_that_never_say_anything_stall_after_the_limit_of_loading() -> None:
+    detector, ticks = StallDetector(), 0
+    while (stalled := detector.stalled(Phase.LOADING, {})) is None:
+        detector.tick(Phase.LOADING, {})
+        ticks += 1
+    assert (ticks, stalled[0]) == (round(120 / TICK_SECONDS) + 1, 0)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
