@@ -101,6 +101,13 @@ def test_a_growing_cache_is_copied_and_a_window_keeps_a_step() -> None:
     assert found == Workspace(1000 + 7 * 99 + 30 * 100, 30)
 
 
+def test_the_workspace_by_a_configuration_is_that_of_the_widest_layer() -> None:
+    assert arithmetic.workspace_by_configuration({"hidden_size": 10}, 3) == Workspace(3 * 4 * (6 * 10 + 3 * 40), 0)
+    config = {"hidden_size": 10, "intermediate_size": 7}
+    assert arithmetic.workspace_by_configuration(config, 3) == Workspace(3 * 4 * (6 * 10 + 3 * 7), 0)
+    assert arithmetic.workspace_by_configuration({}, 3) is None
+
+
 def test_caches_by_a_configuration_that_says_enough() -> None:
     config = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 62}
     assert arithmetic.caches_by_configuration(config) == (KVLayer(bytes_per_token=2 * 2 * 4 * 16),) * 3
