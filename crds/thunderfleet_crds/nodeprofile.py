@@ -94,7 +94,9 @@ class InterfaceAddress(ApiModel):
 
     address: Address = Field(description="IP address without zone.")
     prefix_length: Annotated[int, Field(ge=0, le=128)] = Field(description="Length of the network prefix in bits.")
-    class_: AddressClass = Field(description="Scope of the address: Private, LinkLocal, Shared, Public or Loopback.")
+    class_: AddressClass = Field(
+        description="Scope of the address: Private, LinkLocal, Shared (100.64.0.0/10), Public or Loopback."
+    )
 
 
 class Interface(ApiModel):
@@ -326,7 +328,7 @@ class Quarantine(ApiModel):
 
 
 class GroupUse(ApiModel):
-    """Group that is placed on the Mac. The operator writes the entry before it creates pods, and benchmarks of the Mac stop."""
+    """Group that is placed on the Mac. The operator writes the entry before it creates pods, so that benchmarks stop first."""
 
     name: Name = Field(description="Name of the group: <namespace>/<deployment>-<index>.")
     epoch: Count = Field(description="Epoch of the group.")
@@ -352,7 +354,7 @@ class NodeProfileStatus(ApiModel):
     rdma: RDMA | None = Field(default=None, description="RDMA over Thunderbolt.")
     reachability: Annotated[tuple[Reachability, ...], Field(max_length=MAX_REACHABILITY)] = Field(
         default=(),
-        description="Addresses of other Nodes that the Mac can connect to.",
+        description="Addresses of other Nodes, and whether the Mac can connect to them.",
         json_schema_extra={"x-list-keys": ["node", "address"]},
     )
     benchmarks: Benchmarks | None = Field(default=None, description="GPU benchmarks of the Mac.")

@@ -110,7 +110,9 @@ def _cluster_commands(commands: _Parsers) -> None:
         metavar="NODE",
         help="bind the token to this Node name, even if the Node exists (default: any name that no Node has)",
     )
-    token.add_argument("--inside", action="store_true", help="print the command for a machine of the cluster itself")
+    token.add_argument(
+        "--inside", action="store_true", help="print the command for one of the cluster's machines instead of this machine"
+    )
     node = commands.add("node", "delete a machine's Node")
     node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")
     node.add_argument("node", metavar="NODE", help="Node name")

@@ -91,24 +91,28 @@ def _parser() -> argparse.ArgumentParser:
         help="port of /metrics and /healthz; 0 picks a free one",
     )
     run.add_argument(
-        "--interval", type=_seconds, default=10.0, metavar="SECONDS", help="interval for network interfaces and RDMA"
+        "--interval",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="interval between observations of network interfaces and RDMA",
     )
     run.add_argument(
         "--thunderbolt-interval",
         type=_seconds,
         default=30.0,
         metavar="SECONDS",
-        help="interval for the Thunderbolt report",
+        help="interval between observations of Thunderbolt ports",
     )
     run.add_argument(
-        "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval for the models on disk"
+        "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval between scans of the model folders"
     )
     run.add_argument(
         "--reach-interval",
         type=_seconds,
         default=20.0,
         metavar="SECONDS",
-        help="interval of connection attempts to other agents",
+        help="interval between connection attempts to other agents",
     )
     run.add_argument(
         "--state-folder",

@@ -60,8 +60,8 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--identity",
-        default=os.environ.get("POD_NAME") or socket.gethostname(),
-        help="name of this replica ($POD_NAME)",
+        default=os.environ.get("POD_NAME") or None,
+        help="name of this replica ($POD_NAME; default: the host name)",
     )
     run.add_argument(
         "--kubeconfig",
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         namespace=arguments.namespace,
         # A replica that restarts under its old name must not count as the same holder of the Lease.
-        identity=f"{arguments.identity}_{uuid.uuid4().hex[:8]}",
+        identity=f"{arguments.identity or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         host=arguments.host,
         metrics_port=arguments.metrics_port,
         kubeconfig=arguments.kubeconfig,

@@ -41,7 +41,7 @@ def _world_sizes(text: str) -> range:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="thunderfleet-runner",
-        description="Run one pod of a served model, and compute the memory that models need.",
+        description="Run a rank of a served model, or compute the memory that a model needs.",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")

@@ -44,8 +44,8 @@ class _Rule:
     fault: FaultClass
     reason: str
     advice: str
-    echo: bool = False
-    stages: frozenset[Stage] = frozenset(Stage)
+    echo: bool
+    stages: frozenset[Stage]
 
 
 def _rule(

@@ -234,7 +234,7 @@ class Supervisor:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self.role.released.wait()
         except TimeoutError:
-            log.warning("the group did not stop within %g s; leaving", LEAVE_SECONDS)
+            log.warning("the group did not stop within %g s; exiting", LEAVE_SECONDS)
         if isinstance(self.role, Leader):
             await self.role.flush(2.0)
 

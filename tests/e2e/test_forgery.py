@@ -106,32 +106,45 @@ def tenant(line: Line, tmp_path: Path) -> Iterator[Tenant]:
     )
 
 
-def reserve(line: Line, reserved: bool) -> None:
-    """Installs or removes the policies, and waits until the API server follows."""
-    line.cluster.helm(
-        *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values"),
-        *("--set", f"operator.reserveObjects={str(reserved).lower()}"),
-        seconds=120,
-    )
-    probe = look_alike("ConfigMap", "probe", "default")
+@dataclass
+class Policies:
+    """The policies that reserve the operator's labels. Switching takes seconds, so they stay as the last test wanted them."""
 
-    def follows() -> bool:
-        done = line.cluster.kubectl("create", "--dry-run=server", "-f", "-", text=yaml.safe_dump(probe), check=False)
-        return (done.returncode != 0) == reserved
+    line: Line
+    on: bool | None = None
 
-    until(follows, f"the policies {'refuse' if reserved else 'are gone'}")
+    def switch(self, on: bool) -> None:
+        """Installs or removes them, and waits until the API server follows."""
+        if self.on is on:
+            return
+        self.line.cluster.helm(
+            *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values"),
+            *("--set", f"operator.reserveObjects={str(on).lower()}"),
+            seconds=120,
+        )
+        probe = yaml.safe_dump(look_alike("ConfigMap", "probe", "default"))
+
+        def follows() -> bool:
+            done = self.line.cluster.kubectl("create", "--dry-run=server", "-f", "-", text=probe, check=False)
+            return (done.returncode != 0) == on
+
+        until(follows, f"the policies {'refuse' if on else 'are gone'}")
+        self.on = on
+
+
+@pytest.fixture(scope="module")
+def switched(line: Line) -> Policies:
+    return Policies(line)
 
 
 @pytest.fixture
-def policies(line: Line) -> None:
-    reserve(line, True)
+def policies(switched: Policies) -> None:
+    switched.switch(True)
 
 
 @pytest.fixture
-def no_policies(line: Line) -> Iterator[None]:
-    reserve(line, False)
-    yield
-    reserve(line, True)
+def no_policies(switched: Policies) -> None:
+    switched.switch(False)
 
 
 def look_alike(kind: str, name: str, namespace: str, **metadata: Any) -> Json:

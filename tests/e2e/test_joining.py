@@ -146,7 +146,10 @@ def test_a_token_gets_no_more_than_a_node(joining: Joining) -> None:
             csr = await kube.create(CSRS, csr_object(signing_request(new_key(), node, ["192.0.2.1"]), signer, SECONDS))
             return str(csr["metadata"]["name"])
 
-    for signer, text in ((SERVING_SIGNER, "is not node modest"), (CLIENT_SIGNER, "no DNS names and addresses")):
+    for signer, text in (
+        (SERVING_SIGNER, "is not node modest"),
+        (CLIENT_SIGNER, "no DNS names and addresses"),
+    ):
         name = asyncio.run(ask("modest", signer))
 
         def denied(name: str = name) -> str | None:

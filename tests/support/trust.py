@@ -376,7 +376,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "pod-priority",
-            "the same, with a priority of the system",
+            "the same, with a priority class of the system",
             f"POST {IN_A}/pods",
             "401 policy policy role role role role policy role node role",
             _mac_pod(priorityClassName="system-cluster-critical"),
@@ -648,7 +648,7 @@ CALLERS = {
     "edit": "the token of `edit` in namespace A",
     "agent": "the token of Mac 1's agent",
     "kubelet": "the certificate of Mac 1's kubelet",
-    "member": "for the control port the key pair of the group, for all others the certificate of Mac 1's agent",
+    "member": "on the control port, the key pair of the group; on all other ports, the certificate of Mac 1's agent",
     "admin": "the certificate of the cluster administrator",
     "key": "an API key of the model",
 }
@@ -660,7 +660,7 @@ ANSWERS = {
     "403": "status 403: not allowed",
     "407": "status 407: the proxy wants its token",
     "tls": "no answer: the TLS handshake fails or the connection is closed",
-    "none": "nothing listens there for the network",
+    "none": "nothing listens on an address of the network",
 }
 
 

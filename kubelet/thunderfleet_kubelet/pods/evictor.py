@@ -133,10 +133,10 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: Callable[[], float
         try:
             await work()
         except OSError as error:
-            log.warning("cannot read the use of the disk: %s; retrying in %g s", error, pause())
+            log.warning("cannot measure disk usage: %s; retrying in %g s", error, pause())
         except Exception:
             # Pods must be managed though the disk is not.
-            log.exception("cannot read the use of the disk; retrying in %g s", pause())
+            log.exception("cannot measure disk usage; retrying in %g s", pause())
         await asyncio.sleep(pause())
 
 
@@ -151,7 +151,7 @@ async def measure(worker: PodWorker) -> Usage:
     try:
         found = await disk.used([*volumes.values(), *(path for paths in containers.values() for path in paths)])
     except TimeoutError as error:
-        log.warning("%s: cannot measure the use of the disk: %s", worker.key, error)
+        log.warning("%s: cannot measure disk usage: %s", worker.key, error)
         return Usage(unknown=True)
     return Usage(
         {name: found[path] for name, path in volumes.items() if path in found},

@@ -30,7 +30,7 @@ class Metrics:
         )
         self._expiry = Gauge(
             "thunderfleet_kubelet_certificate_expiry_seconds",
-            "When a certificate expires, in seconds since the epoch.",
+            "Time at which a certificate expires, in seconds since the Unix epoch.",
             ["name"],
             registry=self.registry,
         )
@@ -94,7 +94,7 @@ def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
     labels = ["container", "namespace", "pod"]
     cpu = CounterMetricFamily("container_cpu_usage_seconds", "CPU time of the container in seconds", labels=labels)
     memory = GaugeMetricFamily("container_memory_working_set_bytes", "Memory of the container in bytes", labels=labels)
-    start = GaugeMetricFamily("container_start_time_seconds", "Start time in seconds since the epoch", labels=labels)
+    start = GaugeMetricFamily("container_start_time_seconds", "Start time in seconds since the Unix epoch", labels=labels)
     pod_cpu = CounterMetricFamily("pod_cpu_usage_seconds", "CPU time of the pod in seconds", labels=labels[1:])
     pod_memory = GaugeMetricFamily("pod_memory_working_set_bytes", "Memory of the pod in bytes", labels=labels[1:])
     pods: dict[tuple[str, str], tuple[float, int, float]] = {}

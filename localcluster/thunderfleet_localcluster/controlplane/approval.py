@@ -112,7 +112,9 @@ def _decide_client(request: Request, node: Json | None) -> Verdict:
 def _decide_serving(request: Request, node: Json | None) -> Verdict:
     name = request.node
     if request.user != NODE_PREFIX + name:
-        return Verdict("Deny", f"the requestor {request.user} is not node {name}, which the common name is for")
+        return Verdict(
+            "Deny", f"the requestor {request.user} is not node {name}; the common name must be that of the requestor"
+        )
     if NODES not in request.groups:
         return Verdict("Deny", f"the requestor is not in the group {NODES}")
     if request.usages not in SERVING_USAGES:

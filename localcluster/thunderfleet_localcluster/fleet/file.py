@@ -99,7 +99,7 @@ def _sentence(error: Any) -> tuple[Location, str]:
         what = _WORDS.get(error["type"]) or error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "extra_forbidden":
         inner = Device if "devices" in location else Machine if location[0] == "machines" else Cable
-        owner = {0: Fleet, 1: Fleet}.get(len(location) - 1) or inner
+        owner = Fleet if len(location) == 1 else inner
         known = ", ".join(field.alias or name for name, field in owner.model_fields.items())
         what += f"; allowed: {known}"
     return location, what

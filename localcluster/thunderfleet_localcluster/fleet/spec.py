@@ -161,7 +161,3 @@ class Fleet(_Model):
 
     def machine(self, name: str) -> Machine:
         return next(machine for machine in self.machines if machine.name == name)
-
-    @property
-    def macs(self) -> tuple[Machine, ...]:
-        return tuple(machine for machine in self.machines if machine.kind == "mac")

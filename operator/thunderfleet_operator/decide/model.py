@@ -47,7 +47,7 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     if partial:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
         return Resolution(
-            False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac, download it again: {_names(texts)}"
+            False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac; download it again: {_names(texts)}"
         )
     if not macs:
         return Resolution(False, Reason.NO_MACS, NO_MACS)

@@ -152,4 +152,8 @@ def _layers(divided: Division) -> str:
     if not divided.layers:
         return ""
     counts = "/".join(str(last - first) for first, last in divided.layers)
-    return f"layers {counts} by free memory" if divided.by_free_memory else f"layers {counts}, moved so that every rank fits"
+    return (
+        f"layers {counts}, in proportion to free memory"
+        if divided.by_free_memory
+        else f"layers {counts}, moved so that every rank fits"
+    )

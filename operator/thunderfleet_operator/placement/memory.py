@@ -153,7 +153,7 @@ class Needs:
     def _pipeline_bounds(self, size: int) -> Bounds | str:
         model, costs = self.model, self._costs
         if model.pipeline_refusal or not costs:
-            return f"it cannot be divided by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
+            return f"the model cannot be divided by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
         if len(costs) < size:
             return f"the model has {len(costs)} layers, fewer than {size} ranks"
         total, small = self._sums[-1], self._smallest
@@ -170,7 +170,11 @@ class Needs:
         if not needs:
             entry = self._sizes.get(size)
             why = entry.refusal if entry is not None and entry.refusal else "the agent has no size for this number of ranks"
-            return f"mlx-lm cannot split it over {size} ranks: {why}" if size > 1 else f"its size is unknown: {why}"
+            return (
+                f"mlx-lm cannot split the model over {size} ranks: {why}"
+                if size > 1
+                else f"the size of the model is unknown: {why}"
+            )
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
 
     def advance(self, split: PlacedSplit, held: int, rank: int, size: int, free: int) -> int:

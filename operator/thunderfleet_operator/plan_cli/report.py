@@ -60,7 +60,7 @@ class HopReport(_Report):
     ranks: tuple[int, int] = Field(description="The two ranks: neighbors in a ring, any two in a mesh.")
     cable: str | None = Field(description="Name of the ThunderboltLink; null over a LAN.")
     speed_mbps: int = Field(description="Speed of the slower direction in Mbit/s.")
-    measured: bool = Field(description="Whether the speed was measured; otherwise it is expected from the negotiated one.")
+    measured: bool = Field(description="Whether the speed was measured; otherwise it is estimated from the negotiated speed.")
 
 
 class ScorePartReport(_Report):
@@ -77,7 +77,8 @@ class SpeedReport(_Report):
     decode_tokens_per_second: float
     prefill_tokens_per_second: float
     measured_decode_tokens_per_second: float | None = Field(
-        default=None, description="What the group's most recent benchmark measured, if it runs as it is planned."
+        default=None,
+        description="Rate that the group's most recent benchmark measured; null unless the group runs in this placement.",
     )
 
 

@@ -42,4 +42,4 @@ async def _generate(service: Service) -> None:
                 pass
     except (Unavailable, Refused, GenerationFailed) as error:
         # The group handles the failure; nothing to do here.
-        log.warning("the canary token failed: %s", error)
+        log.warning("cannot generate the token that tests the idle group: %s", error)

@@ -173,7 +173,7 @@ class ControlServer:
         try:
             hello = peers.Hello.model_validate_json(await socket.receive_str(timeout=HANDSHAKE_SECONDS))
         except (ValueError, TypeError, TimeoutError, aiohttp.WSMessageTypeError) as error:
-            log.warning("refused %s: no valid hello: %s", peer, " ".join(str(error).split())[:200])
+            log.warning("refused %s: invalid first message: %s", peer, " ".join(str(error).split())[:200])
             await socket.close()
             return socket
         refusal = await self._join(hello, Connection(socket, f"rank {hello.rank} ({hello.node}, {peer})"))

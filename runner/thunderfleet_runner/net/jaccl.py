@@ -96,12 +96,12 @@ class Exchange:
         Raises UnevenParts, or ValueError for a part that is too large.
         """
         if len(part) > PART_LIMIT:
-            raise ValueError(f"rank {rank} sent {len(part)} bytes to gather {number}, at most {PART_LIMIT} are allowed")
+            raise ValueError(f"rank {rank} sent {len(part)} bytes to all-gather {number}, at most {PART_LIMIT} are allowed")
         gathered = {**self.parts.get(number, {}), rank: part}
         for other, theirs in sorted(gathered.items()):
             if len(theirs) != len(part):
                 raise UnevenParts(
-                    f"in gather {number}, rank {other} sent {len(theirs)} bytes and rank {rank} {len(part)}: "
+                    f"in all-gather {number}, rank {other} sent {len(theirs)} bytes and rank {rank} {len(part)}: "
                     "the ranks' devices or versions of MLX differ"
                 )
         if len(gathered) < self.size:

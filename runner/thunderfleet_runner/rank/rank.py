@@ -103,8 +103,8 @@ class Rank:
             whole = base64.b64decode(answer.data)
             if answer.number != number or len(whole) != size * length:
                 raise NotFormed(
-                    f"gather {number} of rank {rank} expected {size * length} bytes, "
-                    f"got {len(whole)} from gather {answer.number}"
+                    f"all-gather {number} of rank {rank} expected {size * length} bytes, "
+                    f"got {len(whole)} from all-gather {answer.number}"
                 )
             return whole
 

@@ -123,6 +123,8 @@ def test_address_classes(address: str, class_: AddressClass) -> None:
 def test_gpu_memory_limit() -> None:
     assert gpu_memory_limit(96 * 2**30, 0) == 72 * 2**30
     assert gpu_memory_limit(24 * 2**30, 0) == 16 * 2**30
+    assert gpu_memory_limit(36 * 2**30, 0) == 24 * 2**30
+    assert gpu_memory_limit(48 * 2**30, 0) == 36 * 2**30
     assert gpu_memory_limit(96 * 2**30, 80 * 1024) == 80 * 2**30
     assert gpu_memory_limit(16 * 2**30, 10**9) == 16 * 2**30
 

@@ -28,7 +28,17 @@ from thunderfleet_agent.measure.schedule.due import (
 )
 from thunderfleet_agent.measure.schedule.figures import Figures, moved, result
 from thunderfleet_agent.measure.schedule.freshness import benchmarks_fresh
-from thunderfleet_agent.measure.schedule.probes import NEEDS, Key, Need, Probe, ProbeKind, Target, local_probes
+from thunderfleet_agent.measure.schedule.probes import (
+    NEEDS,
+    Key,
+    Need,
+    Probe,
+    ProbeKind,
+    Target,
+    local_probes,
+    rdma_probe,
+    socket_probe,
+)
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_agent.measure.session.probe_lock import MacBusy, ProbeLock
 from thunderfleet_agent.measure.session.rates import rate_mbps, trips
@@ -164,6 +174,20 @@ def test_a_group_closes_the_gpu_its_cables_and_the_way_to_its_members() -> None:
 def test_every_kind_of_probe_says_what_it_needs() -> None:
     assert set(NEEDS) == set(ProbeKind)
     assert all(probe.needs == {Need.GPU} for probe in local_probes(MeasureSettings()))
+
+
+def test_a_probe_between_two_macs_counts_both_ways_and_only_on_the_shared_network() -> None:
+    chosen = parse(
+        json.dumps(
+            {"sockets": {"bytes": 2**20, "cableBytes": 2**24, "seconds": 2}, "rdma": {"bytes": 2**22, "everySeconds": 50}}
+        )
+    )
+    lan, cable, rdma = socket_probe(chosen, LAN.target), socket_probe(chosen, CABLE.target), rdma_probe(chosen, RDMA.target)
+    assert [(probe.key, probe.ttl, probe.bytes, probe.shared_bytes) for probe in (lan, cable, rdma)] == [
+        (LAN.key, 300, 2 * 2**20, 2 * 2**20),
+        (CABLE.key, 300, 2 * 2**24, 0),
+        (RDMA.key, 50, 2 * 2**22, 0),
+    ]
 
 
 # --- the lock ---

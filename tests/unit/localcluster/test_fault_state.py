@@ -90,6 +90,7 @@ def test_a_mac_that_is_off_leaves_idle_ports_and_comes_back_with_other_uuids(pla
     assert sees(off, "a") == [] and sees(off, "c") == []
     on = state.with_power("b", True)
     assert on.damaged("b") == {}, "a reboot mends a dead stack"
+    assert on.with_power("b", False).with_power("b", True).boots == {"b": 2}
     again = on.layout(plan)
     before, after = texts(plan, plan.machine("b")), texts(again, again.machine("b"))
     uuids = [json.loads(text["SPThunderboltDataType.json"])["SPThunderboltDataType"] for text in (before, after)]
@@ -192,6 +193,18 @@ def test_a_cable_moved_to_a_thunderbolt_4_mac_negotiates_less_and_one_in_a_bridg
     assert [str(end.address and end.address.ip) for _, end in ends_of(bridged, 0)] == ["127.64.1.1", "None"]
     with pytest.raises(LocalClusterError, match="has no Thunderbolt port"):
         state.with_move(plan, "a:1", "v:1")
+
+
+def test_a_cable_moved_out_of_a_bridge_has_the_address_beside_the_other_ends() -> None:
+    for cabled, bridged, moved in (("a:1", "a", "a:4"), ("b:2", "b", "b:4")):
+        plan = plan_layout(parse_fleet(FLEET.replace(f"name: {bridged},", f"name: {bridged}, bridge: [1, 2],")), "loopback")
+        addresses = {name: str(end.address and end.address.ip) for name, end in ends_of(plan, 0)}
+        assert addresses == {"a": "127.64.1.1", "b": "127.64.1.2"} | {bridged: "None"}
+        now = FaultState().with_move(plan, cabled, moved).layout(plan)
+        assert {name: str(end.address and end.address.ip) for name, end in ends_of(now, 0)} == {
+            "a": "127.64.1.1",
+            "b": "127.64.1.2",
+        }
 
 
 def test_a_cut_in_one_direction_changes_nothing_that_is_printed_and_a_plug_heals_it(plan: Layout) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.checks import problems
+from thunderfleet_localcluster.fleet.fault_state import MAX_RATE_MBPS
 from thunderfleet_localcluster.fleet.file import DEFAULT_FLEET, load_fleet, parse_fleet
 
 GOOD = """\
@@ -26,6 +27,9 @@ BAD = [
     ("speed: 40", "speed: 50", 12, "speed is in Gb/s; allowed: 20, 40, 80, 120/40"),
     ("speed: 40", "speed: 80", 12, "b:1 of a Mac mini (M4) is Thunderbolt 4: at most 40 Gb/s"),
     ("speed: 40", "sped: 40", 12, "unknown key; allowed: a, b, speed"),
+    ("speed: 40", "rateMbps: 0", 12, "cables[0].rateMbps: input should be greater than or equal to 1"),
+    ("speed: 40", "rateMbps: 100001", 12, "cables[0].rateMbps: input should be less than or equal to 100000"),
+    ("cables:", "switches: []\ncables:", 9, "switches: unknown key; allowed: machines, cables"),
     ("b: b:1", "b: b:4", 11, "has the Thunderbolt ports 1 to 3"),
     ("b: b:1", "b: c:1", 11, "Thunderbolt cables join Macs"),
     ("b: b:1", "b: d:1", 11, "unknown machine d; machines: a, b, c"),
@@ -41,7 +45,7 @@ BAD = [
     ("model: Mac mini (M4)", "model: Mac mini (M9)", 6, "unknown model; allowed: "),
     ("model: Mac mini (M4)", "memory: 16 GB", 5, "b is a Mac: set model (one of: "),
     ("- name: b", "- name: a", 5, "duplicate machine name a"),
-    ("- name: b", "- name: B", 5, "match"),
+    ("- name: b", "- name: B", 5, "machines[1].name: string should match"),
     ("memory: 96 GB", "devices: [{port: 7, kind: drive, name: X}]", 4, "has the Thunderbolt ports 1 to 6"),
     ("memory: 96 GB", "devices: [{port: 1, kind: drive, name: X}]", 10, "port a:1 already has the drive X"),
     ("memory: 96 GB", "devices: [{port: 2, kind: fridge, name: X}]", 4, "'dock', 'display' or 'drive'"),
@@ -67,6 +71,8 @@ def test_default_fleet_is_the_demo_and_the_example() -> None:
 
 def test_the_good_file_is_good() -> None:
     assert not list(problems(parse_fleet(GOOD)))
+    limited = parse_fleet(GOOD + f"    rateMbps: {MAX_RATE_MBPS}\n")
+    assert [cable.rate_mbps for cable in limited.cables] == [100_000]
 
 
 @pytest.mark.parametrize(("old", "new", "line", "text"), BAD)

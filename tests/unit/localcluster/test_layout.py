@@ -30,6 +30,18 @@ def test_addresses_of_the_largest_fleet_are_unique_in_both_modes() -> None:
             assert IPv4Address("127.90.255.254") not in addresses
 
 
+def test_each_cable_has_the_two_hosts_of_a_network_of_its_own() -> None:
+    layout = plan_layout(_line(5), "namespaces")
+    by_cable: dict[int, set[str]] = {}
+    for machine in layout.machines:
+        for end in machine.ends:
+            assert end.address is not None and end.address.prefix == 30
+            by_cable.setdefault(end.index, set()).add(str(end.address.ip))
+    networks = {index: IPv4Network(f"{min(found)}/30", strict=False) for index, found in by_cable.items()}
+    assert len(set(networks.values())) == len(networks) == 4
+    assert by_cable == {index: {str(host) for host in network.hosts()} for index, network in networks.items()}
+
+
 def test_given_addresses_are_kept_and_not_given_twice() -> None:
     fleet = parse_fleet(
         "machines:\n- {name: a, kind: linux}\n- {name: b, kind: linux, address: 192.168.64.11}\n- {name: c, kind: linux}\n"

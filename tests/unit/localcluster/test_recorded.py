@@ -264,3 +264,34 @@ def test_devices_hubs_behind_hubs_and_virtual_macs() -> None:
     assert "VirtualMac2,1" in found["SPHardwareDataType.json"] and '"number_processors" : 4' in found["SPHardwareDataType.json"]
     assert "en0" in found["hardwareports"] and "Thunderbolt" not in found["hardwareports"]
     assert '"80"' in texts(layout, layout.machine("a"))["SPDisplaysDataType.json"]
+
+
+def test_idle_ports_say_what_their_thunderbolt_version_can_do() -> None:
+    """Ports of the Mac, of hubs in a cable and of docks: 40 Gb/s up to Thunderbolt 4, 120 Gb/s in its fast direction from 5."""
+    layout = plan_layout(
+        parse_fleet(
+            """
+machines:
+  - {name: five, model: Mac Studio (M4 Max), devices: [{port: 4, kind: dock, name: TS5, speed: 80}]}
+  - {name: four, model: Mac mini (M4), devices: [{port: 3, kind: dock, name: TS4, speed: 40}]}
+  - {name: far, model: Mac Studio (M4 Max)}
+cables:
+  - {a: "five:1", b: "far:1", speed: 80, through: [OWC Hub 5]}
+  - {a: "four:1", b: "far:2", speed: 40, through: [OWC Hub 4]}
+"""
+        ),
+        "namespaces",
+    )
+
+    def idle(name: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for bus in thunderbolt(layout, layout.machine(name))["SPThunderboltDataType"]:
+            inside = bus.get("_items", [])
+            tags = [(item["_name"], tag) for item in [bus, *inside] for key, tag in item.items() if key.endswith("_tag")]
+            found |= {item: tag["current_speed_key"] for item, tag in tags if tag["current_speed_key"].startswith("Up to")}
+        return found
+
+    assert idle("five") == dict.fromkeys(
+        ("thunderboltusb4_bus_1", "thunderboltusb4_bus_2", "TS5", "OWC Hub 5"), "Up to 120 Gb/s"
+    )
+    assert idle("four") == dict.fromkeys(("thunderboltusb4_bus_1", "TS4", "OWC Hub 4"), "Up to 40 Gb/s")

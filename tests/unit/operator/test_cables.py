@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds.conditions import find_condition
+from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, FaultClass
-from thunderfleet_operator.decide.cables import broken_cable
+from thunderfleet_operator.decide.cables import BrokenCable, broken_cable
 from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
 from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
 from thunderfleet_operator.observe.fleet import FleetBuilder
@@ -74,6 +76,24 @@ def test_a_ring_needs_the_addresses_that_it_was_planned_with() -> None:
     found = fault(RING, bare)
     assert found is not None and found[0] == "NoIPv4Address"
     assert fault(JACCL, moved) is None
+
+
+@pytest.mark.parametrize("broken", range(3))
+def test_each_rank_of_a_ring_is_dialled_over_the_cable_from_the_rank_before(broken: int) -> None:
+    """The cable of the last rank leads to rank 0. Where the rank before has another address on it does not matter."""
+    names, made = "abc", plan(nodes=tuple("abc"), links=("ab", "bc", "ca"))
+    cables = [
+        cable(
+            name=names[rank - 1] + names[rank],
+            a=End(names[rank - 1], "169.254.9.9"),
+            b=End(names[rank], "169.254.8.8" if rank == broken else f"169.254.0.{rank + 1}"),
+        )
+        for rank in range(3)
+    ]
+    found = broken_cable(made, Fleet(cables=cables))
+    ends = (names[broken - 1], names[broken])
+    text = f"the address of {ends[1]} at its end changed from 169.254.0.{broken + 1} to 169.254.8.8"
+    assert found == BrokenCable("".join(ends), ends, CableFault(Reason.ADDRESS_LOST, text))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +159,31 @@ def test_which_conditions_of_a_cable_are_faults(connected: str, rdma: str, whole
     assert (made.rdma_fault.reason if made.rdma_fault else None) == only_rdma
     assert rdma_problem(made) is not None
     assert (ring_problem(Fleet(), made) is not None) == (whole is not None)
+
+
+def test_the_ends_of_a_cable_as_their_agents_tell_of_them() -> None:
+    """The agent of b reports its end. A display hides that of a, so the profile of a tells of it, with its first address."""
+    cabled = ThunderboltLink.load(
+        {
+            "metadata": {"name": "a.tb1--b.tb1"},
+            "spec": {"a": {"node": "a", "port": 1}, "b": {"node": "b", "port": 1}},
+            "status": {"endpoints": [{"node": "b", "port": 1, "address": "10.0.0.2", "rdmaDevice": "rdma_en2"}]},
+        }
+    )
+    addresses = [{"address": f"10.0.0.{n}", "prefixLength": 30, "class": "Private"} for n in (1, 9)]
+    ports = {"ports": [{"receptacle": 1, "interface": "en2", "rdmaDevice": "rdma_en3"}]}
+    network = {"interfaces": [{"name": "en2", "kind": "Thunderbolt", "addresses": addresses}]}
+
+    def ends(**status: Any) -> tuple[End, End]:
+        told = NodeProfile.load({"metadata": {"name": "a"}, "status": status})
+        made = FleetBuilder().fleet({}, {"a": told}, {"a.tb1--b.tb1": cabled}, Taken()).cables["a.tb1--b.tb1"]
+        return made.a, made.b
+
+    b = End("b", "10.0.0.2", "rdma_en2")
+    assert ends(thunderbolt=ports, network=network) == (End("a", "10.0.0.1", "rdma_en3"), b)
+    # An agent that cannot read the interfaces does not say that the end has no address.
+    assert ends(thunderbolt=ports) == (End("a", None, "rdma_en3", reported=False), b)
+    assert ends(network=network) == (End("a", reported=False), b)
 
 
 # --- how long it must have worked ---

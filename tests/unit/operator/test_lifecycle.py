@@ -11,9 +11,9 @@ from thunderfleet_operator.decide.lifecycle import NextStep, Step, backoff_secon
 from thunderfleet_operator.decide.rollout import next_to_roll
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.proofs import Finding, Proof
-from thunderfleet_operator.placement import Fleet
+from thunderfleet_operator.placement import Cable, CableFault, End, Fleet
 
-from tests.unit.operator.values import NODES, NOW, group_status, pod, report, view
+from tests.unit.operator.values import NODES, NOW, group_status, plan, pod, report, view
 
 READY = report(GroupPhase.READY, RankPhase.SERVING, RankPhase.SERVING)
 LOADING = report(GroupPhase.LOADING)
@@ -61,6 +61,29 @@ def test_whether_requests_may_be_running(said: Report, running: bool, expected: 
 def test_ready_is_what_rank_0_says() -> None:
     assert ready(READY) and not ready(LOADING) and not ready(report(None))
     assert not serves(view(pod(1)), report(None)), "without its pod rank 0 serves nobody"
+
+
+def test_a_cable_that_is_out_is_left_three_seconds_after_it_was_first_seen() -> None:
+    def seen(reason: str, at: float, known: Group | None) -> NextStep:
+        ends = End("a", "169.254.0.1"), End("b", "169.254.0.2")
+        fleet = Fleet(cables=[Cable("ab", *ends, fault=CableFault(reason, "it is out"))])
+        group = view(status=known, made=plan(links=("ab", "ab")))
+        now = NOW + timedelta(seconds=at)
+        return next_step(group, READY, NODES, fleet, "hash", RECOVERY, now, may_roll=False)
+
+    def known(step: NextStep) -> Group:
+        return group_status(GroupPhase.BACKING_OFF, next_restart_time=step.until, last_failure=step.failure)
+
+    first = seen("PortDown", 0, None)
+    assert first.failure is not None and (first.failure.reason, first.failure.link) == ("PortDown", "ab")
+    until = NOW + timedelta(seconds=3)
+    assert first == NextStep(Step.BACK_OFF, first.failure, until, recheck_seconds=3.0) and first.failure.time == NOW
+    again = seen("PortDown", 1, known(first))
+    assert again == NextStep(Step.BACK_OFF, first.failure, until, recheck_seconds=2.0)
+    other = seen("NoIPv4Address", 2, known(again))
+    assert (other.until, other.recheck_seconds) == (until, 1.0)
+    assert other.failure is not None and other.failure.time == NOW + timedelta(seconds=2)
+    assert seen("PortDown", 3, known(again)) == NextStep(Step.PLACE, first.failure, until, avoid={}, ends=True)
 
 
 def test_a_group_is_placed_when_it_has_no_plan_and_kept_when_it_runs() -> None:

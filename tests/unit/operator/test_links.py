@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json
 from thunderfleet_operator.act import events
-from thunderfleet_operator.decide.link import LINGER_SECONDS, change, lingers
+from thunderfleet_operator.decide.link import LINGER_SECONDS, LinkDecision, change, decide, lingers
 from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.status.events import Occurrence
+from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.observed import ObservedLink
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOTH = frozenset("ab")
@@ -118,6 +121,31 @@ def test_a_cable_without_reports_lingers_and_is_removed() -> None:
     assert lingers(pulled, NOW + timedelta(days=1)) == 0
     assert lingers(pulled, NOW - timedelta(days=365)) == 0, "written while the clock was a year ahead"
     assert lingers(pulled, NOW - timedelta(seconds=30)) == LINGER_SECONDS
+
+
+def test_what_is_done_for_a_cable() -> None:
+    both = {name: Node(name, ready=True) for name in "ab"}
+
+    def decided(found: ThunderboltLink, seconds: float = 0, nodes: dict[str, Node] = both) -> LinkDecision:
+        return decide(ObservedLink(found, NOW + timedelta(seconds=seconds), nodes, {}))
+
+    pulled = link(conditions=summary(link(), {}, NOW, BOTH)["conditions"])
+    text = "neither a nor b has reported this cable for 60 s: the link is removed"
+    assert decided(pulled, 60) == LinkDecision(delete=True, event=Occurrence(Reason.REMOVED, text))
+    waits = decided(pulled, 59)
+    assert (waits.delete, waits.recheck_seconds) == (False, 1)
+    deleted = ThunderboltLink.load({**pulled.dump(), "metadata": {"name": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    assert decided(deleted, 60) == LinkDecision()
+    # Of two deleted Nodes nothing stays, of one its end.
+    assert decided(link(end("a"), end("b")), nodes={}) == LinkDecision(delete=True)
+    patch = ({"op": "test", "path": "/status/endpoints/1/node", "value": "b"}, {"op": "remove", "path": "/status/endpoints/1"})
+    assert decided(link(end("a"), end("b")), nodes={"a": both["a"]}) == LinkDecision(patch=patch, recheck_seconds=0.0)
+    # A report is written once.
+    new = decided(link(end("a"), end("b")))
+    assert (new.status is not None, new.delete, new.patch, new.recheck_seconds) == (True, False, (), None)
+    known = link(end("a"), end("b"))
+    told = ThunderboltLink.load({**known.dump(), "status": {**known.dump()["status"], **(new.status or {})}})
+    assert decided(told) == LinkDecision()
 
 
 def test_events_tell_of_pulling_and_plugging_once() -> None:

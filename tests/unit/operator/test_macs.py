@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionType
@@ -16,8 +17,10 @@ from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.concerns import macs_of
+from thunderfleet_operator.observe.observed import MacPlacement, ObservedMac
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 
+from tests.unit.operator.values import NOW, plan
 from tests.unit.operator.world import World
 
 CABLE = "studio-1.tb1--studio-2.tb1"
@@ -96,6 +99,37 @@ async def test_a_wait_without_pods_holds_no_mac(world: World) -> None:
     world.later(10)
     await world.round()
     assert [use[1] for use in (*groups(world, "studio-1"), *groups(world, "studio-2"))] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "listed"),
+    [
+        ({}, True),
+        ({"running": True, "newest_epoch": 3}, True),
+        ({"newest_epoch": 3}, False),
+        ({"newest_epoch": -1}, False),
+        ({"deployment": None}, False),
+        ({"deployment": {"uid": "another"}}, False),
+        ({"deployment": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, False),
+        ({"deployment": {}, "replicas": 0}, False),
+        ({"status": {"epoch": 2, "state": "BackingOff"}}, False),
+        ({"status": {"epoch": 2, "state": "GaveUp"}}, False),
+        ({"status": {"epoch": 2, "state": "Starting"}}, True),
+        ({"status": {"epoch": 1, "state": "BackingOff"}}, True),
+    ],
+)
+def test_a_plan_without_pods_holds_a_mac_while_they_are_about_to_be_created(change: dict[str, Any], listed: bool) -> None:
+    made = plan(2)
+    metadata = {"name": "md", "namespace": "ns", "uid": "uid"}
+    spec = {"model": {"repository": "x"}, "replicas": change.get("replicas", 1)}
+    status = {"groups": [{"index": 0, **change["status"]}]} if "status" in change else {}
+    body = {"metadata": {**metadata, **(change.get("deployment") or {})}, "spec": spec, "status": status}
+    deployment = None if change.get("deployment", body) is None else ModelDeployment.load(body)
+    running, newest = change.get("running", False), change.get("newest_epoch", 2)
+    placement = MacPlacement(("ns", "md", 0, 2), made, running, newest, deployment)
+    profile = NodeProfile.load({"metadata": {"name": "a"}})
+    found = mac_usage.uses(ObservedMac(profile, None, NOW, (placement,), (), {}))
+    assert found == ((GroupUse(name="ns/md-0", epoch=2, nodes=("a", "b")),) if listed else ())
 
 
 async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: World) -> None:

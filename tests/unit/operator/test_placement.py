@@ -296,7 +296,7 @@ def test_61_layers_over_512_256_256_gb_are_31_15_15() -> None:
     macs = (mac("a", 512 * GIB, facts), mac("b", 256 * GIB, facts), mac("c", 256 * GIB, facts))
     found = placed(plan(Fleet(macs, mesh("abc", rdma="it is off")), Request(path=PATH, memory=NO_KV, min_nodes=3)))
     assert [(rank.node, rank.layers) for rank in found.ranks] == [("a", (30, 61)), ("b", (15, 30)), ("c", (0, 15))]
-    assert "layers 31/15/15 by free memory" in found.reason
+    assert "layers 31/15/15, in proportion to free memory" in found.reason
 
 
 def test_shares_move_when_layers_are_uneven() -> None:

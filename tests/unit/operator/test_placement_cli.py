@@ -64,7 +64,7 @@ def test_a_table_for_people(files: Any, capsys: Any) -> None:
     text = capsys.readouterr().out
     assert "group 0: TCP ring, Pipeline\n" in text
     rows = [line.split() for line in text.splitlines()]
-    assert rows[6][:6] == ["RANK", "MAC", "LAYERS", "MEMORY", "OF", "FREE"] and "RDMA" not in text.split("ranks:")[1]
+    assert rows[6][:6] == ["RANK", "MAC", "LAYERS", "MEMORY", "FREE", "BEFORE"] and "RDMA" not in text.split("ranks:")[1]
     assert rows[7] == ["0", "studio-1", "2-3", "4.4", "GiB", "6.0", "GiB", "10.0.0.1:20000", "169.254.1.1", "-"]
     assert rows[8] == ["1", "studio-2", "0-1", "4.4", "GiB", "6.0", "GiB", "-", "169.254.1.2", "10.0.0.1"]
     assert "    0 ↔ 1  studio-1.tb1--studio-2.tb1  28 Gb/s  expected, not measured\n" in text

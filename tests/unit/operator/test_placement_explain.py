@@ -202,6 +202,15 @@ def test_macs_with_other_software_or_files_are_named() -> None:
     assert "b has different files of /models/a at /models/a than the others" in messages
 
 
+def test_a_reason_that_a_near_miss_gives_is_not_repeated() -> None:
+    facts = model(5, 5)
+    macs = [mac("a", 6, facts, schedulable=False), mac("b", 6, facts, quarantine="fault")]
+    assert refused(Fleet(macs, [cable("a", "b")]), request(min_nodes=2)).message == (
+        f"{PATH} cannot be placed on 2 Macs: JACCL mesh, JACCL ring, TCP ring of a, b: a is cordoned (kubectl uncordon a); "
+        "b is quarantined until it reboots: fault"
+    )
+
+
 def test_a_large_fleet_names_only_macs_that_are_not_eligible() -> None:
     facts = model(5, 5)
     small = [mac(chr(97 + i), 1, facts) for i in range(7)]

@@ -28,6 +28,8 @@ from thunderfleet_operator.placement import (
     plan,
     predict,
 )
+from thunderfleet_operator.placement.search.budget import StepBudget
+from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 GIB = 2**30
 BOTH = frozenset({"ring", "jaccl"})
@@ -226,3 +228,11 @@ def test_macs_on_a_lan_are_pipelines_too() -> None:
         for mac in macs(names, "M4 Max", 40, 70, facts)
     ]
     assert chosen(Fleet(dialled)).split is Split.PIPELINE
+
+
+@pytest.mark.parametrize(("least", "more", "sizes"), [(None, 0, {2}), (None, 1, {2, 3}), (1, 1, {2}), (None, 8, {2, 3, 4})])
+def test_only_so_many_macs_more_than_the_fewest_are_looked_at(least: int | None, more: int, sizes: set[int]) -> None:
+    facts = model(10, 8, 4, tensor=False)
+    fleet = Fleet(macs("abcd", "M4 Max", 40, 6, facts), mesh("abcd"))
+    search = CandidateSearch(fleet, Request(path="/m", memory=NO_KV), StepBudget(10_000))
+    assert {len(candidate.found.order) for candidate in search.by_size(least, more)} == sizes

@@ -103,6 +103,40 @@ def test_chips_by_name() -> None:
     assert chip("Apple M4 Max") == chip("M4 Max", 40) and chip("Apple Vision") is None and chip("") is None
 
 
+# Bits of the memory bus and megatransfers per second of a chip's memory.
+BUSES = {
+    "M1": (128, 4266), "M1 Pro": (256, 6400), "M1 Max": (512, 6400), "M1 Ultra": (1024, 6400),
+    "M2": (128, 6400), "M2 Pro": (256, 6400), "M2 Max": (512, 6400), "M2 Ultra": (1024, 6400),
+    "M3": (128, 6400), "M3 Pro": (192, 6400), "M3 Max": (512, 6400), "M3 Ultra": (1024, 6400),
+    "M4": (128, 7500), "M4 Pro": (256, 8533), "M4 Max": (512, 8533),
+    "M5": (128, 9600), "M5 Pro": (256, 9600), "M5 Max": (512, 9600),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUSES)
+def test_bandwidths_are_whole_gigabytes_per_second_of_the_memory_bus(name: str) -> None:
+    bits, transfers = BUSES[name]
+    found = chip(f"Apple {name}")
+    assert found is not None and found.bandwidth % 1000 == 0
+    assert found.bandwidth == pytest.approx(bits / 8 * transfers, rel=0.03)
+
+
+@pytest.mark.parametrize(("name", "megahertz"), [("M1", 1278), ("M2", 1398), ("M3", 1398), ("M4", 1578), ("M5", 1620)])
+def test_a_core_has_128_lanes_that_multiply_and_add_at_its_clock(name: str, megahertz: int) -> None:
+    found = chip(name, 1000)
+    assert found is not None and found.gigaflops == 1000 * round(128 * 2 * megahertz / 1000)
+
+
+@pytest.mark.parametrize(
+    ("transport", "microseconds"), [(Transport.JACCL, 20), (Transport.JACCL_RING, 40), (Transport.RING, 200)]
+)
+def test_a_token_waits_for_two_all_reduces_of_each_layer(transport: Transport, microseconds: int) -> None:
+    two = [ultra("a"), ultra("b")]
+    free = replace(CALIBRATED, collective=0.0)
+    seconds = 1 / decode(two, transport, Split.TENSOR) - 1 / decode(two, transport, Split.TENSOR, constants=free)
+    assert seconds == pytest.approx(2 * len(DENSE.layer_bytes) * microseconds * 1e-6)
+
+
 def test_a_placement_and_its_runners_up_have_predictions() -> None:
     facts = ModelFacts(
         "/m", "org/m", bytes=40 * GB, tensor=(TensorFacts(1, (40 * GB,)), TensorFacts(2, (20 * GB,) * 2)),

@@ -87,6 +87,11 @@ def test_rates_that_are_close_are_equal(rates: list[int], step: float, edges: li
     assert buckets.of(0) == buckets.of(-1) == 0
 
 
+def test_the_highest_bucket_is_of_the_rates_that_are_known() -> None:
+    tops = [Buckets(rates, LINK_STEP).top for rates in ([], [0, -1], [0, 1], [100, 105, 200, 210])]
+    assert tops == [0, 0, 1, 200]
+
+
 def test_a_rate_between_those_of_a_fleet_belongs_to_the_bucket_below() -> None:
     buckets = Buckets([100, 105, 200], LINK_STEP)
     assert [buckets.of(rate) for rate in (40, 100, 104, 150, 200, 900)] == [40, 100, 100, 100, 200, 200]

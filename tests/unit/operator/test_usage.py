@@ -194,6 +194,18 @@ def test_groups_are_made_of_their_own_children_and_count_the_names_of_others() -
     assert found[0].nodes == {"a", "b"} and found[0].current == ("a", "b") and found[1].current == ()
 
 
+def test_a_group_that_is_needed_again_goes_on_with_the_last_placement_that_runs() -> None:
+    """Its status is gone, and the ModelDeployment has counted its placements: all of them are earlier ones."""
+    body = {"metadata": {"name": "md", "namespace": "ns", "uid": "uid"}, "spec": {"model": {"repository": "x"}, "replicas": 1}}
+    deployment = ModelDeployment.load({**body, "status": {"highestEpoch": 2}})
+    first, second = (accepted(read_epoch(config_map(number)), deployment) for number in (1, 2))
+    assert first is not None and second is not None and not (first.current or second.current)
+    runs = [pod(rank, epoch=2) for rank in (0, 1)]
+    assert group_views(deployment, [first, second], runs)[0].epoch is second
+    assert group_views(deployment, [first, second], runs[:1])[0].epoch is None
+    assert group_views(deployment, [first, second], [pod(rank, epoch=1) for rank in (0, 1)])[0].epoch is None
+
+
 def test_a_group_keeps_the_ports_of_its_plan_or_else_of_its_pods() -> None:
     assert view().kept_ports["a"] == RankPorts(20000, 20001, (21000, 21001))
     lost = replace(view(pod(0, kept_ports=RankPorts(1, 2)), pod(1)), epoch=None)

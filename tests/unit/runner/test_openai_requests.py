@@ -105,6 +105,36 @@ def test_what_would_end_a_rank_or_change_the_answer_is_refused(change: dict[str,
     assert (error.status, error.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most", "beside"),
+    [
+        ("temperature", 0, 2, 0.01),
+        ("top_p", 0, 1, 0.01),
+        ("top_k", 0, 255, 1),
+        ("min_p", 0, 1, 0.01),
+        ("repetition_penalty", 0, 10, 0.01),
+        ("repetition_context_size", 1, 4096, 1),
+        ("presence_penalty", -2, 2, 0.01),
+        ("presence_context_size", 1, 4096, 1),
+        ("frequency_penalty", -2, 2, 0.01),
+        ("frequency_context_size", 1, 4096, 1),
+    ],
+)
+def test_ranges_include_their_ends_and_nothing_beside_them(name: str, least: int, most: int, beside: float) -> None:
+    for value in (least, most):
+        assert parse(CHAT | {name: value}).options(1).sampling == protocol.Sampling.model_validate({name: value})
+    for outside in (least - beside, most + beside):
+        error = refused(CHAT | {name: outside})
+        assert (error.param, error.body()["error"]["message"].endswith(f" from {least} to {most}")) == (name, True)
+
+
+def test_stops_are_sixteen_of_1024_characters_at_most() -> None:
+    most = ["x" * 1024] * 16
+    assert parse(CHAT | {"stop": most}).options(1).stop == tuple(most)
+    for value in ("x" * 1025, [*most, "y"]):
+        assert refused(CHAT | {"stop": value}).param == "stop"
+
+
 def test_another_model_is_not_found() -> None:
     error = refused(CHAT | {"model": "org/other"})
     assert (error.status, error.code) == (404, "model_not_found")

@@ -49,6 +49,19 @@ def test_facts_survive_the_pipe() -> None:
     assert bounded.from_json(json.loads(json.dumps(bounded.to_json(facts)))) == facts
 
 
+def test_a_reason_is_one_line_within_the_limit() -> None:
+    assert arithmetic.text(" no\n  such\tsplit ") == "no such split"
+    assert arithmetic.text("x" * 501) == "x" * 500
+    assert arithmetic.text(ValueError()) == "ValueError"
+
+
+def test_a_configuration_that_says_zero_says_nothing() -> None:
+    names = ("n_positions", "seq_length")
+    assert arithmetic.number({"n_positions": 0, "seq_length": 7}, names) == 7
+    assert arithmetic.number({"n_positions": -1, "text_config": {"n_positions": 2**63}}, names) is None
+    assert arithmetic.number({"n_positions": True, "llm_config": {"seq_length": 2**63 - 1}}, names) == 2**63 - 1
+
+
 def test_growth_and_windows() -> None:
     assert arithmetic.growth(1000, 2000, 100, 200) == (0, 10)
     assert arithmetic.growth(1500, 1500, 100, 200) == (1500, 0)

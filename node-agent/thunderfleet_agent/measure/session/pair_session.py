@@ -128,9 +128,9 @@ def _part(channel: Channel, text: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
-        raise SessionFailed(f"{channel.peer}: a part of a gather is not base64") from None
+        raise SessionFailed(f"{channel.peer}: a part of an all-gather is not base64") from None
     if len(data) > PART_BYTES:
-        raise SessionFailed(f"{channel.peer}: a part of a gather has {len(data)} bytes; the limit is {PART_BYTES}")
+        raise SessionFailed(f"{channel.peer}: a part of an all-gather has {len(data)} bytes; the limit is {PART_BYTES}")
     return data
 
 

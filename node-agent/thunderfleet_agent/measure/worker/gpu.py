@@ -71,7 +71,8 @@ def buffer_bytes(free: int | None, memory: int | None, cache: int | None) -> int
     least = max(SMALLEST_BUFFER, 2 * (cache or 0))
     if size < least:
         raise NotMeasured(
-            f"{(free or 0) // MIB} MiB of memory are free; a buffer larger than the cache needs at least {2 * least // MIB} MiB"
+            f"{(free or 0) // MIB} MiB of memory are free; the benchmark needs at least {2 * least // MIB} MiB: end other "
+            "programs"
         )
     return size // MIB * MIB
 

@@ -75,7 +75,7 @@ class Pipe:
             answer = self._answers.get()
             whole = base64.b64decode(str(answer.get("whole", "")))
             if answer.get("gather") != number or len(whole) != size * length:
-                raise RuntimeError(f"gather {number} of rank {rank} gave {len(whole)} bytes, expected {size * length}")
+                raise RuntimeError(f"all-gather {number} of rank {rank} gave {len(whole)} bytes, expected {size * length}")
             return whole
 
         return gather
