@@ -30,7 +30,7 @@ from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import texts
 
 from tests.bench import processes
-from tests.bench.figures import Figure
+from tests.bench.figures import Bound, Figure
 
 MACS = 1000
 CHANGES = 10
@@ -184,7 +184,11 @@ async def _measure(kubeconfig: Path, logs: Path, say: Callable[[str], None]) -> 
     return [
         Figure("operator-1000-start", "s", (started,), note=f"process start to the last of {MACS} summaries written"),
         Figure(
-            "operator-1000-memory", "MB", (taken.rss / 1e6,), note=f"RSS, {about}; {taken.cpu_seconds:.0f} s of a core so far"
+            "operator-1000-memory",
+            "MB",
+            (taken.rss / 1e6,),
+            bound=Bound("<=", 170),
+            note=f"RSS, {about}; {taken.cpu_seconds:.0f} s of a core so far",
         ),
         Figure("operator-1000-change", "ms", tuple(samples), note=f"an end's change to its link's summary, {about}"),
     ]

@@ -40,6 +40,7 @@ BAD = [
     ("memory: 96 GB", "memory: lots", 4, "whole number of GB, such as 96 GB"),
     ("memory: 96 GB", "rdma: perhaps", 4, "must be true or false"),
     ("memory: 96 GB", "bridge: [7]", 4, "ports 1 to 6"),
+    ("memory: 96 GB", "wiredLimitMB: -1", 4, "greater than or equal to 0"),
     ("memory: 96 GB", "address: 10.0.0.1", 4, "192.168.64.2 to 192.168.64.254"),
     ("memory: 96 GB", "name: x", 4, "duplicate key 'name'"),
     ("model: Mac mini (M4)", "model: Mac mini (M9)", 6, "unknown model; allowed: "),
@@ -86,6 +87,15 @@ def test_errors_name_the_line_and_what_is_allowed(old: str, new: str, line: int,
     assert caught.value.usage
     found = [one for one in str(caught.value).split("\n") if one.startswith(f"my.yaml:{line}: ")]
     assert found and any(text in one for one in found), str(caught.value)
+
+
+def test_a_fleet_has_two_hundred_machines_at_most() -> None:
+    def many(count: int) -> str:
+        return "machines:\n" + "".join(f"  - {{name: l{number}, kind: linux}}\n" for number in range(count))
+
+    assert len(parse_fleet(many(200)).machines) == 200
+    with pytest.raises(LocalClusterError, match="machines: tuple should have at most 200 items"):
+        parse_fleet(many(201))
 
 
 def test_all_errors_are_reported_together() -> None:

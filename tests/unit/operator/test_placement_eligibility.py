@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from thunderfleet_operator.observe.nodes import taints
 from thunderfleet_operator.placement.eligibility import ineligible_reason, tolerates, untolerated, wanted_model
 from thunderfleet_operator.placement.fleet import Mac, Taint
 from thunderfleet_operator.placement.model import ModelFacts
@@ -111,3 +112,21 @@ def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
     assert untolerated([soft], []) == ()
     assert next(iter(untolerated([soft, hard, last], []))) == hard
     assert next(iter(untolerated([soft, hard, last], [Toleration("h", exists=True)]))) == last
+
+
+def test_taints_of_a_node_without_those_that_its_state_says_better() -> None:
+    given = [
+        {"key": "dedicated", "value": "research", "effect": "NoSchedule"},
+        {"key": "gpu", "effect": "NoExecute"},
+        {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+        {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"},
+        {"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"},
+        {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"},
+    ]
+    assert taints({"spec": {"taints": given}}) == (
+        Taint("dedicated", "research", "NoSchedule"),
+        Taint("gpu", "", "NoExecute"),
+        Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule"),
+        Taint("node.kubernetes.io/out-of-service", "nodeshutdown", "NoExecute"),
+    )
+    assert taints({"spec": {}}) == taints({}) == ()

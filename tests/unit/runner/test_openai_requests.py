@@ -146,6 +146,10 @@ def test_prompts_that_are_refused(prompt: Any) -> None:
     assert refused(TEXT | {"prompt": prompt}, "completion").param == "prompt"
 
 
+def test_a_prompt_of_tokens_may_fill_the_context_with_any_token_of_the_model() -> None:
+    assert len(parse(TEXT | {"prompt": [0, 255] * 50}, "completion").fields["tokens"]) == LIMITS.context_tokens
+
+
 def test_a_prompt_is_text_or_tokens() -> None:
     assert parse(TEXT, "completion").fields["prompt"] == "hi"
     assert parse(TEXT | {"prompt": ["hi"]}, "completion").fields["prompt"] == "hi"

@@ -94,6 +94,31 @@ def test_short_steps_are_carried_on_to_a_full_one() -> None:
     assert found == Workspace(used(2048, 2048), 3 + 2 * 2048)
 
 
+def test_a_growing_cache_is_copied_and_a_window_keeps_a_step() -> None:
+    samples = [Sample(tokens, seen, 1000) for tokens in (64, 128) for seen in (tokens, tokens + 256)]
+    kv = (KVLayer(bytes_per_token=10), KVLayer(bytes_per_token=30), KVLayer(bytes_per_token=7, window_tokens=50))
+    found = arithmetic.workspace_of_samples(samples, 100, kv)
+    assert found == Workspace(1000 + 7 * 99 + 30 * 100, 30)
+
+
+def test_the_workspace_by_a_configuration_is_that_of_the_widest_layer() -> None:
+    assert arithmetic.workspace_by_configuration({"hidden_size": 10}, 3) == Workspace(3 * 4 * (6 * 10 + 3 * 40), 0)
+    config = {"hidden_size": 10, "intermediate_size": 7}
+    assert arithmetic.workspace_by_configuration(config, 3) == Workspace(3 * 4 * (6 * 10 + 3 * 7), 0)
+    assert arithmetic.workspace_by_configuration({}, 3) is None
+
+
+def test_caches_by_a_configuration_that_says_enough() -> None:
+    config = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 62}
+    assert arithmetic.caches_by_configuration(config) == (KVLayer(bytes_per_token=2 * 2 * 4 * 16),) * 3
+    grouped = config | {"num_key_value_heads": 2, "head_dim": 32}
+    assert arithmetic.caches_by_configuration(grouped) == (KVLayer(bytes_per_token=2 * 2 * 2 * 32),) * 3
+    for name in config:
+        assert arithmetic.caches_by_configuration({key: value for key, value in config.items() if key != name}) == ()
+    assert len(arithmetic.caches_by_configuration(config | {"num_hidden_layers": 512})) == 512
+    assert arithmetic.caches_by_configuration(config | {"num_hidden_layers": 513}) == ()
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
