@@ -341,9 +341,9 @@ class Predicted(ApiModel):
 
     decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
     prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
-    correction_percent: Annotated[int, Field(ge=-50, le=100)] | None = Field(
+    correction_percent: Annotated[int, Field(ge=50, le=200)] | None = Field(
         default=None,
-        description="By how many percent benchmarks of this fleet have changed the predicted generation rate.",
+        description="The predicted generation rate in percent of the rate without the correction by benchmarks of this fleet.",
     )
     decode_error_percent: Count | None = Field(
         default=None,

@@ -95,7 +95,7 @@ def test_defaults_of_the_crd_and_of_the_models_are_the_same(
         "model": {"path": "/models/tiny", "revision": "main"},
         "replicas": 1,
         "nodes": {"min": 1, "selector": {}, "tolerations": []},
-        "placement": {},
+        "placement": {"policy": "Fewest"},
         "parallelism": "Auto",
         "transport": "Auto",
         "memory": {"contextTokens": 32768, "concurrentRequests": 4, "cachedTokens": 65536, "headroomPercent": 10},

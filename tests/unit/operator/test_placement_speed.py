@@ -236,7 +236,7 @@ def test_the_status_shows_how_far_a_prediction_is_off() -> None:
     }  # fmt: skip
     corrected = predicted_status(Speed(20.04, 331.4, 0.8), Of(), measured)  # type: ignore[arg-type]
     assert corrected is not None and corrected.dump() == {
-        "decodeTokensPerSecond": "20.0", "prefillTokensPerSecond": "331", "correctionPercent": -20, "decodeErrorPercent": 25,
+        "decodeTokensPerSecond": "20.0", "prefillTokensPerSecond": "331", "correctionPercent": 80, "decodeErrorPercent": 25,
     }  # fmt: skip
     other = predicted_status(speed, Of(), BenchmarkResult.load({"group": 1, "epoch": 2, "decodeTokensPerSecond": "20"}))  # type: ignore[arg-type]
     assert other is not None and other.decode_error_percent is None

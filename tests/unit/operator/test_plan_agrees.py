@@ -173,7 +173,7 @@ def decided(group: Group) -> Json:
         "parallelism": group.parallelism,
         "reason": group.reason,
         "rate": float(f"{float(speed.decode_tokens_per_second or 0):.2g}") if speed is not None else None,
-        "correction": (speed.correction_percent or 0) if speed is not None else 0,
+        "correction": (speed.correction_percent or 100) - 100 if speed is not None else 0,
     }
 
 

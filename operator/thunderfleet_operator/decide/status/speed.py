@@ -44,6 +44,6 @@ def predicted_status(speed: Speed | None, plan: Plan | None, measured: Benchmark
     return Predicted(
         decode_tokens_per_second=_rounded(speed.decode),
         prefill_tokens_per_second=_rounded(speed.prefill),
-        correction_percent=round(100 * (speed.correction - 1)) or None,
+        correction_percent=round(100 * speed.correction) if speed.correction != 1 else None,
         decode_error_percent=error,
     )
