@@ -230,13 +230,13 @@ class BenchmarkSpec(ApiModel):
 class PlacementSpec(ApiModel):
     """How a placement is chosen among the possible ones."""
 
-    policy: PlacementPolicy | None = Field(
-        default=None,
+    policy: PlacementPolicy = Field(
+        default=PlacementPolicy.FEWEST,
         description="How predicted speed decides. Fewest starts with the fewest Nodes; it uses more Nodes only if they are "
         "predicted to be at least 2 times as fast, and Tensor instead of Pipeline only if it is predicted to be at least 1.5 "
-        "times as fast. Fastest uses more Nodes, or Tensor, if they are predicted to be at least 1.1 times as fast. If unset, "
-        "or if the speed cannot be predicted, the best transport decides, then the smallest number of Nodes. Running groups "
-        "are not moved.",
+        "times as fast. Fastest uses more Nodes, or Tensor, if they are predicted to be at least 1.1 times as fast. If the "
+        "speed cannot be predicted, the best transport decides, then the smallest number of Nodes. Running groups are not "
+        "moved.",
     )
 
 
@@ -341,9 +341,14 @@ class Predicted(ApiModel):
 
     decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
     prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
+    correction_percent: Annotated[int, Field(ge=-50, le=100)] | None = Field(
+        default=None,
+        description="By how many percent benchmarks of this fleet have changed the predicted generation rate.",
+    )
     decode_error_percent: Count | None = Field(
         default=None,
-        description="Difference between the predicted generation rate and that of the group's benchmark, in percent.",
+        description="Difference between the generation rate as predicted without the correction and that of the group's "
+        "benchmark, in percent.",
     )
 
 

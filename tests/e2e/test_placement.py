@@ -23,10 +23,10 @@ machines:
   - {name: mesh-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
   - {name: mesh-3, model: Mac Studio (M4 Max), memory: 36 GB, rdma: true, jaccl: recorded}
   - {name: mesh-4, model: Mac Studio (M4 Max), memory: 36 GB, rdma: true, jaccl: recorded}
-  - {name: ring-1, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
-  - {name: ring-2, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+  - {name: ring-1, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true, jaccl: recorded}
+  - {name: ring-2, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true, jaccl: recorded}
   - {name: ring-3, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
-  - {name: ring-4, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+  - {name: ring-4, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true, jaccl: recorded}
 cables:
   - {a: "mesh-1:1", b: "mesh-2:1"}
   - {a: "mesh-1:2", b: "mesh-3:1"}
@@ -142,8 +142,10 @@ def devices(line: Line, group: Json) -> list[list[str | None]]:
 
 
 def test_one_mac_is_enough_and_the_smallest_does(served: Callable[..., Json]) -> None:
+    """Reading so small a model takes no time on any of these chips, so they count as equally fast."""
     group = served("alone", nodes={"min": 1})
-    assert (nodes_of(group), group["transport"]) == (["ring-1"], "None"), "big Macs stay free for big models"
+    assert (nodes_of(group), group["transport"]) == (["ring-3"], "None"), "big Macs stay free for big models"
+    assert group["reason"].startswith("by predicted speed (policy Fewest); one Mac holds the whole model")
 
 
 def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Line, served: Callable[..., Json]) -> None:

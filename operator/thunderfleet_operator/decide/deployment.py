@@ -316,7 +316,14 @@ def _placement(
     # A group that has lost a cable takes the best place there is, not the best of the same Macs.
     current = () if step.ends or step.returns else view.current
     question = port_aware_placement.question(
-        fleet, deployment, taken, settings.ports, current=current, avoid=step.avoid, kept=kept
+        fleet,
+        deployment,
+        taken,
+        settings.ports,
+        current=current,
+        avoid=step.avoid,
+        kept=kept,
+        corrections=observed.corrections,
     )
     found = answers.where(view.index, question)
     if found is None:
@@ -394,7 +401,8 @@ def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecisio
         if left > 0:
             return group, None, left
     fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
-    return group, WhatIsBetter(fleet, request(observed.deployment.spec, view.current), transport(plan), plan.links), None
+    asked = request(observed.deployment.spec, view.current, corrections=observed.corrections)
+    return group, WhatIsBetter(fleet, asked, transport(plan), plan.links, plan.split), None
 
 
 # --- after the writes ------------------------------------------------------------------------------------------------
@@ -419,7 +427,10 @@ def views_after(decision: Decision, results: Mapping[int, Result]) -> dict[int, 
 
 
 def _predicted(decision: Decision, plan: Plan | None) -> Speed | None:
-    return predicted_speed(plan, decision.observed.fleet, decision.deployment.spec) if plan is not None else None
+    if plan is None:
+        return None
+    observed = decision.observed
+    return predicted_speed(plan, observed.fleet, observed.deployment.spec, observed.corrections)
 
 
 def status_after(decision: Decision, results: Mapping[int, Result], service: Blocked | None = None) -> ModelDeploymentStatus:

@@ -55,16 +55,17 @@ def question(
     current: tuple[str, ...] = (),
     avoid: Mapping[str, str] | None = None,
     kept: Mapping[str, RankPorts] | None = None,
+    corrections: Mapping[str, float] | None = None,
 ) -> WherePlaced:
     """What the planner is asked for one group.
 
     ``current``: the group's Macs by rank. ``avoid``: Macs to use only if no others will do, with the reason. ``kept``: by Mac
-    the ports that the group has.
+    the ports that the group has. ``corrections``: of predicted rates, by chip.
     """
     no_ports, no_ring_ports = _without_ports(fleet, deployment, taken, settings, kept or {})
 
     def asked(avoided: Mapping[str, str]) -> Request:
-        wanted = request(deployment.spec, current, {**avoided, **no_ports})
+        wanted = request(deployment.spec, current, {**avoided, **no_ports}, corrections)
         return replace(wanted, no_ring_ports=no_ring_ports)
 
     requests: tuple[Request, ...] = (asked(avoid), asked({})) if avoid else (asked({}),)

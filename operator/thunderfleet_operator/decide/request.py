@@ -24,8 +24,16 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Mapping[str, str] | None = None) -> Request:
-    """The planner's request for one group. ``current``: its Macs by rank. ``avoid``: Macs to leave out, with the reason."""
+def request(
+    spec: ModelDeploymentSpec,
+    current: tuple[str, ...] = (),
+    avoid: Mapping[str, str] | None = None,
+    corrections: Mapping[str, float] | None = None,
+) -> Request:
+    """The planner's request for one group. ``current``: its Macs by rank. ``avoid``: Macs to leave out, with the reason.
+
+    ``corrections``: of predicted rates, by chip.
+    """
     memory = spec.memory
     return Request(
         path=spec.model.path,
@@ -42,6 +50,7 @@ def request(spec: ModelDeploymentSpec, current: tuple[str, ...] = (), avoid: Map
         transport=spec.transport,
         memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
         lengths=Lengths(spec.benchmark.prompt_tokens, spec.benchmark.generation_tokens),
+        corrections=corrections or {},
         policy=spec.placement.policy,
         current=current,
         avoid=avoid or {},

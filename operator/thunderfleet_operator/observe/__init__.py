@@ -7,6 +7,7 @@ concerns  which keys to work on after an object has changed
 fleet     Nodes, NodeProfiles and ThunderboltLinks as the planner's Fleet
 profiles  NodeProfiles, which share equal models
 steadiness  which cables have worked long enough since their last interruption
+corrections  how far predicted rates are from measured ones
 usage     what pods and plans take on each Mac
 plans     placements that were made, and the groups that they belong to
 pods      a pod as a value

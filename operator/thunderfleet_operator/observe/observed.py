@@ -62,6 +62,8 @@ class Observed:
     usage: Usage
     taken: Taken
     """The sums of ``usage``, with which ``fleet`` was made."""
+    corrections: Mapping[str, float]
+    """Of predicted rates, by chip, from the benchmarks of all ModelDeployments."""
     service: ServiceView | None
     """The Service of its name that carries the operator's label."""
     steady_seconds: float | None

@@ -8,6 +8,7 @@ from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_HASH
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 
+from thunderfleet_operator.observe.corrections import corrections
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects import annotation, owner_uid
 from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac, ServiceView
@@ -80,6 +81,7 @@ def observe_deployment(
         steady_seconds=steadiness.next_seconds,
         usage=index.usage,
         taken=index.taken,
+        corrections=corrections(index.deployments.values(), index.fleet),
         service=_service(index, f"{deployment.metadata.namespace}/{deployment.metadata.name}"),
         loopback=index.loopback,
     )

@@ -18,15 +18,16 @@ def assemble(
     candidate: Candidate,
     request: Request,
     *,
-    kept: bool,
-    proven: bool,
+    basis: str = "",
+    kept: bool = False,
+    proven: bool = True,
     runners_up: tuple[RunnerUp, ...] = (),
-    by_speed: bool = False,
 ) -> Placement:
     """The placement of a candidate. ``kept``: the group stays where it is. ``proven``: the search completed.
 
-    ``by_speed``: it was chosen by its predicted speed.
+    ``basis``: by what it was chosen; empty: by its score.
     """
+    basis = basis or by_score(candidate)
     found = candidate.found
     divided = candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in found.graph.members(found.order)])
     if divided is None:
@@ -38,7 +39,8 @@ def assemble(
         ranks=_ranks(candidate, divided),
         cables=tuple(hop.cable.name if hop.cable is not None else "" for hop in found.hops),
         speeds=tuple((hop.speed_mbps, hop.measured) for hop in found.hops),
-        reason=_reason(candidate, request, divided, kept=kept, by_speed=by_speed),
+        reason=_reason(candidate, request, divided, basis),
+        basis=basis,
         score=candidate.score,
         runners_up=runners_up,
         kept=kept,
@@ -52,7 +54,15 @@ def predicted(candidate: Candidate, request: Request, divided: Division | None =
     members = candidate.found.graph.members(candidate.found.order)
     found = divided or candidate.cohort.needs.divide(candidate.split, [mac.free_bytes for mac in members])
     shares = [last - first for first, last in found.layers] if found is not None else []
-    return predict(candidate.cohort.model, members, candidate.transport, candidate.split, shares, request.lengths)
+    return predict(
+        candidate.cohort.model,
+        members,
+        candidate.transport,
+        candidate.split,
+        shares,
+        request.lengths,
+        corrections=request.corrections,
+    )
 
 
 def _ranks(candidate: Candidate, divided: Division) -> tuple[RankPlacement, ...]:
@@ -90,13 +100,16 @@ def _devices(candidate: Candidate) -> list[tuple[str | None, ...]]:
     return [tuple(row) for row in found]
 
 
-def _reason(candidate: Candidate, request: Request, divided: Division, *, kept: bool, by_speed: bool) -> str:
+def by_score(candidate: Candidate, unpredicted: str = "") -> str:
+    """By what a candidate was chosen, where speeds did not decide. ``unpredicted``: why they cannot be predicted."""
+    chosen = "fewest Macs that fit" if candidate.transport is Transport.NONE else "best transport, fewest Macs that fit"
+    return f"{chosen} (no speeds are predicted: {unpredicted})" if unpredicted else chosen
+
+
+def _reason(candidate: Candidate, request: Request, divided: Division, basis: str) -> str:
     alone = candidate.transport is Transport.NONE
-    chosen = "fewest Macs that fit" if alone else "best transport, fewest Macs that fit"
-    if by_speed:
-        chosen = f"by predicted speed (policy {request.policy})"
     parts = (
-        "kept its placement" if kept else chosen,
+        basis,
         _kind(candidate, request),
         _layers(divided),
         "" if alone else f"slowest hop {candidate.score.speed}",

@@ -315,8 +315,8 @@ class Fleet:
         return mac is not None and mac.dials is not None and address in mac.dials.at(peer)
 
     def reached_addresses(self, node: str) -> frozenset[str]:
-        """Addresses at which any Mac has reached a Mac."""
-        dials = (self.macs[name].dials for name in self.reached_by(node))
+        """Addresses at which any Mac has reached a Mac. Those of a Mac that is not ready are out of date."""
+        dials = (self.macs[name].dials for name in self.reached_by(node) if self.macs[name].ready)
         return frozenset(address for known in dials if known is not None for address in known.at(node))
 
     def rates(self, *, rdma: bool) -> frozenset[int]:

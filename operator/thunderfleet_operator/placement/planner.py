@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy
 
-from thunderfleet_operator.placement.assembly import assemble, predicted
+from thunderfleet_operator.placement.assembly import assemble, by_score, predicted
 from thunderfleet_operator.placement.explain.explanation import explain
 from thunderfleet_operator.placement.fleet import Fleet
-from thunderfleet_operator.placement.policy import choose, is_better
+from thunderfleet_operator.placement.policy import ALIKE, Choice, Chosen, Unpredicted, best, choose, threshold
 from thunderfleet_operator.placement.preferences import LAN_RING, RDMA_TRANSPORTS
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplaceable
@@ -15,6 +15,7 @@ from thunderfleet_operator.placement.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 
+KEPT = "kept its placement"
 MAX_STEPS = 400_000
 """Step limit of one plan: about a second. Fleets that people actually cable need far fewer."""
 
@@ -26,9 +27,16 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
     placement found so far is returned and marked as not proven.
     """
     search = CandidateSearch(fleet, request, StepBudget(max_steps))
-    kept = search.current()
-    chosen = choose(fleet, request, request.policy, max_steps) if request.policy is not None and kept is None else None
-    ranked = [candidate for candidate in (kept, chosen.candidate if chosen is not None else None) if candidate is not None]
+    kept = _kept(search)
+    chosen = None
+    if request.policy is not None and kept is None:
+        chosen = choose(search, request.policy)
+        if chosen is None and not search.budget.exhausted:
+            return explain(search)
+        search = CandidateSearch(fleet, request, StepBudget(max_steps))
+    choice = chosen.choice if isinstance(chosen, Chosen) else None
+    first = kept or (choice.candidate if choice is not None else None)
+    ranked = [first] if first is not None else []
     for candidate in search.candidates(1 + runners_up) if not ranked or runners_up else ():
         if all(candidate.found.tie != other.found.tie for other in ranked):
             ranked.append(candidate)
@@ -40,11 +48,35 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
     return assemble(
         winner,
         request,
+        basis=_basis(winner, request, chosen, kept=kept is not None),
         kept=kept is not None,
-        proven=not search.budget.exhausted,
-        runners_up=tuple(_runner_up(loser, winner, request, by_speed=chosen is not None) for loser in losers),
-        by_speed=chosen is not None,
+        proven=chosen.proven if isinstance(chosen, Chosen) else not search.budget.exhausted,
+        runners_up=tuple(_runner_up(loser, winner, request, choice) for loser in losers),
     )
+
+
+def _basis(winner: Candidate, request: Request, chosen: Chosen | Unpredicted | None, *, kept: bool) -> str:
+    """By what the winner was chosen."""
+    if kept:
+        return KEPT
+    if isinstance(chosen, Chosen):
+        return f"by predicted speed (policy {request.policy})"
+    return by_score(winner, chosen.why if chosen is not None else "")
+
+
+def _kept(search: CandidateSearch) -> Candidate | None:
+    """Where the group is, if it may stay there. The Macs stay; between splits that they allow, the policy decides."""
+    found, policy = search.current(), search.request.policy
+    if found is None or policy is None:
+        return found
+    choices = []
+    for candidate in search.currents(found.transport):
+        speed = predicted(candidate, search.request)
+        if speed is None:
+            return found
+        if candidate.score.transport == found.score.transport:
+            choices.append(Choice(candidate, speed.decode))
+    return best(choices, policy).candidate
 
 
 def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | None:
@@ -56,23 +88,33 @@ def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | N
     found = search.current(planned.transport, planned.split)
     if found is None or found.cohort.model.path != planned.model_path:
         return None
-    return assemble(found, request, kept=planned.kept, proven=planned.proven)
+    return assemble(found, request, basis=planned.basis, kept=planned.kept, proven=planned.proven)
 
 
 def present(fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit) -> Placement | None:
     """The placement of a group that runs on ``request.current`` over this transport; None if its Macs no longer take it so."""
     found = CandidateSearch(fleet, request, StepBudget(MAX_STEPS)).current(transport, split)
-    return assemble(found, request, kept=True, proven=True) if found is not None else None
+    return assemble(found, request, basis=KEPT, kept=True) if found is not None else None
 
 
-def _runner_up(loser: Candidate, winner: Candidate, request: Request, *, by_speed: bool) -> RunnerUp:
-    speed, best = predicted(loser, request), predicted(winner, request)
-    if by_speed and speed is not None and best is not None and request.policy is not None:
-        why = f"predicted {speed.decode:.3g} tokens/s instead of {best.decode:.3g} (policy {request.policy})"
-        return RunnerUp(loser.nodes, loser.transport, loser.split, why, speed)
+def _runner_up(loser: Candidate, winner: Candidate, request: Request, choice: Choice | None) -> RunnerUp:
+    """``choice``: the winner, if it was chosen by speed."""
+    speed = predicted(loser, request)
+    if choice is not None and speed is not None and request.policy is not None:
+        alike = max(speed.decode, choice.speed) < ALIKE * min(speed.decode, choice.speed)
+        if not alike or loser.score < winner.score:
+            why = _why_slower(loser, winner, speed.decode, choice.speed, request.policy)
+            return RunnerUp(loser.nodes, loser.transport, loser.split, why, speed)
     better = loser.score < winner.score
     why = "better, but the group keeps its current placement" if better else loser.score.why_worse(winner.score)
     return RunnerUp(loser.nodes, loser.transport, loser.split, why, speed)
+
+
+def _why_slower(loser: Candidate, winner: Candidate, speed: float, fastest: float, policy: PlacementPolicy) -> str:
+    """Why predicted speeds decide against a candidate."""
+    wanted = threshold(loser, winner, policy)
+    less = f", less than {wanted:g} times" if fastest < speed < wanted * fastest else ""
+    return f"predicted {speed:.3g} tokens/s instead of {fastest:.3g}{less} (policy {policy})"
 
 
 def _as_running(fleet: Fleet, kept: Candidate, links: tuple[str, ...]) -> Score:
@@ -89,43 +131,46 @@ def _as_running(fleet: Fleet, kept: Candidate, links: tuple[str, ...]) -> Score:
     return replace(score, neg_speed=-kept.found.graph.bucket(slower), speed_mbps=slower)
 
 
-def better(fleet: Fleet, request: Request, running: PlacedTransport | None = None, links: tuple[str, ...] = ()) -> str | None:
+def better(
+    fleet: Fleet,
+    request: Request,
+    running: PlacedTransport | None = None,
+    links: tuple[str, ...] = (),
+    split: PlacedSplit | None = None,
+) -> str | None:
     """What would be better about another placement of a group that stays where it is (``request.current``); None if nothing.
 
-    ``running``: the transport that the group uses, because its Macs may support a better one by now. ``links``: its cables by
-    hop, empty for a hop over a LAN, for the same reason; none if they are not known. Only what users would notice counts:
-    transport, number of Macs, split and slowest hop.
+    ``running`` and ``split``: the transport and split that the group uses, because its Macs may support better ones by now.
+    ``links``: its cables by hop, empty for a hop over a LAN, for the same reason; none if they are not known. Only what users
+    would notice counts: predicted speed, transport, number of Macs, split and slowest hop.
     """
     search = CandidateSearch(fleet, request, StepBudget(MAX_STEPS))
-    kept = search.current(running)
+    kept = search.current(running, split)
     if kept is None:
         return None
-    other = _as_running(fleet, kept, links)
-    if request.policy is not None:
-        return _faster(fleet, request, kept) or _recabled(kept, other)
-    best = next(search.candidates(1), None)
-    if best is None:
-        return None
-    one = best.score
+    other, speed = _as_running(fleet, kept, links), predicted(kept, request)
+    chosen = choose(search, request.policy) if request.policy is not None and speed is not None else None
+    if isinstance(chosen, Chosen) and speed is not None:
+        return _faster(chosen.choice, kept, speed.decode, other, request)
+    found = next(CandidateSearch(fleet, request, StepBudget(MAX_STEPS)).candidates(1), None)
+    return _scores_better(found, other) if found is not None else None
+
+
+def _scores_better(found: Candidate, running: Score) -> str | None:
+    """What a person would notice of a better score."""
+    one, other = found.score, running
     if (one.transport, one.macs, one.split, one.neg_speed) >= (other.transport, other.macs, other.split, other.neg_speed):
         return None
     if (one.transport, one.macs, one.split) == (other.transport, other.macs, other.split) and one.shared > other.shared:
         return None
-    return f"{', '.join(best.nodes)}; currently {other.why_worse(one)}"
+    return f"{', '.join(found.nodes)}; currently {other.why_worse(one)}"
 
 
-def _recabled(kept: Candidate, running: Score) -> str | None:
-    """Whether the Macs of a group have better cables than it uses."""
-    if (kept.score.transport, kept.score.neg_speed) >= (running.transport, running.neg_speed):
-        return None
-    return f"{', '.join(kept.nodes)}; currently {running.why_worse(kept.score)}"
-
-
-def _faster(fleet: Fleet, request: Request, kept: Candidate) -> str | None:
-    """``better`` by predicted speed, as ``request.policy`` asks."""
-    assert request.policy is not None
-    speed, found = predicted(kept, request), choose(fleet, request, request.policy, MAX_STEPS)
-    if speed is None or found is None or not is_better(found, speed.decode, request.policy):
-        return None
-    nodes = ", ".join(found.candidate.nodes)
-    return f"{nodes}; currently predicted {speed.decode:.3g} tokens/s instead of {found.speed:.3g} (policy {request.policy})"
+def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, request: Request) -> str | None:
+    """``better`` by predicted speed, as ``request.policy`` asks: faster by the threshold, or as fast with a better score."""
+    found = choice.candidate
+    if request.policy is not None and choice.speed >= threshold(found, kept, request.policy) * speed:
+        nodes = ", ".join(found.nodes)
+        return f"{nodes}; currently predicted {speed:.3g} tokens/s instead of {choice.speed:.3g} (policy {request.policy})"
+    text = _scores_better(found, running) if choice.speed * ALIKE >= speed else None
+    return text or _scores_better(kept, running)

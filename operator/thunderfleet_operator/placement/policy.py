@@ -5,23 +5,26 @@ one. So there is one procedure. It starts from the best placement on the fewest 
 whose best placement is faster by the threshold, and repeats that from there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from thunderfleet_crds.vocabulary import PlacementPolicy, Split
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy, Split
 
 from thunderfleet_operator.placement.assembly import predicted
 from thunderfleet_operator.placement.buckets import MEMORY_STEP, Buckets
-from thunderfleet_operator.placement.fleet import Fleet
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.preferences import MAX_RANKS
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
-from thunderfleet_operator.placement.speed import bandwidth
+from thunderfleet_operator.placement.speed import bandwidth, predict, unknown
 
 MORE_MACS = 8
 """So many Macs more than the fewest are considered."""
-CLASSES = 6
-"""Most classes of memory bandwidth among which groups are searched."""
+CLASSES = 5
+"""Most classes of memory bandwidth among which groups are searched, besides all Macs."""
+PIPELINES = 16
+"""So many pipelines of one size are compared: each of their Macs counts for the speed, not only the slowest."""
+ALIKE = MEMORY_STEP
+"""Predicted speeds that differ by less are equal, and the score decides: no prediction is that exact."""
 
 
 class Thresholds(NamedTuple):
@@ -43,55 +46,115 @@ class Choice(NamedTuple):
     speed: float
 
 
-def choose(fleet: Fleet, request: Request, policy: PlacementPolicy, steps: int) -> Choice | None:
-    """The placement by predicted speed; None if there is none, or if the speed of one cannot be predicted."""
-    by_size: dict[int, list[Choice]] = {}
-    classes = list(_classes(fleet))
-    for names in classes:
-        search = CandidateSearch(fleet, request, StepBudget(max(1, steps // len(classes))), only=names)
-        for candidate in search.by_size(min(by_size, default=None), MORE_MACS):
-            speed = predicted(candidate, request)
-            if speed is None:
-                return None
-            by_size.setdefault(len(candidate.found.order), []).append(Choice(candidate, speed.decode))
-    thresholds = THRESHOLDS[policy]
-    best = [_best(by_size[size], thresholds.tensor) for size in sorted(by_size)]
-    current = best[0] if best else None
-    for choice in best[1:]:
-        # Larger groups are compared with the current choice, which only gets faster.
-        if current is not None and choice.speed >= thresholds.macs * current.speed:
-            current = choice
-    return current
+class Chosen(NamedTuple):
+    """What was chosen. ``proven``: whether the search completed."""
+
+    choice: Choice
+    proven: bool
 
 
-def _classes(fleet: Fleet) -> Iterator[list[str]]:
-    """Macs with at least so much memory bandwidth, class by class: the slowest Mac of a group decides."""
-    rates = {name: bandwidth(mac) for name, mac in fleet.macs.items()}
-    buckets = Buckets(rates.values(), MEMORY_STEP)
-    least = sorted({buckets.of(rate) for rate in rates.values()})
-    for edge in _spread(least):
-        yield [name for name, rate in rates.items() if buckets.of(rate) >= edge]
+class Unpredicted(NamedTuple):
+    """There are placements, but predicted speeds cannot decide. ``why`` is a clause."""
+
+    why: str
 
 
-def _spread(edges: list[int]) -> Iterable[int]:
-    """The lowest, so that every Mac counts, and the highest ones."""
-    return edges if len(edges) <= CLASSES else [edges[0], *edges[1 - CLASSES :]]
+def choose(search: CandidateSearch, policy: PlacementPolicy) -> Chosen | Unpredicted | None:
+    """The placement by predicted speed; None if ``search`` found none, within its steps."""
+    parts = _Parts(search)
+    current: Choice | None = None
+    least = MAX_RANKS
+    for size in search.sizes():
+        if size > least + MORE_MACS:
+            break
+        choices = _of_size(parts, size, THRESHOLDS[policy].macs * current.speed if current is not None else 0.0)
+        if isinstance(choices, Unpredicted):
+            return choices
+        if choices:
+            # The current choice only gets faster, so sizes that were not fast enough need not be looked at again.
+            current, least = best(choices, policy), min(least, size)
+    return Chosen(current, parts.proven) if current is not None else None
 
 
-def _best(choices: list[Choice], tensor: float) -> Choice:
-    """The fastest of one size; tensor parallelism only if it is faster by the threshold."""
+class _Parts:
+    """The search among all Macs, and then among those with at least so much memory bandwidth, class by class.
 
-    def order(choice: Choice) -> tuple[object, ...]:
-        # Three digits: what differs by less is equal, and the score decides.
-        return (-float(f"{choice.speed:.3g}"), choice.candidate.order)
+    The slowest Mac of a group decides, and the score of a group does not begin with it.
+    """
 
-    split = sorted((choice for choice in choices if choice.candidate.split is Split.TENSOR), key=order)
-    whole = sorted((choice for choice in choices if choice.candidate.split is not Split.TENSOR), key=order)
+    def __init__(self, search: CandidateSearch) -> None:
+        self.whole = search
+        self._steps = max(1, search.budget.left // CLASSES)
+        self._rates = {name: bandwidth(mac) for name, mac in search.eligible.items()}
+        self._classes: list[CandidateSearch] | None = None
+
+    @property
+    def classes(self) -> list[CandidateSearch]:
+        """Among the faster Macs only."""
+        if self._classes is None:
+            fleet, request = self.whole.fleet, self.whole.request
+            factors, others = request.corrections, request.corrections.get("", 1.0)
+            rates = {name: int(rate * factors.get(fleet.macs[name].chip, others)) for name, rate in self._rates.items()}
+            buckets = Buckets(rates.values(), MEMORY_STEP)
+            edges = sorted({buckets.of(rate) for rate in rates.values()})[1:][-CLASSES:]
+            groups = ([name for name, rate in rates.items() if buckets.of(rate) >= edge] for edge in edges)
+            self._classes = [CandidateSearch(fleet, request, StepBudget(self._steps), only=names) for names in groups]
+        return self._classes
+
+    @property
+    def proven(self) -> bool:
+        """Whether all searches completed."""
+        return not any(part.budget.exhausted for part in (self.whole, *(self._classes or ())))
+
+    def may_reach(self, speed: float, size: int, transport: PlacedTransport, split: PlacedSplit) -> bool:
+        """Whether so many of the fastest Mac would have this speed."""
+        if not speed or not self._rates:
+            return True
+        macs = [self.whole.eligible[max(self._rates, key=lambda name: self._rates[name])]] * size
+        request = self.whole.request
+        most = (predict(cohort.model, macs, transport, split, lengths=request.lengths) for cohort in self.whole.cohorts)
+        correction = max(request.corrections.values(), default=1.0)
+        return any(found is None or found.decode * correction >= speed for found in most)
+
+
+def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredicted:
+    """The candidates on so many Macs with a speed of at least ``least``."""
+
+    def wanted(transport: PlacedTransport, split: PlacedSplit) -> bool:
+        return parts.may_reach(least, size, transport, split)
+
+    found = list(parts.whole.of_size(size, wanted, PIPELINES))
+    if found:
+        found += [candidate for part in parts.classes for candidate in part.of_size(size, wanted, PIPELINES)]
+    choices = []
+    for candidate in found:
+        speed = predicted(candidate, parts.whole.request)
+        if speed is None:
+            return Unpredicted(unknown(candidate.cohort.model, candidate.found.graph.members(candidate.found.order)))
+        choices.append(Choice(candidate, speed.decode))
+    return [choice for choice in choices if choice.speed >= least]
+
+
+def best(choices: Sequence[Choice], policy: PlacementPolicy) -> Choice:
+    """The best of one size. Tensor parallelism only if it is faster by the threshold."""
+    split = [choice for choice in choices if choice.candidate.split is Split.TENSOR]
+    whole = [choice for choice in choices if choice.candidate.split is not Split.TENSOR]
     if not split or not whole:
-        return (split or whole)[0]
-    return split[0] if split[0].speed >= tensor * whole[0].speed else whole[0]
+        return _fastest(split or whole)
+    tensor, other = _fastest(split), _fastest(whole)
+    return tensor if tensor.speed >= THRESHOLDS[policy].tensor * other.speed else other
 
 
-def is_better(choice: Choice, kept: float, policy: PlacementPolicy) -> bool:
-    """Whether a group that runs with ``kept`` tokens per second would be faster by the threshold."""
-    return choice.speed >= THRESHOLDS[policy].macs * kept
+def _fastest(choices: Sequence[Choice]) -> Choice:
+    """The best score among those that are about as fast as the fastest."""
+    least = max(choice.speed for choice in choices) / ALIKE
+    return min((choice for choice in choices if choice.speed >= least), key=lambda choice: choice.candidate.order)
+
+
+def threshold(one: Candidate, kept: Candidate, policy: PlacementPolicy) -> float:
+    """By how much ``one`` must be faster than a placement that a group has."""
+    if one.score.macs > kept.score.macs:
+        return THRESHOLDS[policy].macs
+    if one.split is Split.TENSOR and kept.split is not Split.TENSOR:
+        return THRESHOLDS[policy].tensor
+    return ALIKE

@@ -7,7 +7,7 @@ they are answered.
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from thunderfleet_crds.vocabulary import PlacedTransport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.fleet import Fleet
 from thunderfleet_operator.placement.planner import better, plan
@@ -39,6 +39,7 @@ class WhatIsBetter:
     running: PlacedTransport | None
     links: tuple[str, ...] = ()
     """Its present cables by hop, empty for a hop over a LAN; none if they are not known."""
+    split: PlacedSplit | None = None
 
 
 Question = WherePlaced | WhatIsBetter
@@ -59,13 +60,13 @@ class Answers(Protocol):
 
 
 def _wanted(request: Request) -> Request:
-    return replace(request, avoid={}, no_ring_ports={}, steady_cables=True)
+    return replace(request, avoid={}, no_ring_ports={}, steady_cables=True, corrections={})
 
 
 def answer(question: Question) -> Answer:
     """Answers at once. Takes up to seconds for a large fleet."""
     if isinstance(question, WhatIsBetter):
-        return better(question.fleet, question.request, question.running, question.links)
+        return better(question.fleet, question.request, question.running, question.links, question.split)
     return where(question)
 
 

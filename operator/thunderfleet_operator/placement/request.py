@@ -53,6 +53,8 @@ class Request:
     memory: MemoryRequest = MemoryRequest()
     lengths: Lengths = Lengths()
     """Of the request whose speed is predicted."""
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    """By chip, what predicted rates of generation are multiplied by; by an empty name, for all other chips."""
     policy: PlacementPolicy | None = None
     """How predicted speed decides; None: it does not."""
     current: tuple[str, ...] = ()

@@ -67,6 +67,8 @@ class Placement:
     speeds: tuple[tuple[int, bool], ...] = ()
     """By hop: Mbit/s, and whether it was measured rather than expected."""
     reason: str = ""
+    basis: str = ""
+    """By what it was chosen: the beginning of the reason."""
     score: Score | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     kept: bool = False

@@ -6,7 +6,7 @@ computes, and reads the weights once a step. The constants are calibrated on pub
 ``docs/speeds.md`` lists with what the model predicts for them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log2, sqrt
 
@@ -59,7 +59,15 @@ class Speed:
     """Tokens per second of one request."""
 
     decode: float
+    """Corrected."""
     prefill: float
+    correction: float = 1.0
+    """What ``decode`` was multiplied by, because benchmarks of the fleet differ from predictions."""
+
+    @property
+    def uncorrected(self) -> float:
+        """``decode`` without the correction."""
+        return self.decode / self.correction
 
 
 def predict(
@@ -70,10 +78,11 @@ def predict(
     shares: Sequence[int] = (),
     lengths: Lengths = BENCHMARK,
     constants: Constants = CALIBRATED,
+    corrections: Mapping[str, float] | None = None,
 ) -> Speed | None:
     """The speed of a model on these Macs, by rank; None if its weights or the rates of a Mac are not known.
 
-    ``shares``: layers of each rank of a pipeline; empty: the same.
+    ``shares``: layers of each rank of a pipeline; empty: the same. ``corrections``: as in ``Request``.
     """
     rates = [_rates(mac, model, constants) for mac in macs]
     known = [rate for rate in rates if rate is not None]
@@ -82,7 +91,23 @@ def predict(
     parts = _parts(len(macs), split, shares)
     decode = _decode(model, known, parts, transport, split, lengths, constants)
     prefill = _prefill(model, known, parts, transport, split, lengths, constants)
-    return Speed(1 / decode, min(lengths.prompt, PREFILL_STEP) / prefill)
+    correction = _correction(macs, corrections or {})
+    return Speed(correction / decode, min(lengths.prompt, PREFILL_STEP) / prefill, correction)
+
+
+def _correction(macs: Sequence[Mac], corrections: Mapping[str, float]) -> float:
+    """Of a group: its time is that of its ranks at the mean."""
+    others = corrections.get("", 1.0)
+    return len(macs) / sum(1 / corrections.get(mac.chip, others) for mac in macs)
+
+
+def unknown(model: ModelFacts, macs: Sequence[Mac]) -> str:
+    """Why ``predict`` predicts nothing, as a clause."""
+    if not model.active_bytes or not model.layer_bytes:
+        return f"what a token reads of {model.repository or model.path} is not published yet"
+    lacking = [mac for mac in macs if _rates(mac, model, CALIBRATED) is None]
+    mac = min(lacking, key=lambda mac: mac.name)
+    return f"{mac.name} has not measured itself yet, and its chip {mac.chip or '(not published)'} is not in the table of chips"
 
 
 def bandwidth(mac: Mac) -> int:

@@ -84,11 +84,13 @@ def _decode(speed: SpeedReport | None) -> str:
 
 def _predicted(speed: SpeedReport) -> str:
     text = f"{speed.decode_tokens_per_second:g} tokens/s, prompts {speed.prefill_tokens_per_second:g} tokens/s (one request)"
+    if speed.correction_percent:
+        text += f"; benchmarks of this fleet changed the generation rate by {speed.correction_percent:+d} %"
     measured = speed.measured_decode_tokens_per_second
-    if not measured:
+    if not measured or speed.error_percent is None:
         return text
-    error = 100 * (speed.decode_tokens_per_second / measured - 1)
-    return f"{text}; measured: {measured:g} tokens/s (the prediction is off by {error:+.0f} %)"
+    without = " without that" if speed.correction_percent else ""
+    return f"{text}; measured: {measured:g} tokens/s (the prediction is off by {speed.error_percent:+d} %{without})"
 
 
 def _placed(group: GroupReport) -> list[str]:

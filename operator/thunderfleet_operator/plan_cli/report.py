@@ -76,6 +76,12 @@ class SpeedReport(_Report):
 
     decode_tokens_per_second: float
     prefill_tokens_per_second: float
+    correction_percent: int = Field(
+        default=0, description="By how many percent benchmarks of this fleet have changed the predicted generation rate."
+    )
+    error_percent: int | None = Field(
+        default=None, description="By how many percent the rate without the correction differs from the measured one."
+    )
     measured_decode_tokens_per_second: float | None = Field(
         default=None,
         description="Rate that the group's most recent benchmark measured; null unless the group runs in this placement.",
@@ -187,6 +193,8 @@ def _speed(predicted: Speed | None, measured: float | None) -> SpeedReport | Non
     return SpeedReport(
         decode_tokens_per_second=float(f"{predicted.decode:.3g}"),
         prefill_tokens_per_second=float(f"{predicted.prefill:.3g}"),
+        correction_percent=round(100 * (predicted.correction - 1)),
+        error_percent=round(100 * (predicted.uncorrected / measured - 1)) if measured else None,
         measured_decode_tokens_per_second=measured,
     )
 

@@ -10,6 +10,7 @@ from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.observe.corrections import corrections
 from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.pods import RankPorts
@@ -93,6 +94,7 @@ def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSetting
     running = index.deployments.get(f"{deployment.metadata.namespace}/{deployment.metadata.name}")
     same_spec = running is not None and spec_hash(running.spec) == spec_hash(deployment.spec)
     uid, usage, views = deployment.metadata.uid, index.usage, groups_of(index, deployment)
+    measured_by_chip = corrections(index.deployments.values(), index.fleet)
     for number in range(deployment.spec.replicas):
         # Running groups of this deployment: those before this one hold what was planned, those after it what they have.
         taken = usage.taken((uid, number))
@@ -103,7 +105,9 @@ def plan_groups(cache: Cache, deployment: ModelDeployment, settings: PortSetting
         before = next((group for group in deployment.status.groups if group.index == number), None)
         current = tuple(rank.node for rank in sorted(before.ranks, key=lambda rank: rank.rank)) if before else ()
         kept = views[number].kept_ports
-        question = port_aware_placement.question(fleet, deployment, used, settings, current=current, kept=kept)
+        question = port_aware_placement.question(
+            fleet, deployment, used, settings, current=current, kept=kept, corrections=measured_by_chip
+        )
         placement = where(replace(question, runners_up=runners_up))
         if before is not None and isinstance(placement, Placement) and placement.kept and same_spec:
             placement = _as_it_runs(fleet, question.requests[-1], before, placement)

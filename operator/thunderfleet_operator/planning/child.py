@@ -110,7 +110,7 @@ def main() -> None:
         if isinstance(message, wire.AskedWhere):
             found = _answer(WherePlaced(fleet, message.requests))
         elif isinstance(message, wire.AskedBetter):
-            found = _answer(WhatIsBetter(fleet, message.request, message.running, message.links))
+            found = _answer(WhatIsBetter(fleet, message.request, message.running, message.links, message.split))
         else:
             raise TypeError(f"unknown message {message!r:.200}")
         answers.write(wire.encode(found))

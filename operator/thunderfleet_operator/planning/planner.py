@@ -1,7 +1,7 @@
 """Which question is answered next. One process answers them one at a time, so this decides who waits for whom.
 
 Each ModelDeployment has at most one question for each group. What took long last time is asked later and less often: a
-deployment that nothing can place takes a tenth of the process's time at most.
+deployment that nothing can place takes a tenth of the process's time at most, and advice about all groups that serve a quarter.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ MOMENT_SECONDS = 0.1
 """How long a round waits for its answers. Most are there by then; the rounds of other keys wait as long."""
 DUTY = 10.0
 """A question is asked again after this many times the processor time of its last answer."""
+ADVICE_DUTY = 3.0
+"""After advice whether a group would be placed better, no more is given for this many times its processor time."""
 IDLE_SECONDS = 60.0
 """The process ends after this long without a question: its memory is not worth keeping."""
 RETRY = Backoff(15.0, 600.0)
@@ -90,6 +92,8 @@ class Planner:
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._running: tuple[str, int, Question] | None = None
+        self._advice_at = float("-inf")
+        """Time before which no advice is given."""
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
 
@@ -123,7 +127,11 @@ class Planner:
         """Whether an answer to this client may come within a moment."""
         if self._running is not None:
             return self._running[0] == key
-        return bool(client.waiting) and client.due <= self._clock()
+        return bool(client.waiting) and self._due(client) <= self._clock()
+
+    def _due(self, client: _Client) -> float:
+        """When the next question of a client may be answered."""
+        return client.due if isinstance(client.first[1], WherePlaced) else max(client.due, self._advice_at)
 
     def keep(self, key: str, groups: Set[int]) -> None:
         """Forgets where all groups but these go."""
@@ -161,10 +169,10 @@ class Planner:
         """Whose question is next; else the seconds until one is due, None if none waits."""
         now = self._clock()
         waiting = {key: client for key, client in self._clients.items() if client.waiting}
-        ready = {key: client for key, client in waiting.items() if client.due <= now}
+        ready = {key: client for key, client in waiting.items() if self._due(client) <= now}
         if ready:
             return min(ready, key=lambda key: ready[key].order), None
-        return None, min((client.due - now for client in waiting.values()), default=None)
+        return None, min((self._due(client) - now for client in waiting.values()), default=None)
 
     async def _answer(self, key: str) -> None:
         client = self._clients[key]
@@ -186,6 +194,8 @@ class Planner:
         finally:
             self._running = None
         client.since = self._clock()
+        if not isinstance(question, WherePlaced):
+            self._advice_at = client.since + ADVICE_DUTY * client.cost
         client.answered += 1
         if isinstance(question, WherePlaced):
             client.unplaced = question if isinstance(answer, Unplaceable) else None

@@ -86,7 +86,7 @@ class PlanningProcess:
         if isinstance(question, WherePlaced):
             writer.write(wire.encode(wire.AskedWhere(question.requests)))
         else:
-            writer.write(wire.encode(wire.AskedBetter(question.request, question.running, question.links)))
+            writer.write(wire.encode(wire.AskedBetter(question.request, question.running, question.links, question.split)))
         await writer.drain()
         size = wire.size_of(await reader.readexactly(wire.LENGTH.size))
         found = pickle.loads(await reader.readexactly(size))

@@ -7,7 +7,7 @@ import pickle
 import struct
 from dataclasses import dataclass
 
-from thunderfleet_crds.vocabulary import PlacedTransport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.fleet import Cable, Mac
 from thunderfleet_operator.placement.questions import Answer
@@ -41,6 +41,7 @@ class AskedBetter:
     request: Request
     running: PlacedTransport | None
     links: tuple[str, ...]
+    split: PlacedSplit | None
 
 
 @dataclass(frozen=True, slots=True)

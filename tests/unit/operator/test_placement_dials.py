@@ -1,4 +1,4 @@
-"""What was dialled decides what is used: against an oracle, over random dials in both directions."""
+"""What was dialled decides what is used: against an oracle, over random dials in both directions, some of them out of date."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -67,7 +67,10 @@ def fleet_of(dials: Mapping[str, Dials | None], cables: tuple[Cable, ...]) -> Fl
 
 @st.composite
 def fleets(draw: st.DrawFn) -> Fleet:
-    """Each Mac has dialled each address of the others with success, in vain, or not at all; some publish nothing."""
+    """Each Mac has dialled each address of the others with success, in vain, or not at all; some publish nothing.
+
+    The dials of a Mac that is not ready are out of date.
+    """
     dials: dict[str, Dials | None] = {}
     for name in NAMES:
         outcomes = {
@@ -81,7 +84,9 @@ def fleets(draw: st.DrawFn) -> Fleet:
         dials[name] = None if draw(st.integers(0, 4)) == 0 else Dials.of(reached, failed=failed)
     rdma = draw(st.sampled_from((None, "it is off")))
     pairs = draw(st.sets(st.sampled_from(("ab", "ac", "bc"))))
-    return fleet_of(dials, tuple(cable(pair[0], pair[1], rdma=rdma) for pair in sorted(pairs)))
+    found = fleet_of(dials, tuple(cable(pair[0], pair[1], rdma=rdma) for pair in sorted(pairs)))
+    old = draw(st.sampled_from((None, None, *NAMES)))
+    return found.changed([replace(found.macs[old], ready=False)]) if old is not None else found
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def known(fleet: Fleet, one: str, other: str) -> Known:
     reached = frozenset(a for n, a in zip(dials.nodes, dials.addresses, strict=True) if n == other) if dials else frozenset()
     failed = {a for n, a in dials.failed if n == other} if dials else set()
     cabled = {at(other, one)} if any({c.a.node, c.b.node} == {one, other} for c in fleet.cables.values()) else set()
-    published = [mac.dials for mac in fleet.macs.values() if mac.dials is not None]
+    published = [mac.dials for mac in fleet.macs.values() if mac.dials is not None and mac.ready]
     pairs = {pair for dials in published for pair in zip(dials.nodes, dials.addresses, strict=True)}
     anybody = {address for name, address in pairs if name == other and address.startswith("10.")}
     return Known(reached, reached | ((cabled | anybody) - failed))
@@ -155,8 +160,10 @@ def used(found: Placement) -> Iterator[tuple[str, str, str, bool]]:
 def test_no_plan_uses_an_address_that_was_dialled_in_vain(fleet: Fleet, direct: bool, size: int) -> None:
     found = plan(fleet, replace(REQUEST, ring_without_relay=direct, min_nodes=size, max_nodes=size))
     if isinstance(found, Unplaceable):
-        assert not any(ring_works(fleet, order) for order in permutations(NAMES, size))
+        ready = [name for name in NAMES if fleet.macs[name].ready]
+        assert not any(ring_works(fleet, order) for order in permutations(ready, size))
         return
+    assert all(fleet.macs[name].ready for name in found.nodes)
     for one, other, address, proven in used(found):
         ways = known(fleet, one, other)
         assert not published(fleet, found.nodes) or address in ways.usable, f"{one} -> {other} at {address}"

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.vocabulary import PlacedTransport, RequestedSplit, RequestedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, RequestedSplit, RequestedTransport, Split, Transport
 from thunderfleet_operator.placement import (
     AddressKind,
     AddressKinds,
@@ -163,7 +163,7 @@ ALLOWED: dict[Transport, tuple[PlacedTransport, ...]] = {
 }
 
 
-def splits(transport: Transport, wanted: Split) -> tuple[Split, ...]:
+def splits(transport: Transport, wanted: RequestedSplit) -> tuple[PlacedSplit, ...]:
     if transport is Transport.NONE:
         return (Split.NONE,)
     if wanted is not Split.AUTO:

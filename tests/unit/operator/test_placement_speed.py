@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeploymentSpec
-from thunderfleet_crds.vocabulary import Split, Transport
+from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentSpec
+from thunderfleet_crds.vocabulary import PlacementPolicy, Split, Transport
 from thunderfleet_operator.decide.status.speed import predicted_status
+from thunderfleet_operator.observe.corrections import corrections
 from thunderfleet_operator.placement import (
     Cable,
     End,
@@ -21,6 +22,7 @@ from thunderfleet_operator.placement import (
     Request,
     Speed,
     TensorFacts,
+    WherePlaced,
     plan,
     predict,
 )
@@ -103,6 +105,76 @@ def test_chips_by_name() -> None:
     assert chip("Apple M4 Max") == chip("M4 Max", 40) and chip("Apple Vision") is None and chip("") is None
 
 
+def benchmarked(name: str, nodes: tuple[str, ...], rate: str, **more: object) -> ModelDeployment:
+    group = {
+        "index": 0,
+        "epoch": 2,
+        "transport": "None" if len(nodes) == 1 else "JACCL",
+        "parallelism": "None" if len(nodes) == 1 else "Tensor",
+        "ranks": [{"rank": rank, "node": node} for rank, node in enumerate(nodes)],
+    }
+    measured = {"group": 0, "epoch": 2, "decodeTokensPerSecond": rate, "promptTokens": 512, "generationTokens": 128, **more}
+    item = {
+        "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "spec": {"model": {"path": "/m"}},
+        "status": {"groups": [group], "benchmark": measured},
+    }
+    return ModelDeployment.load(item)
+
+
+def of_chips() -> Fleet:
+    return Fleet(
+        [
+            *(ultra(name, models=(DENSE,)) for name in "abcd"),
+            ultra("m", chip="Apple M4 Pro", gpu_cores=20, models=(DENSE,)),
+            ultra("n", chip="Apple M4 Max", gpu_cores=40, models=(DENSE,)),
+        ]
+    )
+
+
+def test_benchmarks_of_the_fleet_correct_predictions_by_chip() -> None:
+    fleet = of_chips()
+    alone = decode([ultra()], Transport.NONE, Split.NONE)
+    mini = decode([fleet.macs["m"]], Transport.NONE, Split.NONE)
+    measured = [benchmarked(name, (name,), f"{alone * part:.3f}") for name, part in (("a", 0.8), ("b", 0.9), ("c", 1.4))]
+    measured.append(benchmarked("m", ("m",), f"{mini * 0.6:.3f}"))
+    found = corrections([*measured, None], fleet)
+    assert found == {"Apple M3 Ultra": 0.9, "Apple M4 Pro": 0.6, "": 0.85}
+    for name, part in (("a", 0.9), ("m", 0.6), ("n", 0.85)):
+        speed = predict(DENSE, [fleet.macs[name]], Transport.NONE, Split.NONE, corrections=found)
+        plain = predict(DENSE, [fleet.macs[name]], Transport.NONE, Split.NONE)
+        assert speed is not None and plain is not None
+        assert speed.decode == pytest.approx(plain.decode * part) and speed.uncorrected == pytest.approx(plain.decode)
+        assert speed.prefill == plain.prefill
+    both = predict(DENSE, [fleet.macs["a"], fleet.macs["m"]], Transport.RING, Split.PIPELINE, corrections=found)
+    assert both is not None and both.correction == pytest.approx(2 / (1 / 0.9 + 1 / 0.6))
+
+
+def test_a_benchmark_that_says_nothing_about_a_chip_is_left_out() -> None:
+    fleet = of_chips()
+    moved = benchmarked("a", ("a",), "5", epoch=1)
+    gone, mixed, idle = benchmarked("z", ("z",), "5"), benchmarked("am", ("a", "m"), "5"), benchmarked("a", ("a",), "0")
+    short = benchmarked("a", ("a",), "5", promptTokens=None)
+    assert corrections([moved, gone, mixed, idle, short], fleet) == {}
+    assert corrections([benchmarked("a", ("a",), "5")], Fleet([replace(fleet.macs["a"], models=())])) == {}
+    assert corrections([benchmarked("a", ("a",), "0.1")], fleet)[""] == 0.5
+    assert corrections([benchmarked("a", ("a",), "9000")], fleet)[""] == 2.0
+
+
+def test_a_corrected_prediction_decides_and_is_asked_for_again_only_without_a_placement() -> None:
+    facts = replace(DENSE, repository="org/m", tensor=(TensorFacts(1, (40 * GB,)),))
+    macs = [
+        ultra("a", models=(facts,)),
+        ultra("b", chip="Apple M2 Ultra", gpu_cores=76, models=(facts,)),
+    ]
+    request = Request(path="/m", memory=MemoryRequest(1024, 1, 0, 10), policy=PlacementPolicy.FEWEST)
+    slower = replace(request, corrections={"Apple M3 Ultra": 0.6, "": 1.0})
+    for asked, node in ((request, "a"), (slower, "b")):
+        found = plan(Fleet(macs), asked)
+        assert isinstance(found, Placement) and found.nodes == (node,)
+    assert WherePlaced(Fleet(), (request,)).same_request(WherePlaced(Fleet(), (slower,)))
+
+
 # Bits of the memory bus and megatransfers per second of a chip's memory.
 BUSES = {
     "M1": (128, 4266), "M1 Pro": (256, 6400), "M1 Max": (512, 6400), "M1 Ultra": (1024, 6400),
@@ -161,6 +233,10 @@ def test_the_status_shows_how_far_a_prediction_is_off() -> None:
     found = predicted_status(speed, Of(), measured)  # type: ignore[arg-type]
     assert found is not None and found.dump() == {
         "decodeTokensPerSecond": "22.0", "prefillTokensPerSecond": "331", "decodeErrorPercent": 10,
+    }  # fmt: skip
+    corrected = predicted_status(Speed(20.04, 331.4, 0.8), Of(), measured)  # type: ignore[arg-type]
+    assert corrected is not None and corrected.dump() == {
+        "decodeTokensPerSecond": "20.0", "prefillTokensPerSecond": "331", "correctionPercent": -20, "decodeErrorPercent": 25,
     }  # fmt: skip
     other = predicted_status(speed, Of(), BenchmarkResult.load({"group": 1, "epoch": 2, "decodeTokensPerSecond": "20"}))  # type: ignore[arg-type]
     assert other is not None and other.decode_error_percent is None

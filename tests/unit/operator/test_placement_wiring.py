@@ -72,6 +72,7 @@ def test_macs_have_the_measured_rates_of_memory_and_dials(world: World) -> None:
             {"node": "mini", "address": "10.0.0.3", **reached, "sentMbps": 940, "receivedMbps": 400},
             {"node": "studio-2", "address": "10.0.0.2", **reached},
             {"node": "studio-2", "address": "10.9.9.9", "state": "Suspect", "since": WHEN},
+            {"node": "studio-2", "address": "10.9.9.8", "state": "Unreachable", "since": WHEN},
         ]
 
     world.change(NODEPROFILES, "studio-1", tell)
@@ -79,6 +80,7 @@ def test_macs_have_the_measured_rates_of_memory_and_dials(world: World) -> None:
     assert mac.memory_bandwidth == 700_000 and fleet_of(world).macs["mini"].memory_bandwidth == 0
     assert mac.dials is not None
     assert list(mac.dials.rows) == [("mini", "10.0.0.3", 400), ("studio-2", "10.0.0.2", 0)]
+    assert mac.dials.failed == {("studio-2", "10.9.9.8")}, "of a suspect address neither is known"
 
 
 def test_an_end_that_says_nothing_is_taken_from_its_profile(world: World) -> None:

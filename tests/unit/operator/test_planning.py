@@ -33,7 +33,7 @@ from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.planning import process as processes
 from thunderfleet_operator.planning import wire
 from thunderfleet_operator.planning.answers import LASTING_SECONDS, KnownAnswers
-from thunderfleet_operator.planning.planner import DUTY, RETRY, Planner
+from thunderfleet_operator.planning.planner import ADVICE_DUTY, DUTY, RETRY, Planner
 from thunderfleet_operator.planning.process import PlanningFailed, PlanningProcess
 
 from tests.bench.placement import cliques, large_model, racks
@@ -380,6 +380,24 @@ async def test_a_place_comes_before_advice_and_what_is_gone_is_not_answered(run:
     run.script.says("mac-9; currently slower")
     await until_async(lambda: run.changed == ["first", "place", "advice"])
     assert run.planner.take_better("advice") == {0: "mac-9; currently slower"} and run.planner.take_better("advice") == {}
+
+
+async def test_advice_leaves_most_of_the_time_to_other_questions(run: Run) -> None:
+    await run.wants("one", WhatIsBetter(fleet(1), REQUEST, None))
+    await run.asked(1)
+    run.script.says(None, 2.0)
+    await until_async(lambda: run.changed == ["one"])
+    await run.wants("two", WhatIsBetter(fleet(2), REQUEST, None))
+    await run.wants("place", where(3))
+    assert await run.asked(2) == where(3), "at once"
+    run.now += ADVICE_DUTY * 2.0 - 1.0
+    run.script.says(NO)
+    await until_async(lambda: run.changed == ["one", "place"])
+    await run.wants("another", where(4))
+    assert await run.asked(3) == where(4), "advice is not due"
+    run.now += 1.0
+    run.script.says(NO)
+    assert isinstance(await run.asked(4), WhatIsBetter)
 
 
 async def test_a_question_that_is_being_answered_is_not_asked_again(run: Run) -> None:

@@ -1,5 +1,7 @@
 """``status.groups[].predicted``: the predicted speed of a placement, and how far it is from what was measured."""
 
+from collections.abc import Mapping
+
 from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeploymentSpec, Predicted
 from thunderfleet_crds.plan import Plan
@@ -11,7 +13,9 @@ MOST_PERCENT = 1_000_000
 """Larger errors are shown as this."""
 
 
-def predicted_speed(plan: Plan, fleet: Fleet, spec: ModelDeploymentSpec) -> Speed | None:
+def predicted_speed(
+    plan: Plan, fleet: Fleet, spec: ModelDeploymentSpec, corrections: Mapping[str, float] | None = None
+) -> Speed | None:
     """The predicted speed of a placement; None if a Mac has gone, or its rates or the model's weights are not known."""
     macs = [fleet.macs[rank.node] for rank in plan.ranks if rank.node in fleet.macs]
     if len(macs) < len(plan.ranks):
@@ -21,7 +25,7 @@ def predicted_speed(plan: Plan, fleet: Fleet, spec: ModelDeploymentSpec) -> Spee
         return None
     shares = [rank.layers[1] - rank.layers[0] for rank in plan.ranks if rank.layers]
     lengths = Lengths(spec.benchmark.prompt_tokens, spec.benchmark.generation_tokens)
-    return predict(model, macs, transport(plan), plan.split, shares, lengths)
+    return predict(model, macs, transport(plan), plan.split, shares, lengths, corrections=corrections)
 
 
 def _rounded(rate: float) -> str:
@@ -36,9 +40,10 @@ def predicted_status(speed: Speed | None, plan: Plan | None, measured: Benchmark
     error = None
     if measured is not None and (measured.group, measured.epoch) == (plan.index, plan.epoch):
         rate = float(measured.decode_tokens_per_second or 0)
-        error = min(MOST_PERCENT, round(100 * abs(speed.decode / rate - 1))) if rate > 0 else None
+        error = min(MOST_PERCENT, round(100 * abs(speed.uncorrected / rate - 1))) if rate > 0 else None
     return Predicted(
         decode_tokens_per_second=_rounded(speed.decode),
         prefill_tokens_per_second=_rounded(speed.prefill),
+        correction_percent=round(100 * (speed.correction - 1)) or None,
         decode_error_percent=error,
     )

@@ -5,10 +5,10 @@ are the first parts of the score, so the first of them that any set of Macs can 
 between the sets.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
@@ -111,31 +111,31 @@ class CandidateSearch:
                     found = self._found(stage, size, split, preference, count)
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
-    def by_size(self, least: int | None, more: int) -> Iterator[Candidate]:
-        """The best candidate of each stage, split and size, by size: of the smallest that has any, and of ``more`` sizes.
+    def sizes(self) -> list[int]:
+        """Numbers of Macs that a group can have, from the smallest."""
+        return sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
 
-        ``least``: the smallest size, if it is known.
-        """
-        sizes = sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
-        for size in sizes:
-            if least is not None and size > least + more:
-                return
-            for stage in stages(self.request):
-                for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
-                    if size in self._sizes(stage):
-                        for found in self._found(stage, size, split, preference, 1):
-                            least = size if least is None else least
-                            yield found
+    def of_size(self, size: int, wanted: Callable[[PlacedTransport, PlacedSplit], bool], pipelines: int) -> Iterator[Candidate]:
+        """The best candidate of each stage and split that is ``wanted``, on so many Macs; of pipelines several."""
+        for stage in stages(self.request):
+            for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
+                if size in self._sizes(stage) and wanted(stage.transport, split):
+                    count = pipelines if split is Split.PIPELINE else 1
+                    yield from self._found(stage, size, split, preference, count)
 
     def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
         """Where the group is (``request.current``), if it may stay there.
 
         Over the best transport that its Macs still have, or over ``running`` alone; likewise the split.
         """
+        return next(self.currents(running, running_split), None)
+
+    def currents(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Iterator[Candidate]:
+        """Every transport and split that the Macs of ``request.current`` allow, the best by score first."""
         order = self.request.current
         size = len(order)
         if not order or len(set(order)) != size or any(name not in self.eligible for name in order):
-            return None
+            return
         for stage in stages(self.request):
             if size not in self._sizes(stage) or running not in (None, stage.transport):
                 continue
@@ -143,8 +143,7 @@ class CandidateSearch:
                 for position, cohort in enumerate(self.cohorts) if running_split in (None, split) else ():
                     found = self._kept(position, stage, split, order)
                     if found is not None:
-                        return _candidate(found, cohort, stage, split, preference)
-        return None
+                        yield _candidate(found, cohort, stage, split, preference)
 
     def most_ranks(self, transport: PlacedTransport) -> int:
         """The most ranks that a group over this transport can have, regardless of hops."""
