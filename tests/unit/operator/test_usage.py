@@ -13,7 +13,7 @@ from thunderfleet_operator.observe.plans import Epoch, accepted, group_views, ne
 from thunderfleet_operator.observe.plans import read_epoch as read_signed
 from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports
 from thunderfleet_operator.observe.pods import read_pod as read_signed_pod
-from thunderfleet_operator.observe.proofs import TRUSTING, Proof
+from thunderfleet_operator.observe.proofs import TRUSTING, Finding, Proof
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Cable, End, Fleet, Mac
 
@@ -204,6 +204,19 @@ def test_a_group_that_is_needed_again_goes_on_with_the_last_placement_that_runs(
     assert group_views(deployment, [first, second], runs)[0].epoch is second
     assert group_views(deployment, [first, second], runs[:1])[0].epoch is None
     assert group_views(deployment, [first, second], [pod(rank, epoch=1) for rank in (0, 1)])[0].epoch is None
+
+
+def test_a_status_without_a_digest_records_no_plan_whose_signature_is_wrong() -> None:
+    """An older version recorded the ranks only. They suffice for a plan that was made before plans were signed."""
+    made = read_epoch(config_map(1))
+    ranks = [
+        rank.model_dump(by_alias=True, include={"rank", "node", "pod", "address", "memory_bytes"}) for rank in made.plan.ranks
+    ]
+    group = {"index": 0, "epoch": 1, "state": "Ready", "ranks": [{**rank, "state": "Serving"} for rank in ranks]}
+    body = {"metadata": {"name": "md", "namespace": "ns", "uid": "uid"}, "spec": {"model": {"repository": "x"}}}
+    deployment = ModelDeployment.load({**body, "status": {"groups": [group]}})
+    found = {proof: accepted(replace(made, finding=Finding(proof)), deployment) is not None for proof in Proof}
+    assert found == {proof: proof in (Proof.NONE, Proof.VALID) for proof in Proof}
 
 
 def test_a_group_keeps_the_ports_of_its_plan_or_else_of_its_pods() -> None:
