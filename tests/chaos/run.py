@@ -20,7 +20,7 @@ from tests.chaos.looks import Bystander, Eye, Writes
 from tests.chaos.plan import START, Action, Episode, Stage, Step, Target
 from tests.chaos.report import Record
 from tests.chaos.stages import Passed, Subject, wait_for
-from tests.support.api import REQUEST_SECONDS
+from tests.support.api import Api
 from tests.support.line import CHILDREN, MANAGED, MODEL, QUICK, Deployment, Line, condition
 from tests.support.waiting import NotInTimeError
 
@@ -70,7 +70,7 @@ class Runner:
     bystander: Bystander = field(init=False)
 
     def __post_init__(self) -> None:
-        self.api = self.line.api_within(REQUEST_SECONDS)
+        self.api = Api(self.line.cluster)
         self.writes = Writes(self.line.cluster.logs / "audit.log")
         *self.questions, self.short = references(self.line.cluster.models / MODEL, (*PROMPTS, SHORT))
 

@@ -4,6 +4,7 @@ import base64
 import http.client
 import json
 import queue
+import weakref
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,14 +20,30 @@ REQUEST_SECONDS = 3.0
 OURS = "/apis/thunderfleet.io/v1alpha1"
 
 
+Idle = queue.SimpleQueue[http.client.HTTPSConnection]
+"""Connections that no thread uses."""
+
+
 class Unreachable(LocalClusterError):
     """No answer in time, or an error instead of one."""
+
+
+def _taken(idle: Idle) -> http.client.HTTPSConnection | None:
+    try:
+        return idle.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def _close(idle: Idle) -> None:
+    while (connection := _taken(idle)) is not None:
+        connection.close()
 
 
 class Api:
     """GETs from the API server as its administrator, each with a limit. Raises Unreachable.
 
-    It keeps its connections: a TLS handshake costs both sides more than the request. ``close`` closes them.
+    It keeps its connections as long as it exists: a TLS handshake costs both sides more than the request.
     """
 
     def __init__(self, cluster: Cluster, seconds: float = REQUEST_SECONDS) -> None:
@@ -36,12 +53,8 @@ class Api:
         self._server = urlsplit(server["server"])
         entries = (server["certificate-authority-data"], user["client-certificate-data"], user["client-key-data"])
         self._context = client_context(*(base64.b64decode(entry).decode() for entry in entries))
-        self._idle: queue.SimpleQueue[http.client.HTTPSConnection] = queue.SimpleQueue()
-
-    def close(self) -> None:
-        """Closes what is kept."""
-        while (connection := self._kept()) is not None:
-            connection.close()
+        self._idle: Idle = queue.SimpleQueue()
+        weakref.finalize(self, _close, self._idle)
 
     def get(self, path: str, seconds: float | None = None) -> Json | None:
         """The object or list at ``path``; None when there is none."""
@@ -59,16 +72,9 @@ class Api:
         found = self.get(path)
         return found["items"] if found else []
 
-    def _kept(self) -> http.client.HTTPSConnection | None:
-        """A connection that no thread uses."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return None
-
     def _on_kept_connection(self, path: str, limit: float) -> tuple[int, bytes] | None:
         """Status and body; None when no connection is kept or the server has closed it."""
-        connection = self._kept()
+        connection = _taken(self._idle)
         if connection is None or connection.sock is None:
             return None
         connection.sock.settimeout(limit)

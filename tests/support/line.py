@@ -82,18 +82,7 @@ class Line:
     deployments: list["Deployment"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._apis: list[Api] = []
-        self.api = self.api_within(COMMAND_SECONDS)
-
-    def api_within(self, seconds: float) -> Api:
-        """The API server, with a limit for each request."""
-        self._apis.append(Api(self.cluster, seconds))
-        return self._apis[-1]
-
-    def close(self) -> None:
-        """Closes the connections to the API server."""
-        for api in self._apis:
-            api.close()
+        self.api = Api(self.cluster, COMMAND_SECONDS)
 
     @property
     def macs(self) -> list[str]:
@@ -423,7 +412,6 @@ def on_fleet(
                 prepare(cluster)
             install(cluster, *values)
         found = Line(cluster)
-        stack.callback(found.close)
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)
         until(known, goal, INSTALL_SECONDS, describe=lambda: found.kubectl("get", "np,tbl"))
         yield found
