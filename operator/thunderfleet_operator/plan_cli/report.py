@@ -76,8 +76,10 @@ class SpeedReport(_Report):
 
     decode_tokens_per_second: float
     prefill_tokens_per_second: float
-    correction_percent: int = Field(
-        default=0, description="By how many percent benchmarks of this fleet have changed the predicted generation rate."
+    correction_percent: int | None = Field(
+        default=None,
+        description="The predicted generation rate in percent of the rate without the correction by benchmarks of this fleet; "
+        "null without a correction.",
     )
     error_percent: int | None = Field(
         default=None, description="By how many percent the rate without the correction differs from the measured one."
@@ -193,7 +195,7 @@ def _speed(predicted: Speed | None, measured: float | None) -> SpeedReport | Non
     return SpeedReport(
         decode_tokens_per_second=float(f"{predicted.decode:.3g}"),
         prefill_tokens_per_second=float(f"{predicted.prefill:.3g}"),
-        correction_percent=round(100 * (predicted.correction - 1)),
+        correction_percent=round(100 * predicted.correction) if predicted.correction != 1 else None,
         error_percent=round(100 * (predicted.uncorrected / measured - 1)) if measured else None,
         measured_decode_tokens_per_second=measured,
     )

@@ -158,7 +158,7 @@ def said(group: Mapping[str, Any]) -> Json:
         "parallelism": group["parallelism"],
         "reason": group["reason"],
         "rate": float(f"{group['predicted']['decodeTokensPerSecond']:.2g}") if group["predicted"] else None,
-        "correction": group["predicted"]["correctionPercent"] if group["predicted"] else 0,
+        "correction": group["predicted"]["correctionPercent"] if group["predicted"] else None,
     }
 
 
@@ -173,7 +173,7 @@ def decided(group: Group) -> Json:
         "parallelism": group.parallelism,
         "reason": group.reason,
         "rate": float(f"{float(speed.decode_tokens_per_second or 0):.2g}") if speed is not None else None,
-        "correction": (speed.correction_percent or 100) - 100 if speed is not None else 0,
+        "correction": speed.correction_percent if speed is not None else None,
     }
 
 
