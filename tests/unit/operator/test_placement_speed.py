@@ -28,6 +28,7 @@ from thunderfleet_operator.placement import (
 )
 from thunderfleet_operator.placement.chips import chip
 from thunderfleet_operator.placement.speed import CALIBRATED
+from thunderfleet_operator.plan_cli import render, report
 
 from tests.unit.operator.published import ROWS, errors, fitted, held_out, tables
 
@@ -222,6 +223,23 @@ def test_a_placement_and_its_runners_up_have_predictions() -> None:
     assert found.predicted.decode == decode(macs[:1], Transport.NONE, Split.NONE, facts)
     pair = next(entry for entry in found.runners_up if len(entry.nodes) == 2)
     assert pair.predicted is not None and pair.predicted.decode > found.predicted.decode
+
+
+def test_plan_shows_the_correction_and_how_far_a_prediction_is_off() -> None:
+    def shown(speed: Speed, measured: float | None) -> str:
+        found = report._speed(speed, measured)
+        assert found is not None
+        return render._predicted(found)
+
+    rates = "20 tokens/s, prompts 331 tokens/s (one request)"
+    change = "; benchmarks of this fleet changed the generation rate by -20 %"
+    off = "; measured: 16 tokens/s (the prediction is off by +25 %)"
+    assert shown(Speed(20.04, 331.4), None) == rates
+    assert shown(Speed(20.04, 331.4), 16) == rates + off
+    assert shown(Speed(20.04, 331.4, 0.8), None) == rates + change
+    assert shown(Speed(20.04, 331.4, 0.8), 20) == (
+        f"{rates}{change}; measured: 20 tokens/s (the prediction is off by +25 % without that change)"
+    )
 
 
 def test_the_status_shows_how_far_a_prediction_is_off() -> None:
