@@ -66,10 +66,8 @@ class Lists:
 
     def _keep(self, collection: Collection, keys: set[str], version: str) -> None:
         """Removes from the cache what a list did not have."""
-        store = self._cache[collection]
-        known = dict(store.items)
-        for key in store.keep(keys, version):
-            self._changed(collection, key, known[key], None)
+        for key, item in self._cache[collection].keep(keys, version).items():
+            self._changed(collection, key, item, None)
 
     def relisted(self, collection: Collection) -> None:
         """Notes that kopf has listed an object of this collection."""
