@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.controlplane import assets
-from thunderfleet_localcluster.controlplane.assets import (
+from thunderfleet_controlplane import assets
+from thunderfleet_controlplane.assets import (
     CONTROL_PLANE,
     AssetsError,
     Bundle,
@@ -68,7 +68,7 @@ def test_an_interrupted_build_leaves_nothing(go: Path, tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     code = (
         "import sys, pathlib\n"
-        "from thunderfleet_localcluster.controlplane.assets import Bundle, build\n"
+        "from thunderfleet_controlplane.assets import Bundle, build\n"
         f"bundle = Bundle('controlplane', {dict(BUNDLE.programs)!r}, '')\n"
         f"build(bundle, pathlib.Path({str(tmp_path / 'cache')!r}), lambda event: print(event, flush=True))\n"
     )

@@ -65,11 +65,10 @@ class Bundle:
     @property
     def module(self) -> Path:
         """The folder with go.mod. Raises AssetsError."""
-        here = Path(__file__).resolve().parent
-        for folder in (here.parent / self.name, here.parent.parent / self.name):
-            if (folder / "go.mod").is_file():
-                return folder
-        raise AssetsError(f"the Go module {self.name} is missing; install thunderfleet again")
+        folder = Path(__file__).resolve().parent / "go" / self.name
+        if not (folder / "go.mod").is_file():
+            raise AssetsError(f"the Go module {self.name} is missing; install thunderfleet again")
+        return folder
 
 
 CONTROL_PLANE = Bundle(
