@@ -2,7 +2,8 @@
 
 The number of attention heads does not tell whether a model can be split, and the index of its files lists no sizes. So the
 model is built lazily from its own files (no weight is read), split by its own ``shard()`` and ``pipeline()`` with a stand-in
-group, and asked how many bytes remain; a refusal keeps mlx-lm's own words. Short lazy forward passes give the key-value caches and the workspace.
+group, and asked how many bytes remain; a refusal keeps mlx-lm's own words. Short lazy forward passes give
+the key-value caches and the workspace.
 
 command     the ``size`` command
 arithmetic  facts to ``NodeProfile.status.models[]``; pure
