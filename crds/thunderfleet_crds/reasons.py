@@ -501,7 +501,8 @@ class Reason(StrEnum):
     RANK_NOT_STARTED = (
         "RankNotStarted",
         "The operating system cannot start the process of a rank; the message is its error.",
-        "Fix the error on the Mac, for example too many processes; if the program is missing, build the image folder again.",
+        "Fix the error on the Mac, for example too many processes; if the program is missing, install the programs again in "
+        "the folder of the image.",
         (FAILURE,),
     )
     PREFLIGHT_DEADLINE = (
