@@ -176,8 +176,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
-            f"the certificate in {known.folder} has expired; join again with the command that `thunderfleet token --node "
-            f"{known.node_name}` prints"
+            f"the certificate in {known.folder} has expired; join again with a new token (`thunderfleet token --node "
+            f"{known.node_name}` on a local cluster)"
         )
     with app.only_one(root):
         await app.run(root, identity, config)

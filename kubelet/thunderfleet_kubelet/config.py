@@ -1,6 +1,6 @@
 """The kubelet's configuration: one YAML file. Errors name the file, the key and what is allowed.
 
-There are few settings. What the machine is comes from the machine, and what it runs comes from the API server.
+There are few settings, because the kubelet reads facts about the machine from the machine, and pods from the API server.
 """
 
 import ipaddress
