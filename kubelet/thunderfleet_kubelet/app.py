@@ -22,6 +22,8 @@ from thunderfleet_kubelet.bootstrap.discovery import parse_server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.inputs import own_image
+from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.credentials import Credentials
 from thunderfleet_kubelet.disk import DiskWatch
@@ -36,7 +38,7 @@ from thunderfleet_kubelet.serving.auth import Guard
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_kubelet.serving.server import Server, server_context
 from thunderfleet_kubelet.timestamps import format_time
-from thunderfleet_kubelet.version import kubelet_version
+from thunderfleet_kubelet.version import kubelet_version, package_version
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +60,17 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def pod_settings(config: Config, machine: Machine, server: str, addresses: Sequence[str]) -> PodSettings:
-    """The settings of pods, from configuration and machine. ``addresses``: the Node's."""
+def pod_settings(config: Config, machine: Machine, server: str, addresses: Sequence[str], own: OwnImage) -> PodSettings:
+    """The settings of pods, from configuration and machine.
+
+    ``addresses``: the Node's. ``own``: the image of this installation.
+    """
     api = parse_server(server)
     return PodSettings(
         path=tuple(config.path),
         python_path=tuple(config.python_path),
-        images=dict(config.images),
+        images={**own.images, **config.images},
+        own=own,
         api_server=(api.host, api.port),
         addresses=tuple(addresses),
         allocatable=node_status.capacity(config, machine)[1],
@@ -104,13 +110,17 @@ class Kubelet:
         self.kube = self.credentials.kube
         user = KubeletUser.here()
         users = pod_users(config, user)
+        own = own_image.here(package_version(), other_users=users is not None)
+        if own.problem:
+            log.warning("pods cannot use the programs of this installation: %s", own.problem)
+        settings = pod_settings(config, machine, identity.server, self.addresses.current, own)
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
             kube=self.kube,
-            settings=pod_settings(config, machine, identity.server, self.addresses.current),
+            settings=settings,
             users=users,
-            disk=DiskWatch(root, config.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
+            disk=DiskWatch(root, settings.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
             disk_changed=lambda: self.node.nudge(),
             node_event=self._node_event,
         )

@@ -71,7 +71,8 @@ class Config(_Settings):
     """PYTHONPATH of every container; unset if empty."""
     images: dict[str, Path] = {}
     """Folder of each image, by the image's name exactly as in a pod (name:tag). Containers find their programs in ``bin`` below
-    it; ``config.json``, if there is one, is the ``config`` object of an OCI image."""
+    it; ``config.json``, if there is one, is the ``config`` object of an OCI image. The kubelet has the image
+    thunderfleet/thunderfleet of its own version without an entry."""
     pod_users: PodUsers = PodUsers()
     """The users and groups of pods: each pod has one of its own. No account of the machine may have one of these ids. Only a
     kubelet that runs as root uses them."""

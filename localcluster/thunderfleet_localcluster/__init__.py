@@ -17,6 +17,7 @@ image           the image of our programs
 programs        finding the programs of the control plane
 paths           locations on this machine
 cluster_folder  layout of one cluster's folder
+shipped         the chart and the examples, in a wheel or a checkout
 progress        progress on a terminal
 errors          the error with an exit code
 """

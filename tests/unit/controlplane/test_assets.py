@@ -1,5 +1,6 @@
 """Building the control plane: progress, and no partial results. Go is a script here."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from thunderfleet_controlplane.assets import (
     go_version,
     wanted_go,
 )
+from thunderfleet_lib.hostcmd import Output
 
 from tests.support.processes import exists
 
@@ -114,3 +116,11 @@ def test_what_goes_in_names_the_folder() -> None:
     assert digest(BUNDLE) != digest(Bundle("controlplane", BUNDLE.programs, "-X a=c"))
     assert wanted_go(CONTROL_PLANE.module) >= (1, 26)
     assert go_version("/nowhere/go") == (0,)
+
+
+def test_an_environment_without_pip_gets_one_for_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in those that uv makes."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else real(name))
+    done = assets._pip(tmp_path, ["--version"])
+    assert isinstance(done, Output) and str(tmp_path) in done.text

@@ -17,6 +17,7 @@ from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
 from thunderfleet_kubelet.node.facts import GIB, Machine
@@ -29,11 +30,14 @@ SERVER = "https://192.168.64.1:6443"
 
 
 def test_what_the_pods_half_needs_to_know() -> None:
-    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"])
+    own = OwnImage("0.1.0", Path("/opt/own"))
+    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"], own)
     assert known.api_server == ("192.168.64.1", 6443)
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
-    assert known.images == {"a:1": Path("/img")}
+    assert known.images == {"a:1": Path("/img"), "thunderfleet/thunderfleet:0.1.0": Path("/opt/own")}
+    replaced = CONFIG.model_copy(update={"images": {"thunderfleet/thunderfleet:0.1.0": Path("/img")}})
+    assert pod_settings(replaced, MAC, SERVER, ["127.0.0.1"], own).images == replaced.images, "the configuration counts more"
     assert known.mac
     assert known.labels["kubernetes.io/os"] == "darwin"
     assert known.allocatable["memory"] == "384Gi"
