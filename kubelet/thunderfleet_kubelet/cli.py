@@ -57,14 +57,16 @@ def parser() -> argparse.ArgumentParser:
     join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
     token = join.add_mutually_exclusive_group(required=True)
     token.add_argument(
-        "--token", help="bootstrap token, as printed by thunderfleet token; every user of the machine can read it"
+        "--token",
+        help="bootstrap token, as thunderfleet token or kubeadm token create prints it; every user of the machine can read it",
     )
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
         metavar="sha256:HEX",
-        help="hash of the public key of the cluster's CA, as printed by thunderfleet token",
+        help="hash of the public key of the cluster's CA, as thunderfleet token or kubeadm token create --print-join-command "
+        "prints it",
     )
     join.add_argument("--replace", action="store_true", help="replace an existing Node of the same name")
     join.add_argument("--no-run", action="store_true", help="join the cluster, but do not run the kubelet")
@@ -165,7 +167,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     root = arguments.root.resolve()
     known = identities.load_identity(root)
     if known is None:
-        raise JoinError(f"{root}: no identity found; join a cluster first, with the command that `thunderfleet token` prints")
+        raise JoinError(f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join)")
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     config = load(config_file)
     if "node_name" not in config.model_fields_set:
@@ -174,8 +176,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
-            f"the certificate in {known.folder} has expired; join again with the command that `thunderfleet token --node "
-            f"{known.node_name}` prints"
+            f"the certificate in {known.folder} has expired; join again with a new token (`thunderfleet token --node "
+            f"{known.node_name}` on a local cluster)"
         )
     with app.only_one(root):
         await app.run(root, identity, config)

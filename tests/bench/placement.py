@@ -6,7 +6,6 @@ of the next. ``python -m tests.bench.placement`` measures these alone.
 
 import gc
 import itertools
-import json
 import sys
 import time
 import tracemalloc
@@ -397,28 +396,10 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
     ]
 
 
-def kept_figure(count: int) -> Figure:
-    """Memory of the objects as the API server sends them, and of all that is made from them."""
-    gc.collect()
-    tracemalloc.start()
-    cache = Cache()
-    for collection, item in objects(count):
-        # Nothing that arrives has parts in common with what came before.
-        cache[collection].put(json.loads(json.dumps(item)))
-    index = _read(cache)
-    assert index.fleet.components
-    gc.collect()
-    per_mac = tracemalloc.get_traced_memory()[0] / count
-    tracemalloc.stop()
-    cables = len(index.fleet.cables)
-    note = f"{count} Macs in racks of {RACK}, {cables} cables; objects, values and snapshot"
-    return Figure("objects memory", "B a Mac", (per_mac,), bound=Bound("<=", 40_000), note=note)
-
-
 def figures(repeats: int, say: Say) -> list[Figure]:
     """All of them."""
     found = [*against_listing(repeats), *one_switch(repeats), *growing(repeats, say), *full(repeats), *hard(repeats)]
-    return [*found, *snapshot_figures(repeats, 1_000, say), kept_figure(1_000)]
+    return [*found, *snapshot_figures(repeats, 1_000, say)]
 
 
 def main() -> int:

@@ -148,7 +148,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{JOINING}::test_a_bound_token_takes_over_its_node_when_told_to",
     ),
     "Without `--node` a token": (f"{JOINING}::test_an_unbound_token_does_not_take_over_a_node",),
-    "One approver decides": (
+    "The approver of the local cluster": (
         f"{JOINING}::test_a_token_gets_no_more_than_a_node",
         f"{JOINING}::test_a_node_renews_its_own_certificate_and_gets_no_other",
     ),
