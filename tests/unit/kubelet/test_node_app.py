@@ -17,6 +17,7 @@ from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
 from thunderfleet_kubelet.node.facts import GIB, Machine
@@ -29,11 +30,14 @@ SERVER = "https://192.168.64.1:6443"
 
 
 def test_what_the_pods_half_needs_to_know() -> None:
-    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"])
+    own = OwnImage("0.1.0", Path("/opt/own"))
+    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"], own)
     assert known.api_server == ("192.168.64.1", 6443)
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
-    assert known.images == {"a:1": Path("/img")}
+    assert known.images == {"a:1": Path("/img"), "thunderfleet/thunderfleet:0.1.0": Path("/opt/own")}
+    replaced = CONFIG.model_copy(update={"images": {"thunderfleet/thunderfleet:0.1.0": Path("/img")}})
+    assert pod_settings(replaced, MAC, SERVER, ["127.0.0.1"], own).images == replaced.images, "the configuration counts more"
     assert known.mac
     assert known.labels["kubernetes.io/os"] == "darwin"
     assert known.allocatable["memory"] == "384Gi"
@@ -105,9 +109,9 @@ async def no_reading(current: tuple[str, ...]) -> tuple[str, ...]:
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
     reader, addresses = Reader(Commands([]), mac=False), NodeAddresses(CONFIG.addresses, no_reading)
     made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses)
-    real, made._kube = made.kube(), cast(Kube, FakeKube())
+    real, made.credentials._kube = made.kube(), cast(Kube, FakeKube())
     yield made
-    await asyncio.gather(*made._closing)
+    await asyncio.gather(*made._background_tasks)
     await real.close()
 
 
@@ -145,7 +149,7 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
     kubelet.node.registered.set()
     for sentence in ("still nobody", "still nobody", None, "still nobody"):
         kubelet._report_certificate(sentence)
-    await asyncio.gather(*kubelet._closing)
+    await asyncio.gather(*kubelet._background_tasks)
     assert [(path, body["message"]) for path, body in kube.created] == [(EVENTS, "still nobody")] * 2
     assert kube.created[0][1]["involvedObject"] == {
         "apiVersion": "v1",
@@ -163,7 +167,7 @@ async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
 
     monkeypatch.setattr(kubelet.kube(), "create", unknown)
     with pytest.raises(CertificateError, match="join again"):
-        await kubelet._request_client()
+        await kubelet.credentials.request_client()
 
 
 async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:
@@ -210,10 +214,10 @@ async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pyte
         return await never
 
     monkeypatch.setattr(kubelet.server, "start", start)
-    monkeypatch.setattr("thunderfleet_kubelet.app.obtain", obtain)
-    kubelet._has_certificate.set()
+    monkeypatch.setattr("thunderfleet_kubelet.credentials.obtain", obtain)
+    kubelet.credentials.can_serve.set()
     kubelet.node.registered.set()
-    tasks = [asyncio.ensure_future(work) for work in (kubelet._serve(), kubelet._serving.run())]
+    tasks = [asyncio.ensure_future(work) for work in (kubelet._serve(), kubelet.credentials.serving.run())]
     try:
         assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.1"
         assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.1",)
@@ -222,7 +226,7 @@ async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pyte
         assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.2"
         assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.2",), "the request for the old address is given up"
         assert kubelet.node.addresses == kubelet.pods.settings.addresses == ("127.0.0.2",)
-        await asyncio.gather(*kubelet._closing)
+        await asyncio.gather(*kubelet._background_tasks)
         kube = cast(FakeKube, kubelet.kube())
         assert kube.reconnects == 1, "connections from the old address are dead, and watches would wait for minutes"
         ((_, event),) = kube.created
