@@ -6,6 +6,7 @@ snapshot and checked against brute force.
 questions    what may take long, as values that another process can answer
 planner      the entry: ``plan`` a group, or ask whether another placement would be ``better``
 policy       the choice by predicted speed
+orders       the order of a pipeline's ranks by predicted speed
 assembly     a placement made from the chosen candidate: ranks, addresses, devices, reason
 explain      why there is no placement: near misses and a reason for every Mac
 search       the search for the best sets of Macs

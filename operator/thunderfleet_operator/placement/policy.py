@@ -12,6 +12,7 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Placement
 
 from thunderfleet_operator.placement.assembly import predicted
 from thunderfleet_operator.placement.buckets import MEMORY_STEP, Buckets
+from thunderfleet_operator.placement.orders import Orders
 from thunderfleet_operator.placement.preferences import MAX_RANKS
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
@@ -63,16 +64,17 @@ def choose(search: CandidateSearch, policy: PlacementPolicy) -> Chosen | Unpredi
     """The placement by predicted speed; None if ``search`` found none, within its steps."""
     parts = _Parts(search)
     current: Choice | None = None
-    least = MAX_RANKS
+    least, fastest = MAX_RANKS, 0.0
     for size in search.sizes():
         if size > least + MORE_MACS:
             break
-        choices = _of_size(parts, size, THRESHOLDS[policy].macs * current.speed if current is not None else 0.0)
+        choices = _of_size(parts, size, THRESHOLDS[policy].macs * fastest)
         if isinstance(choices, Unpredicted):
             return choices
         if choices:
             # The current choice only gets faster, so sizes that were not fast enough need not be looked at again.
-            current, least = best(choices, policy), min(least, size)
+            better = _of_better_split(choices, policy)
+            current, fastest, least = _fastest(better), _top(better), min(least, size)
     return Chosen(current, parts.proven) if current is not None else None
 
 
@@ -87,6 +89,7 @@ class _Parts:
         self._steps = max(1, search.budget.left // CLASSES)
         self._rates = {name: bandwidth(mac) for name, mac in search.eligible.items()}
         self._classes: list[CandidateSearch] | None = None
+        self.orders = Orders(search)
 
     @property
     def classes(self) -> list[CandidateSearch]:
@@ -132,22 +135,45 @@ def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredict
         if speed is None:
             return Unpredicted(unknown(candidate.cohort.model, candidate.found.graph.members(candidate.found.order)))
         choices.append(Choice(candidate, speed.decode))
+    choices += _reordered(parts, choices)
     return [choice for choice in choices if choice.speed >= least]
+
+
+def _reordered(parts: _Parts, choices: Sequence[Choice]) -> list[Choice]:
+    """The pipelines that are faster with their ranks in another order."""
+    found: list[Choice] = []
+    seen = set()
+    for candidate, speed in choices:
+        place = (candidate.score.transport, candidate.split, candidate.found.tie, candidate.cohort.order)
+        if place not in seen:
+            seen.add(place)
+            other = parts.orders.faster(candidate, speed)
+            again = predicted(other, parts.whole.request) if other is not None else None
+            found += [Choice(other, again.decode)] if other is not None and again is not None else []
+    return found
 
 
 def best(choices: Sequence[Choice], policy: PlacementPolicy) -> Choice:
     """The best of one size. Tensor parallelism only if it is faster by the threshold."""
+    return _fastest(_of_better_split(choices, policy))
+
+
+def _of_better_split(choices: Sequence[Choice], policy: PlacementPolicy) -> Sequence[Choice]:
+    """Splits are compared by the fastest of each, whichever of those that are about as fast the score prefers."""
     split = [choice for choice in choices if choice.candidate.split is Split.TENSOR]
     whole = [choice for choice in choices if choice.candidate.split is not Split.TENSOR]
     if not split or not whole:
-        return _fastest(split or whole)
-    tensor, other = _fastest(split), _fastest(whole)
-    return tensor if tensor.speed >= THRESHOLDS[policy].tensor * other.speed else other
+        return split or whole
+    return split if _top(split) >= THRESHOLDS[policy].tensor * _top(whole) else whole
+
+
+def _top(choices: Sequence[Choice]) -> float:
+    return max(choice.speed for choice in choices)
 
 
 def _fastest(choices: Sequence[Choice]) -> Choice:
     """The best score among those that are about as fast as the fastest."""
-    least = max(choice.speed for choice in choices) / ALIKE
+    least = _top(choices) / ALIKE
     return min((choice for choice in choices if choice.speed >= least), key=lambda choice: choice.candidate.order)
 
 

@@ -2,14 +2,20 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
+import pytest
 from thunderfleet_operator.placement import Placement, plan
 
 from tests.unit.operator.policies import ALIKE, procedure, rated
 
-SEEDS = range(100)
-FEW = 0.02
-"""Of all fleets, those where a faster pipeline may be missed: the search compares sixteen of each size, in one order each."""
+SEEDS = range(200)
+ALL = range(10_000)
+HARD = (264, 301, 330, 712, 900, 997, 1017, 1065, 1376, 2782)
+"""Where pipelines of the same Macs differ in speed by the order of ranks, or the score prefers a slower one of those alike."""
+
+LIMITS = {3462: "slower", 3503: "other", 4385: "other"}
+"""Beyond what the search compares: Macs whose memory bandwidths count as equal (the first two), and orders of six ranks."""
 
 
 def outcome(seed: int) -> str:
@@ -28,15 +34,23 @@ def outcome(seed: int) -> str:
     return "same"
 
 
-def compared(seeds: range) -> Counter[str]:
-    return Counter(map(outcome, seeds))
+def assert_same(seeds: Iterable[int]) -> Counter[str]:
+    found = {seed: outcome(seed) for seed in seeds}
+    different = {seed: kind for seed, kind in found.items() if kind not in ("same", "none")}
+    assert different == {seed: kind for seed, kind in LIMITS.items() if seed in found}
+    return Counter(found.values())
 
 
 def test_the_choice_is_that_of_the_procedure_over_all_placements() -> None:
-    found = compared(SEEDS)
-    assert found["same"] > 40 and found["none"] > 10
-    assert found["slower"] + found["other"] <= FEW * len(SEEDS), found
+    found = assert_same([*SEEDS, *HARD, *LIMITS])
+    assert found["same"] > 80 and found["none"] > 20
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(100))
+def test_the_choice_is_that_of_the_procedure_on_ten_thousand_fleets(part: int) -> None:
+    assert_same(ALL[part::100])
 
 
 if __name__ == "__main__":
-    print(compared(range(int(sys.argv[1]), int(sys.argv[2]))))
+    print(Counter(map(outcome, range(int(sys.argv[1]), int(sys.argv[2])))))

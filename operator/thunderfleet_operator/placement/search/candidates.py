@@ -17,6 +17,7 @@ from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS, LANHops, hops_of
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.preferences import (
+    LAN_RING,
     MAX_RANKS,
     MESH_RANKS,
     RDMA_TRANSPORTS,
@@ -154,6 +155,17 @@ class CandidateSearch:
                     found = self._kept(position, stage, split, order)
                     if found is not None:
                         yield _candidate(found, cohort, stage, split, preference)
+
+    def in_order(self, candidate: Candidate, order: tuple[int, ...]) -> Candidate | None:
+        """The candidate with its Macs, by position, in another order of ranks; None if they cannot take the group so."""
+        cohort, size, transport = candidate.cohort, len(order), candidate.transport
+        need = cohort.needs.bounds(candidate.split, size)
+        if isinstance(need, str):
+            return None
+        fitting = self._fitting(cohort, transport, candidate.split, size, need, 1, self.budget)
+        found = fitting.in_order(candidate.found.graph, order)
+        stage = Stage(transport, candidate.score.transport == LAN_RING)
+        return _candidate(found, cohort, stage, candidate.split, candidate.score.split) if found is not None else None
 
     def most_ranks(self, transport: PlacedTransport) -> int:
         """The most ranks that a group over this transport can have, regardless of hops."""
