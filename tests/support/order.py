@@ -25,6 +25,12 @@ GROUPS = {
         "e2e/test_monitoring",
         "e2e/test_trust_matrix",
     ),
+    # Each worker would start the cluster without Nodes once more.
+    "idle fleet": (
+        "e2e/test_chart",
+        "e2e/test_joining",
+        "e2e/test_pods_on_macs",
+    ),
     # The last one changes the Macs' addresses.
     "desk": (
         "e2e/test_cables",
