@@ -716,7 +716,7 @@ class Reason(StrEnum):
     VERSION_DIFFERS = (
         "VersionDiffers",
         "The Macs of the group run different versions of mlx or mlx-lm.",
-        "Use the same image on every Mac: update `images` in the kubelet's configuration of the Mac in the message.",
+        "Use the same image on every Mac: install the same versions of mlx and mlx-lm in its folder on the Mac in the message.",
         (REFUSAL,),
     )
     NOT_LEADER = (

@@ -87,7 +87,7 @@ def test_an_installation_without_programs_is_no_image(installation: Path) -> Non
     [
         ("thunderfleet/thunderfleet:0.2.0", "", ["this machine has version 0.1.0", "install version 0.2.0", "image.tag"]),
         ("thunderfleet/thunderfleet:0.1.0", "it is closed", ["/opt/own has this version", "it is closed"]),
-        ("elsewhere/x:1", "", ["'elsewhere/x:1' is not configured", "It has a:1"]),
+        ("elsewhere/x:1", "", ["'elsewhere/x:1' is not configured", "(configured: a:1)"]),
     ],
 )
 def test_what_to_do_about_an_image_that_is_missing(name: str, problem: str, sentences: list[str]) -> None:

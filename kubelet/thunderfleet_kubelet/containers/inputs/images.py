@@ -51,7 +51,7 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str |
             if missing
             else (
                 f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
-                f"configuration. It has {known}"
+                f"configuration (configured: {known})"
             )
         )
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
