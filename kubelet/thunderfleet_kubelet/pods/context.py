@@ -88,7 +88,8 @@ class PodContext:
     def image(self, container: Json) -> images.Image:
         """The container's image. Raises ImageError."""
         policy = str(container.get("imagePullPolicy") or "IfNotPresent")
-        return images.find(self.services.settings().images, str(container.get("image") or ""), policy)
+        settings, name = self.services.settings(), str(container.get("image") or "")
+        return images.find(settings.images, name, policy, settings.own.missing(name) if settings.own else None)
 
     def user(self, container: Json, image: images.Image) -> user.ContainerUser:
         """The container's user. Raises ContainerConfigError."""

@@ -1,4 +1,4 @@
-"""Lists that keep the cache true where kopf's events do not.
+"""Lists that correct the cache where kopf reports no events.
 
 The first lists fill the cache before the first round. Later, kopf lists a kind again after each broken watch, but reports no
 deletion that happened meanwhile: one list of the metadata finds those.
