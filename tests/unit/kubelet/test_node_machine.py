@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_kubelet.node.facts import GIB, go_architecture, meminfo, wired_limit_bytes
 from thunderfleet_kubelet.node.machine import Commands, Reader, look
+from thunderfleet_kubelet.serving.metrics import resource_text
 
 from tests.support.processes import exists
 
@@ -138,3 +139,10 @@ def test_meminfo() -> None:
 
 def test_architectures_are_gos() -> None:
     assert [go_architecture(word) for word in ("x86_64", "aarch64", "arm64")] == ["amd64", "arm64", "arm64"]
+
+
+def test_top_shows_what_the_machine_uses() -> None:
+    values = dict(line.split() for line in resource_text([]).decode().splitlines() if not line.startswith("#"))
+    assert float(values["resource_scrape_error"]) == 0
+    assert float(values["node_cpu_usage_seconds_total"]) > 0
+    assert float(values["node_memory_working_set_bytes"]) > 1024**2
