@@ -17,8 +17,8 @@ MS_RDONLY, MS_BIND, MS_REC, MS_PRIVATE = 1, 4096, 16384, 1 << 18
 PYTHON = os.path.realpath(sys.executable)
 BIN = Path(__file__).resolve().parent / "bin"
 IP_SECONDS = 20
-# With one address only, as macOS has it: ifconfig lo0 shows 127.0.0.1 and ::1.
-LOOPBACK = "addr flush dev lo\naddr add 127.0.0.1/32 dev lo\naddr add ::1/128 dev lo\nlink set lo up\n"
+# Linux gives the interface 127.0.0.1/8 and ::1 when it comes up. The prefix makes all of 127.0.0.0/8 local addresses.
+LOOPBACK = "link set lo up\naddr del 127.0.0.1/8 dev lo\naddr add 127.0.0.1/32 dev lo\n"
 
 
 def enter() -> Path:

@@ -17,11 +17,6 @@ if rules.PROC_VARIABLE not in os.environ:
 rules.apply(Path(os.environ[rules.PROC_VARIABLE]))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker."""
-    config.addinivalue_line("markers", "linux: about Linux itself; not run under the rules of macOS")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is about Linux itself."""
     linux = [item for item in items if item.get_closest_marker("linux")]

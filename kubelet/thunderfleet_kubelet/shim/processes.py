@@ -42,7 +42,7 @@ def marked_in(output: bytes, wanted: bytes, group: int = 0) -> list[int]:
     found: set[int] = set()
     for line in output.splitlines():
         fields = line.split(None, 4)
-        if len(fields) < 5 or not fields[0].isdigit() or fields[3].startswith(b"Z"):
+        if len(fields) < 5 or not b"".join(fields[:3]).isdigit() or fields[3].startswith(b"Z"):
             continue
         pid = int(fields[0])
         parents[pid] = int(fields[1])

@@ -76,7 +76,9 @@ class Process:
         words = read(self.pid, "cmdline").split(b"\0")[:-1] or [b"(" + self.name + b")"]
         if environment and not is_apple(self.pid):
             words += read(self.pid, "environ").split(b"\0")[:-1]
-        return b" ".join(words).decode("utf-8", "surrogateescape")
+        # strvis with VIS_TAB and VIS_NL: one line for each process.
+        line = b" ".join(words).replace(b"\n", b"\\012").replace(b"\t", b"\\011")
+        return line.decode("utf-8", "surrogateescape")
 
     def start(self) -> str:
         """When it started, to the second."""

@@ -52,6 +52,13 @@ async def test_a_mac_is_what_its_commands_say(mac: Path, tmp_path: Path) -> None
     assert machine.chip == "Apple M3 Ultra"
 
 
+async def test_a_linux_node_on_a_mac_is_what_its_configuration_says(mac: Path, tmp_path: Path) -> None:
+    machine = await look(Commands([mac]), tmp_path, "linux")
+    assert (machine.operating_system, machine.is_mac, machine.chip) == ("linux", False, None)
+    (tmp_path / "none").mkdir()
+    assert (await look(Commands([tmp_path / "none"]), tmp_path, "darwin")).is_mac
+
+
 async def test_a_machines_own_id_stays(mac: Path, tmp_path: Path) -> None:
     first = await look(Commands([mac]), tmp_path)
     second = await look(Commands([mac]), tmp_path)

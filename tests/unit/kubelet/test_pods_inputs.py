@@ -415,6 +415,7 @@ def test_apple_binaries_without_environment_are_found_by_their_group_and_their_p
         b"  101     1   101 S    python CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
         b"  110     1   200 S    sleep 1\n"
         b"  111     1   201 S    sleep 2\n"
+        b"and a line that is none of a process\n"
     )
     assert processes.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/a", 200) == [7, 101, 109, 110]
     assert processes.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/b") == []
