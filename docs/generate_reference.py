@@ -1,4 +1,4 @@
-"""Writes ``docs/reference/*.md`` from the code: the API, reasons, metrics, command lines, chart values, permissions.
+"""Writes ``docs/reference/*.md`` from the code: the API, reasons, metrics, command lines, chart values, files, permissions.
 
 ``python docs/generate_reference.py`` writes; with ``--check`` it only compares, and exits with 1 when a page is stale.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import io
 import os
@@ -13,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -20,6 +22,7 @@ from unittest import mock
 
 import yaml
 from prometheus_client import CollectorRegistry, Metric
+from pydantic.alias_generators import to_camel
 from thunderfleet_crds.reasons import Reason
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -207,6 +210,65 @@ def chart() -> str:
     return "".join(parts)
 
 
+# --- Files ---
+
+
+def files() -> str:
+    """Every setting of the kubelet's configuration and every key of a fleet file."""
+    from thunderfleet_kubelet import config
+    from thunderfleet_localcluster.fleet import spec
+
+    described = config.Config.model_json_schema(by_alias=True)
+    comments = _field_comments(Path(config.__file__))
+    described["properties"]["nodeName"]["default"] = None
+    for schema in (described, *described["$defs"].values()):
+        for name, field in schema["properties"].items():
+            field["description"] = comments[schema["title"], name]
+    fleet = spec.Fleet.model_json_schema(by_alias=True)
+    for schema in fleet["$defs"].values():
+        schema["properties"].get("memory", {}).update({"anyOf": [{"type": "string"}]})
+    fleet["$defs"]["End"] = {"type": "string"}
+    parts = [
+        "# Files\n\n## Configuration of the kubelet\n\n",
+        "A YAML file that `thunderfleet-kubelet join --config FILE` names. Every setting has a default.\n\n",
+        *_file_rows("setting", described),
+        "\n## Fleet file\n\nA YAML file that `thunderfleet up FLEET` starts as a local cluster. ",
+        "[examples/fleet.yaml](../../examples/fleet.yaml) is the default.\n\n",
+        *_file_rows("key", fleet),
+    ]
+    return "".join(parts)
+
+
+def _field_comments(path: Path) -> dict[tuple[str, str], str]:
+    """The docstring below each field of each class, by class and the field's name in the file."""
+    found = {}
+    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    for made in classes:
+        for field, text in pairwise(made.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                found[made.name, to_camel(field.target.id)] = str(ast.literal_eval(text.value)).replace("``", "`")
+    return found
+
+
+def _file_rows(title: str, schema: dict[str, Any]) -> Iterator[str]:
+    yield f"| {title} | type | description |\n|---|---|---|\n"
+    for name, field in schema["properties"].items():
+        yield from _rows(name, _resolved(field, schema["$defs"]))
+
+
+def _resolved(schema: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    """Without references and null, so that it is like a CRD's."""
+    above = {key: value for key, value in schema.items() if key in ("description", "default")}
+    choice = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
+    made = {**defs[choice["$ref"].rpartition("/")[2]], **above} if "$ref" in choice else {**choice, **above}
+    if isinstance(made.get("additionalProperties"), bool):
+        del made["additionalProperties"]
+    if made.get("type") == "array":
+        made["items"] = _resolved(made.get("items", {"type": "string"}), defs)
+    made["properties"] = {name: _resolved(field, defs) for name, field in made.get("properties", {}).items()}
+    return made
+
+
 # --- Permissions ---
 
 
@@ -267,6 +329,7 @@ def main() -> int:
         "metrics.md": metrics(),
         "commands.md": commands(),
         "chart.md": chart(),
+        "files.md": files(),
         "permissions.md": permissions(),
     }
     stale = []

@@ -95,7 +95,9 @@ class ModelSource(ApiModel):
         },
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        default="main", description="Branch, tag or commit of the repository."
+        default="main",
+        description="Commit of the repository that a copy in a Hugging Face cache must have; main accepts every commit. The "
+        "commit of other copies is not known, so they are always accepted.",
     )
 
 
@@ -252,12 +254,12 @@ class ModelDeploymentSpec(ApiModel):
     parallelism: RequestedSplit = Field(
         default=Split.AUTO,
         description="How the model is split over the ranks of a group: Tensor (each layer is divided), Pipeline (each rank "
-        "holds consecutive layers), or Auto.",
+        "holds consecutive layers), or Auto (placement.policy decides).",
     )
     transport: RequestedTransport = Field(
         default=Transport.AUTO,
         description="Communication backend of the ranks: JACCL (RDMA, all pairs connected), JACCLRing (RDMA, neighbors "
-        "connected), Ring (TCP), or Auto for the fastest that the cables allow.",
+        "connected), Ring (TCP), or Auto (placement.policy decides).",
     )
     memory: Memory = Field(default=Memory(), description="Memory reserved in addition to the weights.")
     server: Server = Field(default=Server(), description="The OpenAI-compatible HTTP endpoint.")
@@ -343,12 +345,13 @@ class Predicted(ApiModel):
     prefill_tokens_per_second: Quantity | None = Field(default=None, description="Prompt processing rate in tokens per second.")
     correction_percent: Annotated[int, Field(ge=50, le=200)] | None = Field(
         default=None,
-        description="The predicted generation rate in percent of the rate without the correction by benchmarks of this fleet.",
+        description="The predicted generation rate as a percentage of the uncorrected prediction: at 90, benchmarks of this "
+        "fleet have lowered it by 10 %. Unset without a correction.",
     )
     decode_error_percent: Count | None = Field(
         default=None,
-        description="Difference between the generation rate as predicted without the correction and that of the group's "
-        "benchmark, in percent.",
+        description="Difference between the uncorrected prediction of the generation rate and the rate that the group's "
+        "benchmark measured, in percent of the measured rate.",
     )
 
 

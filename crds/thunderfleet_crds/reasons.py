@@ -343,7 +343,7 @@ class Reason(StrEnum):
     NAME_TAKEN = (
         "NameTaken",
         "An object that the operator did not create has a name that the ModelDeployment needs. The operator never changes it.",
-        "Delete or rename the object that the message names, or give the ModelDeployment another name; the operator tries "
+        "Delete the object that the message names, or create the ModelDeployment under another name; the operator tries "
         "again every 10 seconds.",
         (On.PLACED, On.READY, On.DEGRADED),
     )
@@ -501,7 +501,8 @@ class Reason(StrEnum):
     RANK_NOT_STARTED = (
         "RankNotStarted",
         "The operating system cannot start the process of a rank; the message is its error.",
-        "Fix the error on the Mac, for example too many processes; if the program is missing, build the image folder again.",
+        "Fix the error on the Mac, for example too many processes; if the program is missing, install the programs again in "
+        "the folder of the image.",
         (FAILURE,),
     )
     PREFLIGHT_DEADLINE = (
@@ -715,7 +716,7 @@ class Reason(StrEnum):
     VERSION_DIFFERS = (
         "VersionDiffers",
         "The Macs of the group run different versions of mlx or mlx-lm.",
-        "Use the same image on every Mac: update `images` in the kubelet's configuration of the Mac in the message.",
+        "Use the same image on every Mac: install the same versions of mlx and mlx-lm in its folder on the Mac in the message.",
         (REFUSAL,),
     )
     NOT_LEADER = (

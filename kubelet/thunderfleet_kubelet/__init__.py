@@ -1,16 +1,17 @@
 """Makes a Mac, or a Linux machine for tests and demos, a Kubernetes node whose pods are native processes.
 
-cli         the command line: join, run, launchd-plist
-app         assembles one kubelet and runs it
-config      the configuration file
-bootstrap   from a bootstrap token to certificates that renew themselves
-disk        whether file systems are full, and what pods use of them
-pressure    thresholds of full file systems
-node        the Node, its Lease and its conditions
-pods        which containers run, and the pods' status
-containers  how they run: files, users, volumes and processes of a pod
-serving     the HTTPS server: logs, exec, metrics
-shim        the process that owns one container and outlives the kubelet
-timestamps  times as the API writes them
-version     the version that the Node reports
+cli          the command line: join, run, launchd-plist
+app          assembles one kubelet and runs it
+config       the configuration file
+credentials  the certificates in use, and their replacement
+bootstrap    from a bootstrap token to certificates that renew themselves
+disk         whether file systems are full, and what pods use of them
+pressure     thresholds of full file systems
+node         the Node, its Lease and its conditions
+pods         which containers run, and the pods' status
+containers   how they run: files, users, volumes and processes of a pod
+serving      the HTTPS server: logs, exec, metrics
+shim         the process that owns one container and outlives the kubelet
+timestamps   times as the API writes them
+version      the version that the Node reports
 """

@@ -18,42 +18,32 @@ from typing import IO, Any, Literal
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_kubelet.bootstrap.certificates import (
-    CLIENT_SIGNER,
-    SERVING_SIGNER,
-    CertificateError,
-    Pair,
-    obtain,
-    read_pair,
-    usable,
-)
 from thunderfleet_kubelet.bootstrap.discovery import parse_server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
-from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.inputs import own_image
+from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
+from thunderfleet_kubelet.credentials import Credentials
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
+from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader, look
+from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.serving.auth import Guard
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_kubelet.serving.server import Server, server_context
 from thunderfleet_kubelet.timestamps import format_time
-from thunderfleet_kubelet.version import kubelet_version
+from thunderfleet_kubelet.version import kubelet_version, package_version
 
 log = logging.getLogger(__name__)
 
-CLIENT_WAIT_SECONDS = 300.0
-# Somebody approves these; after this time a new request is sent.
-SERVING_WAIT_SECONDS = 900.0
-# The longest time that a watch with the old credentials keeps running.
-RETIRE_SECONDS = 330.0
 BIND_RETRY_SECONDS = 5.0
 STOP_SECONDS = 10.0
 EVENTS = "/api/v1/namespaces/default/events"
@@ -72,13 +62,17 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def pod_settings(config: Config, machine: Machine, server: str, addresses: Sequence[str]) -> PodSettings:
-    """The settings of pods, from configuration and machine. ``addresses``: the Node's."""
+def pod_settings(config: Config, machine: Machine, server: str, addresses: Sequence[str], own: OwnImage) -> PodSettings:
+    """The settings of pods, from configuration and machine.
+
+    ``addresses``: the Node's. ``own``: the image of this installation.
+    """
     api = parse_server(server)
     return PodSettings(
         path=tuple(config.path),
         python_path=tuple(config.python_path),
-        images=dict(config.images),
+        images={**own.images, **config.images},
+        own=own,
         api_server=(api.host, api.port),
         addresses=tuple(addresses),
         allocatable=node_status.capacity(config, machine)[1],
@@ -98,27 +92,45 @@ class Kubelet:
     """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one."""
 
     def __init__(
-        self, root: Path, identity: NodeIdentity, config: Config, machine: Machine, reader: Reader, addresses: NodeAddresses
+        self,
+        root: Path,
+        identity: NodeIdentity,
+        config: Config,
+        machine: Machine,
+        reader: Reader,
+        addresses: NodeAddresses,
+        awake: Awake,
     ) -> None:
+        self.awake = awake
         self.root = root
         self.addresses = addresses
         self.identity = identity
         self.config = config
-        client = read_pair(identity.client)
-        if client is None:
-            raise JoinError(f"{identity.client} not found; join again")
-        self._kube = identity.kube()
-        self._retired: list[Kube] = []
-        self._closing: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
+        self.credentials = Credentials(
+            identity,
+            config.certificate_seconds,
+            addresses=lambda: self.addresses.current,
+            registered=lambda: self.node.registered.wait(),
+            client_changed=self._use_client,
+            serving_changed=lambda: self.server.use(identity.serving),
+            expires=lambda name, when: self.metrics.expires(name, when),
+            report=self._report_certificate,
+        )
+        self.kube = self.credentials.kube
         user = KubeletUser.here()
         users = pod_users(config, user)
+        own = own_image.here(package_version(), other_users=users is not None)
+        if own.problem:
+            log.warning("pods cannot use the programs of this installation: %s", own.problem)
+        settings = pod_settings(config, machine, identity.server, self.addresses.current, own)
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
             kube=self.kube,
-            settings=pod_settings(config, machine, identity.server, self.addresses.current),
+            settings=settings,
             users=users,
-            disk=DiskWatch(root, config.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
+            disk=DiskWatch(root, settings.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
             disk_changed=lambda: self.node.nudge(),
             node_event=self._node_event,
         )
@@ -132,7 +144,7 @@ class Kubelet:
             shared_user=user.uid if users is None else None,
             disk=self.pods.evictor.look,
         )
-        self.metrics = Metrics(identity.node_name, kubelet_version(), self._api_counts)
+        self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts)
         self.server = Server(
             self.pods.queries,
             Guard(identity.node_name, self.kube),
@@ -146,37 +158,18 @@ class Kubelet:
         self._ended: set[str] = set()
         """The uids of pods that ended because their Node was deleted, as long as the API server lists them."""
         self.reflector = Reflector(
-            self._kube,
+            self.kube(),
             "/api/v1/pods",
             {"fieldSelector": f"spec.nodeName={identity.node_name}"},
             on_change=lambda _: self._pods_changed.set(),
         )
-        self.metrics.expires("client", client.leaf.not_valid_after_utc.timestamp())
-        self._client = Renewer(
-            "client", identity.client, self._request_client, self._use_client_certificate, self._report_certificate, client
-        )
-        serving = read_pair(identity.serving)
-        if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), self.addresses.current):
-            serving = None
-        self._has_certificate = asyncio.Event()
-        if serving is not None:
-            self._use_serving(serving)
-        self._serving = Renewer(
-            "serving", identity.serving, self._request_serving, self._use_serving_certificate, self._report_certificate, serving
-        )
         self._last_certificate_error: str | None = None
-
-    def kube(self) -> Kube:
-        """The client with the current credentials."""
-        return self._kube
-
-    def _api_counts(self) -> tuple[int, int]:
-        clients = [*self._retired, self._kube]
-        return sum(one.requests for one in clients), sum(one.writes for one in clients)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until ``stop`` is set. Containers keep running."""
         await self.pods.start()
+        # Until the API server has listed the pods: those of an earlier kubelet may be running.
+        self.awake.want(True)
         stopped = asyncio.ensure_future(stop.wait())
         work = asyncio.ensure_future(self._work())
         try:
@@ -197,10 +190,10 @@ class Kubelet:
     async def _close(self) -> None:
         await self.server.stop()
         await self.pods.stop(end_pods=False)
-        for task in self._closing:
+        for task in self._background_tasks:
             task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        await self._kube.close()
+        await asyncio.gather(*self._background_tasks, return_exceptions=True)
+        await self.credentials.close()
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -208,8 +201,8 @@ class Kubelet:
             tasks.create_task(self.reflector.run())
             tasks.create_task(self._sync())
             tasks.create_task(self._serve())
-            tasks.create_task(self._client.run())
-            tasks.create_task(self._serving.run())
+            tasks.create_task(self.credentials.run())
+            tasks.create_task(self.awake.run())
             tasks.create_task(self.addresses.follow(self._addresses_changed))
 
     def _addresses_changed(self) -> None:
@@ -219,9 +212,9 @@ class Kubelet:
         self.node.nudge()
         if now == before:
             return
-        self._background(self._kube.reconnect())
+        self._background(self.kube().reconnect())
         self.pods.settings = replace(self.pods.settings, addresses=now)
-        self._serving.renew_now()
+        self.credentials.serving.renew_now()
         self._move_server.set()
         text = f"the address changed from {', '.join(before)} to {', '.join(now)}"
         self._background(self._event("NodeAddressChanged", text, "Normal"))
@@ -230,7 +223,9 @@ class Kubelet:
         await self.reflector.synced.wait()
         while True:
             self._pods_changed.clear()
-            self.pods.sync(self._wanted_pods())
+            wanted = self._wanted_pods()
+            self.pods.sync(wanted)
+            self.awake.want(any(not has_ended(pod) for pod in wanted.values()))
             await self._pods_changed.wait()
 
     def _wanted_pods(self) -> dict[str, Json]:
@@ -255,7 +250,7 @@ class Kubelet:
         self._pods_changed.set()
 
     async def _serve(self) -> None:
-        await self._has_certificate.wait()
+        await self.credentials.can_serve.wait()
         while True:
             self._move_server.clear()
             await self._listen()
@@ -280,57 +275,14 @@ class Kubelet:
         if self.node.problems.pop("ServerNotListening", None):
             self.node.nudge()
 
-    async def _request_client(self) -> Pair:
-        try:
-            return await obtain(
-                self.kube(),
-                self.identity.node_name,
-                CLIENT_SIGNER,
-                self.config.certificate_seconds,
-                limit=CLIENT_WAIT_SECONDS,
-            )
-        except ApiError as error:
-            if error.status == 401:
-                # A certificate that expired, for example while the Mac slept, cannot be renewed.
-                raise CertificateError(
-                    "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop the "
-                    "kubelet and join again with the command that `thunderfleet token --node "
-                    f"{self.identity.node_name}` prints; containers keep running"
-                ) from None
-            raise
-
-    async def _use_client_certificate(self, pair: Pair) -> None:
-        old, self._kube = self._kube, self.identity.kube()
-        self._retired.append(old)
-        self.reflector.kube = self._kube
-        self.node.use(self._kube)
-        self.metrics.expires("client", pair.leaf.not_valid_after_utc.timestamp())
-        self._background(_close_later(old))
+    def _use_client(self, kube: Kube) -> None:
+        self.reflector.kube = kube
+        self.node.use(kube)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    async def _request_serving(self) -> Pair:
-        # Approvers compare the request with the Node's addresses, so the Node must exist first.
-        await self.node.registered.wait()
-        return await obtain(
-            self.kube(),
-            self.identity.node_name,
-            SERVING_SIGNER,
-            self.config.certificate_seconds,
-            addresses=self.addresses.current,
-            limit=SERVING_WAIT_SECONDS,
-        )
-
-    async def _use_serving_certificate(self, pair: Pair) -> None:
-        self._use_serving(pair)
-
-    def _use_serving(self, pair: Pair) -> None:
-        self.server.use(self.identity.serving)
-        self.metrics.expires("serving", pair.leaf.not_valid_after_utc.timestamp())
-        self._has_certificate.set()
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     def _report_certificate(self, error: str | None) -> None:
         if error is not None and error != self._last_certificate_error and self.node.registered.is_set():
@@ -360,13 +312,6 @@ class Kubelet:
             await self.kube().create(EVENTS, event)
 
 
-async def _close_later(kube: Kube) -> None:
-    try:
-        await asyncio.sleep(RETIRE_SECONDS)
-    finally:
-        await kube.close()
-
-
 async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     """Runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError."""
     stop = asyncio.Event()
@@ -386,7 +331,8 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     read = AddressReader(commands, parse_server(identity.server).host, mac=machine.is_mac).read
     addresses = NodeAddresses(config.addresses, read)
     if await _before(stop, addresses.wait()):
-        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses).run(stop)
+        awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
+        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses, awake).run(stop)
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -20,6 +20,7 @@ from thunderfleet_kubelet.config import ConfigError, load
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
 LOG_FILE = "/var/log/thunderfleet-kubelet.log"
+DEFAULT_LOG_LEVEL = "info"
 LOG_BYTES = 10 * 1024**2
 LOG_FILES = 5
 STDERR_BYTES = 1024**2
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str, log_file: Path | None = None) -> argparse.ArgumentParser:
         description = text[0].upper() + text[1:] + "."
         one = commands.add_parser(name, help=text, description=description, formatter_class=HelpFormatter)
         one.add_argument(
@@ -47,29 +48,35 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--log-file",
             type=Path,
+            default=log_file,
             metavar="FILE",
             help=f"write the log to FILE instead of standard error; rotated, {LOG_FILES} files of {LOG_BYTES // 1024**2} MiB",
         )
-        one.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="minimum log level")
+        one.add_argument(
+            "--log-level", default=DEFAULT_LOG_LEVEL, choices=["debug", "info", "warning", "error"], help="minimum log level"
+        )
         return one
 
     join = add("join", "join a cluster as a node, then run")
     join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
     token = join.add_mutually_exclusive_group(required=True)
     token.add_argument(
-        "--token", help="bootstrap token, as printed by thunderfleet token; every user of the machine can read it"
+        "--token",
+        help="bootstrap token, as `thunderfleet token` or `kubeadm token create` prints it; every user of the machine can "
+        "read it",
     )
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
         metavar="sha256:HEX",
-        help="hash of the public key of the cluster's CA, as printed by thunderfleet token",
+        help="hash of the public key of the cluster's CA, as `thunderfleet token` or `kubeadm token create "
+        "--print-join-command` prints it",
     )
     join.add_argument("--replace", action="store_true", help="replace an existing Node of the same name")
     join.add_argument("--no-run", action="store_true", help="join the cluster, but do not run the kubelet")
     add("run", "run the kubelet of a node that has joined")
-    add("launchd-plist", "print the property list of a LaunchDaemon that runs this kubelet")
+    add("launchd-plist", "print the property list of a LaunchDaemon that runs this kubelet", Path(LOG_FILE))
     return top
 
 
@@ -101,9 +108,13 @@ def bound(fd: int) -> None:
         os.ftruncate(fd, 0)
 
 
-def plist(program: str, root: Path, config: Path | None, log_file: Path = Path(LOG_FILE)) -> bytes:
+def plist(
+    program: str, root: Path, config: Path | None, log_file: Path = Path(LOG_FILE), log_level: str = DEFAULT_LOG_LEVEL
+) -> bytes:
     """The property list (XML) of the LaunchDaemon."""
     arguments = [program, "run", "--root", str(root), "--log-file", str(log_file)]
+    if log_level != DEFAULT_LOG_LEVEL:
+        arguments += ["--log-level", log_level]
     if config is not None:
         arguments += ["--config", str(config)]
     return plistlib.dumps(
@@ -165,7 +176,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     root = arguments.root.resolve()
     known = identities.load_identity(root)
     if known is None:
-        raise JoinError(f"{root}: no identity found; join a cluster first, with the command that `thunderfleet token` prints")
+        raise JoinError(f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join)")
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     config = load(config_file)
     if "node_name" not in config.model_fields_set:
@@ -174,8 +185,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
-            f"the certificate in {known.folder} has expired; join again with the command that `thunderfleet token --node "
-            f"{known.node_name}` prints"
+            f"the certificate in {known.folder} has expired; join again with a new token (`thunderfleet token --node "
+            f"{known.node_name}` on a local cluster)"
         )
     with app.only_one(root):
         await app.run(root, identity, config)
@@ -187,8 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "launchd-plist":
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None
-        log_file = arguments.log_file or Path(LOG_FILE)
-        sys.stdout.write(plist(program, arguments.root.resolve(), config, log_file.absolute()).decode())
+        sys.stdout.write(
+            plist(program, arguments.root.resolve(), config, arguments.log_file.absolute(), arguments.log_level).decode()
+        )
         return 0
     try:
         set_up_logging(arguments.log_level, arguments.log_file)

@@ -1,6 +1,6 @@
 """The kubelet's configuration: one YAML file. Errors name the file, the key and what is allowed.
 
-There are few settings. What the machine is comes from the machine, and what it runs comes from the API server.
+There are few settings, because the kubelet reads facts about the machine from the machine, and pods from the API server.
 """
 
 import ipaddress
@@ -37,7 +37,9 @@ class PodUsers(_Settings):
     """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may have one of them."""
 
     first: Annotated[int, Field(ge=1000, le=2**31 - 2)] = 1_900_000_000
+    """The first id."""
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    """The number of ids; at least maxPods."""
 
     @property
     def ids(self) -> range:
@@ -70,22 +72,28 @@ class Config(_Settings):
     python_path: list[Path] = []
     """PYTHONPATH of every container; unset if empty."""
     images: dict[str, Path] = {}
-    """Image name, exactly as in a pod, to folder."""
+    """Folder of each image, by the image's name exactly as in a pod (name:tag). Containers find their programs in ``bin`` below
+    it; ``config.json``, if there is one, is the ``config`` object of an OCI image. The kubelet has the image
+    thunderfleet/thunderfleet of its own version without an entry."""
     pod_users: PodUsers = PodUsers()
-    """The users of pods: each pod has one of them for itself. Only a kubelet that runs as root can use them."""
+    """The users and groups of pods: each pod has one of its own. No account of the machine may have one of these ids. Only a
+    kubelet that runs as root uses them."""
     labels: dict[str, str] = {}
     """Additional labels of the Node."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 110
+    """The most pods that the node runs."""
     node_status_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
-    """How often the machine is checked. The Node's status is written when it changes, and once a day."""
+    """Interval between checks of the machine. The Node's status is written when it changes, and once a day."""
     lease_seconds: Annotated[int, Field(ge=4, le=3600)] = 40
     """The duration of the Lease; it is renewed four times as often."""
     certificate_seconds: Annotated[int, Field(ge=600, le=315_360_000)] = 31_536_000
     """The requested lifetime of certificates; the cluster may shorten it. They are renewed after 80 % of it."""
     eviction_hard: dict[str, str] = {}
-    """Thresholds that cause DiskPressure and evictions, over the defaults of Kubernetes; ``0%`` turns one off."""
+    """Thresholds that cause DiskPressure and evictions, by signal (``nodefs.available``, ``imagefs.available``,
+    ``nodefs.inodesFree``, ``imagefs.inodesFree``): a percentage or a quantity; ``0%`` turns one off. Signals that are not named
+    keep the defaults of Kubernetes."""
     eviction_pressure_transition_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """How long DiskPressure lasts after the last threshold was met."""
+    """How long DiskPressure stays after free space is above all thresholds again."""
     container_log_max_size: str = "10Mi"
     """The size at which a container's log is rotated."""
     container_log_max_files: Annotated[int, Field(ge=2, le=100)] = 5

@@ -4,7 +4,7 @@ backoff     exponential back-off with limit and jitter
 clock       clocks that count sleep
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
-jsonbounds  JSON from strangers, bounded before it becomes objects
+jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections
 parsing     parsers of command output: errors, bounds, checks

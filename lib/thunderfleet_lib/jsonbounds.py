@@ -1,4 +1,4 @@
-"""JSON from strangers, bounded before any of it becomes an object.
+"""JSON from untrusted clients, bounded before any of it becomes an object.
 
 A few megabytes of ``[],`` become gigabytes of Python objects in seconds, and ``json`` holds the interpreter meanwhile. Here the
 strings are cut out first, at the speed of copying memory; what is left shows how many values there are and how deep they nest.

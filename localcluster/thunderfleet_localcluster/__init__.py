@@ -13,11 +13,11 @@ recorded/       commands of recorded Macs
 machines/       processes of machines
 fleet/          what a fleet is, and its faults
 models/         models to serve, and what to compare answers with
-controlplane/   a Kubernetes control plane on one machine
 image           the image of our programs
 programs        finding the programs of the control plane
 paths           locations on this machine
 cluster_folder  layout of one cluster's folder
+shipped         the chart and the examples, in a wheel or a checkout
 progress        progress on a terminal
 errors          the error with an exit code
 """

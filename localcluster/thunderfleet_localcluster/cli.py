@@ -14,7 +14,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
 from thunderfleet_localcluster.fleet.fault_state import COMMANDS as MAC_COMMANDS
 from thunderfleet_localcluster.paths import DEFAULT_NAME, checked_name
-from thunderfleet_localcluster.recorded.jaccl_faults import POINT_KEYS, POINTS
+from thunderfleet_localcluster.recorded.jaccl_faults import POINTS
 
 MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "freeze-kubelet", "thaw-kubelet", "off", "on")
 INTERRUPTED = 130
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "Write a .tar.gz archive with logs, Kubernetes objects and versions. It contains no Secrets; tokens, keys and "
         "passwords in logs and objects are replaced by [redacted]",
     )
-    support.add_argument("--kubeconfig", type=Path, help="collect from this cluster instead of a local one")
+    support.add_argument("--kubeconfig", type=Path, help="file with the cluster to collect from (default: a local cluster)")
     support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
     support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
     demo = commands.add(
@@ -85,7 +85,12 @@ def _cluster_commands(commands: _Parsers) -> None:
         metavar="FLEET",
         help="fleet file (default: two Mac Studios, a Mac mini, two Linux machines)",
     )
-    up.add_argument("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="network of the machines")
+    up.add_argument(
+        "--network",
+        choices=("auto", "namespaces", "loopback"),
+        default="auto",
+        help="network of the machines: network namespaces (Linux only), loopback addresses, or auto: the first that works",
+    )
     up.add_argument("--foreground", action="store_true", help="stay in the foreground; Ctrl-C stops the cluster")
     up.add_argument("--no-machines", action="store_true", help="start the machines without kubelets, so that none is a Node")
     up.add_argument("--audit", action="store_true", help="write the API server's audit log")
@@ -129,11 +134,16 @@ def _cluster_commands(commands: _Parsers) -> None:
 
 def _fault_commands(commands: _Parsers) -> None:
     machine = commands.add("machine", "switch a machine or its kubelet off or on, or run a command on a machine")
-    machine.add_argument("action", choices=(*MACHINE_ACTIONS, "exec"), help="action")
+    machine.add_argument(
+        "action",
+        choices=(*MACHINE_ACTIONS, "exec"),
+        help="kill-kubelet: SIGKILL; stop-kubelet: SIGTERM; start-kubelet: start it again; freeze-kubelet: SIGSTOP; "
+        "thaw-kubelet: SIGCONT; off: cut the power; on: switch on; exec: run COMMAND",
+    )
     machine.add_argument("machine", metavar="MACHINE", help="machine name")
     machine.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command for exec")
-    mac = commands.add("mac", "cut the power of a Mac, or switch it on again")
-    mac.add_argument("action", choices=("off", "on"), help="action")
+    mac = commands.add("mac", "cut the power of a Mac, or switch it on again, like `machine off` and `machine on`")
+    mac.add_argument("action", choices=("off", "on"), help="off: cut the power; on: switch on")
     mac.add_argument("machine", metavar="MAC", help="machine name")
     cable = commands.add("cable", "pull, plug, slow, cut or move a Thunderbolt cable")
     cable.add_argument(
@@ -163,11 +173,15 @@ def _fault_commands(commands: _Parsers) -> None:
     jaccl.add_argument(
         "points",
         metavar="JSON",
-        help=f'list of points with the keys {", ".join(POINT_KEYS)}, such as [{{"at": "rtr", "errno": 96}}]; "at" is one of '
-        f"{', '.join(POINTS)}; []: no failures",
+        help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at, the point of failure; errno; '
+        "device, one RDMA device instead of all; attempts, a list of attempts of the group instead of all; delaySeconds, wait "
+        "before it; hang, true to never return; fail, false to only wait. "
+        f"Points: {', '.join(POINTS)}",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
-    rdma.add_argument("action", choices=RDMA_ACTIONS, help="action")
+    rdma.add_argument(
+        "action", choices=RDMA_ACTIONS, help="on, off: as `rdma_ctl enable` and `disable`; hang: RDMA commands do not return"
+    )
     rdma.add_argument("machine", metavar="MAC", help="machine name")
     damage = commands.add("command", "make one command of a Mac fail, or repair it")
     damage.add_argument("action", choices=tuple(DAMAGES), help="; ".join(f"{name}: {what}" for name, what in DAMAGES.items()))

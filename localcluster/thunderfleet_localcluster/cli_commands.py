@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 
 from rich.markup import escape
+from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
 
 from thunderfleet_localcluster import status_view
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import end_cluster, remove, running
-from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import load_fleet
 from thunderfleet_localcluster.paths import cluster_folder

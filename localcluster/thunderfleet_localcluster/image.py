@@ -42,6 +42,7 @@ PACKAGES = (
     "thunderfleet_agent",
     "thunderfleet_runner",
     "thunderfleet_kubelet",
+    "thunderfleet_controlplane",
     "thunderfleet_localcluster",
 )
 SCRIPTS = {

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, AssetsError, Bundle, find_assets
+from thunderfleet_controlplane.assets import CONTROL_PLANE, AssetsError, Bundle, find_assets
+
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.paths import cache_folder
 

@@ -45,25 +45,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--model-folder",
-        type=_folder,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="folder with models as PATH/ORG/NAME, or a Hugging Face cache; absolute; may be repeated",
-    )
-    common.add_argument(
-        "--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node ($NODE_NAME)", metavar="NAME"
-    )
-    common.add_argument(
-        "--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="minimum log level"
-    )
 
     inspect = commands.add_parser(
         "inspect",
-        parents=[common],
+        parents=[_models(), _common("warning")],
         help="print what the agent would publish",
         description="Observe this Mac once and print what the agent would publish. Needs no cluster.",
         formatter_class=HelpFormatter,
@@ -74,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser(
         "run",
-        parents=[common],
+        parents=[_models(), _common("info")],
         help="run the agent",
         description="Publish this Mac's NodeProfile and its ends of ThunderboltLinks, and update them until SIGTERM.",
         formatter_class=HelpFormatter,
@@ -126,11 +111,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="benchmarks, their intervals and limits, as in the chart value agent.measure",
     )
-    run.set_defaults(log_level="info")
 
     measure = commands.add_parser(
         "measure",
-        parents=[common],
+        parents=[_common("warning")],
         help="measure the GPU, its memory or a link now",
         description="Run benchmarks once and print the results. `link PEER` measures every cable and address to that Mac. It "
         "needs the certificate of the running agent, so run it in the agent's pod.",
@@ -152,6 +136,31 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")
     measure.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="kubeconfig to use instead of the pod's service account"
+    )
+    return parser
+
+
+def _models() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--model-folder",
+        type=_folder,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="folder with models as PATH/ORG/NAME, or a Hugging Face cache; absolute; may be repeated",
+    )
+    return parser
+
+
+def _common(log_level: str) -> argparse.ArgumentParser:
+    """A new parser each time: subcommands that shared one would share its defaults."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--node-name", default=os.environ.get("NODE_NAME"), help="name of this Mac's Node ($NODE_NAME)", metavar="NAME"
+    )
+    parser.add_argument(
+        "--log-level", default=log_level, choices=("debug", "info", "warning", "error"), help="minimum log level"
     )
     return parser
 

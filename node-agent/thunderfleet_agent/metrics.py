@@ -45,7 +45,10 @@ class Metrics:
             registry=self.registry,
         )
         self._probes = Counter(
-            f"{prefix}_probes", "Benchmarks of GPU, memory and links.", ["probe", "result"], registry=self.registry
+            f"{prefix}_probes",
+            "Finished benchmarks, by kind (label probe: gpu, memory, socket or rdma) and result.",
+            ["probe", "result"],
+            registry=self.registry,
         )
         self._probe_seconds = Counter(f"{prefix}_probe_seconds", "Duration of benchmarks.", ["probe"], registry=self.registry)
         self._probe_bytes = Counter(

@@ -237,7 +237,9 @@ class Rounds:
             calm = self._damper.flapping
             self._damper.see(self._collector.facts, time.monotonic())
             for port in sorted(self._damper.flapping - calm):
-                log.warning("the cable at port %d flaps; its last connected state stays published until it is stable", port)
+                log.warning(
+                    "the cable at port %d connects and disconnects often; it is published as connected until that stops", port
+                )
             self._changed.set()
         return answer
 

@@ -27,6 +27,22 @@ class Stage(StrEnum):
     SERVE = "serve"
     STOP = "stop"
 
+    @property
+    def during(self) -> str:
+        """The stage in a message: after "the rank failed"."""
+        return _DURING[self]
+
+
+_DURING = {
+    Stage.PREFLIGHT: "during the preflight checks",
+    Stage.START: "before its process had started",
+    Stage.INIT: "while the ranks connected to each other",
+    Stage.LOAD: "while the model was loaded",
+    Stage.CHECK: "during the test prompt",
+    Stage.SERVE: "while the group served",
+    Stage.STOP: "while the group stopped",
+}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -139,7 +155,7 @@ def from_text(stage: Stage, text: str) -> Fault:
     for rule in _RULES:
         if stage in rule.stages and rule.pattern.search(text):
             return Fault(rule.fault, rule.reason, f"{seen}: {rule.advice}", rule.echo)
-    return Fault(FaultClass.BUG, Reason.UNKNOWN, f"failed in {stage}: {seen}")
+    return Fault(FaultClass.BUG, Reason.UNKNOWN, f"failed {stage.during}: {seen}")
 
 
 def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
@@ -151,14 +167,14 @@ def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
     if tail.strip():
         fault = from_text(stage, tail)
         if fault.reason != "Unknown":
-            return replace(fault, message=f"the rank {how} in {stage}: {fault.message}")
+            return replace(fault, message=f"the rank {how} {stage.during}: {fault.message}")
     last = " ".join(tail.strip().splitlines()[-3:])
     said = f"; last output: {last}" if last else ""
     if returncode < 0:
         kind = FaultClass.RETRY if -returncode in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) else FaultClass.BUG
         hint = " (out of memory, or killed manually)" if -returncode == signal.SIGKILL else ""
-        return Fault(kind, Reason.RANK_KILLED, f"the rank {how} in {stage}{hint}{said}")
-    return Fault(FaultClass.BUG, Reason.RANK_EXITED, f"the rank {how} in {stage}{said}")
+        return Fault(kind, Reason.RANK_KILLED, f"the rank {how} {stage.during}{hint}{said}")
+    return Fault(FaultClass.BUG, Reason.RANK_EXITED, f"the rank {how} {stage.during}{said}")
 
 
 def _ending(returncode: int) -> str:
@@ -182,7 +198,7 @@ def frozen(seconds: float) -> Fault:
 
 def stalled(seconds: float, stage: Stage) -> Fault:
     """All ranks send heartbeats but none makes progress."""
-    return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s in {stage}")
+    return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s {stage.during}")
 
 
 def supervisor_lost(why: str) -> Fault:

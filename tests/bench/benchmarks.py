@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import cables, discovery, formation, measure, models, placement, processes, serving
+from tests.bench import cables, discovery, formation, measure, memory, models, placement, processes, serving
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -186,7 +186,7 @@ def _writes(written: Counter[str], seconds: float, say: Say) -> Figure:
 def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The planner alone, which needs no cluster."""
     try:
-        return placement.figures(repeats, say)
+        return [*placement.figures(repeats, say), *memory.figures()]
     except ImportError as error:
         raise BenchFailed(f"the other side cannot be run: {error}; make install") from error
 

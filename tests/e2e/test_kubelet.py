@@ -655,6 +655,15 @@ def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:
     assert (found["status"], found["reason"]) == (("False", "OneUserPerPod") if ROOT else ("True", "KubeletNotRoot"))
 
 
+def test_a_mac_is_kept_awake_while_pods_run(fleet: Fleet) -> None:
+    """A recorded caffeinate waits with tail for the end of the kubelet that it was told to wait for."""
+    fleet.running("probed")
+    machine = fleet.cluster.machines[MAC]
+    waits = machine.run(["pgrep", "-af", r"tail -s 5 --pid=[0-9]+ -f /dev/null"], seconds=20).stdout.split()
+    pid = next(word.partition("=")[2] for word in waits if word.startswith("--pid="))
+    assert "thunderfleet" in machine.run(["ps", "-o", "args=", "-p", pid], seconds=20).stdout
+
+
 # Lifecycle
 
 

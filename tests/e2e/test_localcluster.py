@@ -545,7 +545,7 @@ def test_up_and_down_by_command(tmp_path: Path) -> None:
 
 
 def test_a_control_plane_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE
+    from thunderfleet_controlplane.assets import CONTROL_PLANE
     from thunderfleet_localcluster.programs import find_programs
 
     real, broken = find_programs(lambda event: None), tmp_path / "assets"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.controlplane.assets import MONITORING
+from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.programs import find_programs
 
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line

@@ -731,10 +731,10 @@ PORTS: dict[str, tuple[Knock, ...]] = {
     "Local cluster": (
         Knock("api-version", "the API server", "api", "/version", "401 401 yes yes yes yes 401 yes 401"),
         Knock("etcd", "etcd, from the network of the machines", "etcd", "/version", "none " * 9),
-        Knock("scheduler", "the scheduler, likewise", "scheduler", "/metrics", "none " * 9),
+        Knock("scheduler", "the scheduler, from the network of the machines", "scheduler", "/metrics", "none " * 9),
         Knock(
             "controller-manager",
-            "the controller manager, likewise",
+            "the controller manager, from the network of the machines",
             "controllers",
             "/metrics",
             "none " * 9,

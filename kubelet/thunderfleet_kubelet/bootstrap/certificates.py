@@ -123,7 +123,7 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
     except TimeoutError:
         raise CertificateError(
             f"certificate request {name} was not signed within {limit:g} s: approve it (kubectl certificate approve {name}), "
-            "or check that the operator and the controller manager are running"
+            "or check that the controller manager runs, which signs approved requests"
         ) from None
     pair = Pair(key, certificate)
     _check(pair)

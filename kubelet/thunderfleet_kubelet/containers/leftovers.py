@@ -1,6 +1,6 @@
 """Ends every process of a pod's user, and deletes what the pod's containers wrote, in its folder and elsewhere.
 
-A process can leave its process group and wipe its environment, but not its user, and neither can a file.
+A process can leave its process group and clear its environment, but it cannot change its user, and its files keep their owner.
 """
 
 import errno

@@ -35,6 +35,10 @@ class Commands:
         """Whether the machine has the command."""
         return self._host.find(command) is not None
 
+    def find(self, command: str) -> str | None:
+        """The path of the command; None if the machine does not have it."""
+        return self._host.find(command)
+
     async def run(self, command: str, *arguments: str) -> Output | Failure:
         """Its output, or why there is none."""
         return await self._host.run([command, *arguments], self._seconds)

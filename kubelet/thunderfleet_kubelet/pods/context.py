@@ -88,7 +88,8 @@ class PodContext:
     def image(self, container: Json) -> images.Image:
         """The container's image. Raises ImageError."""
         policy = str(container.get("imagePullPolicy") or "IfNotPresent")
-        return images.find(self.services.settings().images, str(container.get("image") or ""), policy)
+        settings, name = self.services.settings(), str(container.get("image") or "")
+        return images.find(settings.images, name, policy, settings.own.missing(name) if settings.own else None)
 
     def own_user(self, owner: user.ContainerUser) -> int | None:
         """The container's user if no other process has it while the container runs; None otherwise."""

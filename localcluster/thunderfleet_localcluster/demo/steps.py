@@ -4,7 +4,6 @@ import json
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
@@ -26,10 +25,9 @@ from thunderfleet_localcluster.demo.session import (
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
+from thunderfleet_localcluster.shipped import shipped
 
 NAMESPACE = "thunderfleet-system"
-ROOT = Path(__file__).resolve().parents[3]
-"""The checkout, with the chart and the example."""
 INSTALL_SECONDS = 180
 PS_SECONDS = 10
 
@@ -79,7 +77,7 @@ def install(session: Session) -> None:
     session.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
     say(f"      $ helm install thunderfleet charts/thunderfleet --namespace {NAMESPACE} --wait …")
     session.cluster.helm(
-        *("install", "thunderfleet", str(ROOT / "charts/thunderfleet"), "--namespace", NAMESPACE, "--wait"),
+        *("install", "thunderfleet", str(shipped("charts/thunderfleet")), "--namespace", NAMESPACE, "--wait"),
         *("--set", f"agent.modelFolders={{{session.cluster.models}}}", "--timeout", f"{INSTALL_SECONDS}s"),
         seconds=INSTALL_SECONDS + 30,
     )
@@ -88,7 +86,7 @@ def install(session: Session) -> None:
 
 def deploy(session: Session) -> None:
     """Apply the example and wait until it is Ready."""
-    example = ROOT / "examples/tiny.yaml"
+    example = shipped("examples/tiny.yaml")
     for line in example.read_text().splitlines():
         say(f"      | {line}")
     session.show("apply", "-f", str(example))

@@ -1,8 +1,8 @@
 """The Macs that a fleet file can name: what is different between models, and nothing else.
 
-Identifiers, cores and port counts are Apple's published ones where there are such; what is newer stands in for its family.
-``thunderbolt_interfaces`` are the network interfaces of the receptacles 1, 2, …; they differ between models in ways that
-programs like to get wrong (port 2 of a MacBook Pro is en6). A virtual Mac has none.
+Identifiers, cores and port counts are those that Apple has published; for models without published ones they are assumptions.
+``thunderbolt_interfaces`` are the network interfaces of the receptacles 1, 2, …; they cannot be derived from the number of the
+port (port 2 of a MacBook Pro is en6). A virtual Mac has none.
 """
 
 from dataclasses import dataclass

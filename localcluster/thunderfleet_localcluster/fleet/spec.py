@@ -74,10 +74,12 @@ HubName = Annotated[str, Field(min_length=1, max_length=64)]
 class Device(_Model):
     """A Thunderbolt device other than a Mac at a port."""
 
-    port: int = Field(ge=1)
-    kind: Literal["dock", "display", "drive"]
+    port: int = Field(ge=1, description="Number of the Thunderbolt port that the device is plugged into.")
+    kind: Literal["dock", "display", "drive"] = Field(description="Kind of the device.")
     name: str = Field(min_length=1, max_length=64, description="Device name, such as Studio Display.")
-    speed: Annotated[Literal["20", "40", "80", "120/40"], BeforeValidator(_speed)] = "40"
+    speed: Annotated[Literal["20", "40", "80", "120/40"], BeforeValidator(_speed)] = Field(
+        default="40", description="Negotiated speed in Gb/s."
+    )
 
     @property
     def gbps(self) -> int:
@@ -89,12 +91,17 @@ class Machine(_Model):
     """One computer of the fleet."""
 
     name: Name
-    kind: Literal["mac", "linux"] = "mac"
-    model: Annotated[str, AfterValidator(_model_name)] | None = None
-    memory: Annotated[int, BeforeValidator(_gib)] | None = Field(default=None, description="Unified memory, such as 96 GB.")
-    rdma: bool = Field(default=False, description="RDMA is enabled (rdma_ctl enable in Recovery).")
+    kind: Literal["mac", "linux"] = Field(default="mac", description="mac: a recorded Mac; linux: a Linux node.")
+    model: Annotated[str, AfterValidator(_model_name)] | None = Field(
+        default=None, description="Model of the Mac, such as Mac Studio (M3 Ultra); required for a Mac."
+    )
+    memory: Annotated[int, BeforeValidator(_gib)] | None = Field(
+        default=None, description="Unified memory, such as 96 GB; default: the smallest size of the model."
+    )
+    rdma: bool = Field(default=False, description="Whether RDMA is enabled (rdma_ctl enable in Recovery).")
     jaccl: Literal["recorded"] | None = Field(
-        default=None, description="recorded: MLX on this Mac has a JACCL that uses a recorded cable in place of RDMA."
+        default=None,
+        description="recorded: MLX on this Mac has a stand-in for JACCL that sends over TCP instead of RDMA; unset: no JACCL.",
     )
     os: str = Field(default="26.3", pattern=r"^\d+(\.\d+){0,2}$", description="Version of macOS.")
     build: str = Field(default="25D125", pattern=r"^[0-9]{2}[A-Z][0-9]+[a-z]?$", description="Build of macOS.")
@@ -129,11 +136,15 @@ class End(_Model):
 class Cable(_Model):
     """One Thunderbolt cable between two Macs. The hubs in ``through`` are at end ``a``, nearest first."""
 
-    a: Annotated[End, BeforeValidator(_end)]
-    b: Annotated[End, BeforeValidator(_end)]
-    speed: Annotated[Literal["20", "40", "80", "120/40"], BeforeValidator(_speed)] = "80"
+    a: Annotated[End, BeforeValidator(_end)] = Field(description="One end as machine:port, such as studio-1:1.")
+    b: Annotated[End, BeforeValidator(_end)] = Field(description="The other end.")
+    speed: Annotated[Literal["20", "40", "80", "120/40"], BeforeValidator(_speed)] = Field(
+        default="80", description="Negotiated speed in Gb/s."
+    )
     through: Annotated[tuple[HubName, ...], BeforeValidator(_names)] = Field(
-        default=(), max_length=5, description="Name of the hub between the ends, near end a, or a list of hubs."
+        default=(),
+        max_length=5,
+        description="Name of the hub between the ends, or a list of hubs; they are at end a, nearest first.",
     )
     seen: Literal["both", "a", "b"] = Field(default="both", description="Which ends report the Mac at the other end.")
     rate_mbps: int | None = Field(
@@ -156,8 +167,8 @@ class Cable(_Model):
 class Fleet(_Model):
     """Machines and cables."""
 
-    machines: tuple[Machine, ...] = Field(max_length=MAX_MACHINES)
-    cables: tuple[Cable, ...] = Field(default=(), max_length=MAX_CABLES)
+    machines: tuple[Machine, ...] = Field(max_length=MAX_MACHINES, description="Machines of the cluster.")
+    cables: tuple[Cable, ...] = Field(default=(), max_length=MAX_CABLES, description="Thunderbolt cables between Macs.")
 
     def machine(self, name: str) -> Machine:
         return next(machine for machine in self.machines if machine.name == name)

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_controlplane.approver import Approver
+from thunderfleet_controlplane.components import Endpoints, joining_objects
+from thunderfleet_controlplane.pki_files import ClusterPki
+from thunderfleet_controlplane.setup import prepare
 from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
-from thunderfleet_localcluster.controlplane.approver import Approver
-from thunderfleet_localcluster.controlplane.components import Endpoints, joining_objects
-from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
-from thunderfleet_localcluster.controlplane.setup import prepare
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.machines.children import Child, Children, tail
 from thunderfleet_localcluster.supervisor.spec import Spec

@@ -6,10 +6,10 @@ import string
 import time
 from datetime import UTC, datetime, timedelta
 
+from thunderfleet_controlplane.tokens import bootstrap_token
 from thunderfleet_lib.tls import write_private
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
-from thunderfleet_localcluster.controlplane.tokens import bootstrap_token
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.machines.children import tail
 from thunderfleet_localcluster.machines.machine import Machine

@@ -9,10 +9,10 @@ import sys
 from ipaddress import IPv4Network
 from typing import Any
 
+from thunderfleet_controlplane.components import Endpoints
 from thunderfleet_lib import tls
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
-from thunderfleet_localcluster.controlplane.components import Endpoints
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import CABLES, Layout, plan_layout

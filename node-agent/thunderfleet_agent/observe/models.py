@@ -251,7 +251,7 @@ def _missing(expected: Mapping[str, set[str]], weights: Mapping[str, Path]) -> s
     for name in sorted(expected):
         absent = sorted(expected[name] - tensors(weights[name]))
         if absent:
-            return f"{name} does not contain {len(absent)} tensors that the index lists, for example {quote(absent[0])}"
+            return f"{name} does not contain {len(absent)} of the tensors that the index lists, such as {quote(absent[0])}"
     return None
 
 

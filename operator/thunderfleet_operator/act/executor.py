@@ -241,7 +241,8 @@ class Executor:
         manifest, meta = decision.service, deployment.metadata
         text = (
             f"Service {meta.namespace}/{meta.name} exists, and the operator did not create it: the groups serve at "
-            "status.groups[].endpoint, but no Service selects them; delete or rename that Service, or this ModelDeployment"
+            "status.groups[].endpoint, but no Service selects them; delete that Service, or create this ModelDeployment under "
+            "another name"
         )
         taken = Blocked(Reason.NAME_TAKEN, text)
         if manifest is None:
@@ -285,7 +286,7 @@ class Executor:
 
 
 def _taken(error: ApiError) -> Blocked:
-    text = f"{error.message}, and the operator did not create it: delete or rename it, or rename this ModelDeployment"
+    text = f"{error.message}, and the operator did not create it: delete it, or create this ModelDeployment under another name"
     return Blocked(Reason.NAME_TAKEN, text)
 
 

@@ -146,7 +146,7 @@ def _given_up(view: GroupView, status: Group | None, recovery: Recovery) -> bool
 
 
 def _leave_cable(view: GroupView, report: Report, failure: Failure, status: Group | None, now: datetime) -> NextStep:
-    """A cable is out: soon another placement, without a restart that counts. Nothing can drain over it."""
+    """A cable is out: soon another placement, which does not count as a restart. Nothing can drain over it."""
     known = status.last_failure if status is not None and status.next_restart_time is not None else None
     if status is not None and known is not None and (known.link, known.reason) == (failure.link, failure.reason):
         failure = failure.model_copy(update={"time": known.time})

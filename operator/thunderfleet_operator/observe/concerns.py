@@ -57,11 +57,22 @@ def concerned(
     if collection in (NODES, NODEPROFILES, LINKS):
         yield from _fleet_keys(index, collection, key)
         return
+    if collection is DEPLOYMENTS and before is not None and _benchmarked(before) != _benchmarked(after):
+        # The predictions of all ModelDeployments are corrected by benchmarks.
+        yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
     owner = owner_key(item) if item else None
     if owner is not None:
         yield work_key(DEPLOYMENTS, owner)
     if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
+
+
+def _benchmarked(deployment: Json | None) -> object:
+    """What corrections of predictions depend on: the benchmark and, since it counts for one placement, the groups' epochs."""
+    status = (deployment or {}).get("status") or {}
+    if not status.get("benchmark"):
+        return None
+    return status["benchmark"], [(group.get("index"), group.get("epoch")) for group in status.get("groups", ())]
 
 
 def _ended(pod: Json) -> bool:

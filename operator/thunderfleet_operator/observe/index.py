@@ -34,6 +34,8 @@ from thunderfleet_operator.watch.cache import (
     SERVICES,
     Cache,
     Collection,
+    Kept,
+    unpacked,
 )
 
 AT_ONCE = 20
@@ -50,7 +52,7 @@ _PLANS = (CONFIGMAPS, DEPLOYMENTS)
 
 class _Kept(NamedTuple):
     revision: object
-    objects: Mapping[str, Json]
+    objects: Mapping[str, Kept]
     value: Any
 
 
@@ -98,10 +100,10 @@ class Index:
         known = self._kept.get(collection.name)
         if known is None or known.revision != store.revision:
             objects, values = (known.objects, known.value) if known else ({}, {})
-            items = dict(store.items)
+            items = dict(store.items.kept)
             made = {
                 # Objects are replaced in the cache, never modified.
-                key: values[key] if objects.get(key) is item else read(item)
+                key: values[key] if objects.get(key) is item else read(unpacked(item))
                 for key, item in items.items()
             }
             known = self._kept[collection.name] = _Kept(store.revision, items, made)
@@ -115,9 +117,9 @@ class Index:
             LINKS: _model(ThunderboltLink),
         }
         for collection, read in readers.items():
-            objects, values = dict(self._cache[collection].items), dict[str, object]()
+            objects, values = dict(self._cache[collection].items.kept), dict[str, object]()
             for number, (key, item) in enumerate(objects.items()):
-                values[key] = read(item)
+                values[key] = read(unpacked(item))
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
             # No revision: what has changed meanwhile is read by the round.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 
+from thunderfleet_operator.placement.blocks import blocks
 from thunderfleet_operator.placement.model import ModelFacts
 
 QUEUE_PAIRS = 10
@@ -293,6 +294,19 @@ class Fleet:
                         component.append(peer)
             found.append(tuple(component))
         return tuple(found)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """Blocks of the graph of connected cables and of everything that a Mac has reached."""
+        adjacent: dict[str, set[str]] = {name: set() for name in self.macs}
+        pairs = [(cable.a.node, cable.b.node) for cable in self.cables.values() if cable.connected]
+        for name, mac in self.macs.items():
+            pairs += [(name, peer) for peer in mac.dials.nodes] if mac.dials is not None else ()
+        for one, other in pairs:
+            if one != other and one in adjacent and other in adjacent:
+                adjacent[one].add(other)
+                adjacent[other].add(one)
+        return blocks(adjacent)
 
     def reached_by(self, node: str) -> tuple[str, ...]:
         """Names of the Macs that have reached a Mac at any address."""

@@ -85,7 +85,7 @@ def largest_remainder(total: int, weights: Sequence[int]) -> tuple[int, ...]:
     61 layers over 512, 256, 256 give 31, 15, 15. Raises ``ValueError`` if there are more shares than units.
     """
     if total < len(weights):
-        raise ValueError(f"{total} layers cannot be divided among {len(weights)} ranks")
+        raise ValueError(f"{len(weights)} ranks need at least {len(weights)} layers, not {total}")
     whole = sum(weights)
     if whole <= 0:
         weights, whole = [1] * len(weights), len(weights)
@@ -155,7 +155,7 @@ class Needs:
         if model.pipeline_refusal or not costs:
             return f"the model cannot be divided by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
         if len(costs) < size:
-            return f"the model has {len(costs)} layers, fewer than {size} ranks"
+            return f"{size} ranks need at least {size} layers, the model has {len(costs)}"
         total, small = self._sums[-1], self._smallest
         even = 0 < small == self._largest
         unit = small if even else 1

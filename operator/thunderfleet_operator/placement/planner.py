@@ -18,6 +18,9 @@ from thunderfleet_operator.placement.search.candidates import Candidate, Candida
 KEPT = "kept its placement"
 MAX_STEPS = 400_000
 """Step limit of one plan: about a second. Fleets that people actually cable need far fewer."""
+AFTER_LIMIT = 4
+"""If the choice by speed finds nothing within its steps, the search by score, which begins with other Macs, gets this fraction
+of them."""
 
 
 def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int = MAX_STEPS) -> Placement | Unplaceable:
@@ -28,12 +31,13 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
     """
     search = CandidateSearch(fleet, request, StepBudget(max_steps))
     kept = _kept(search)
-    chosen = None
+    chosen, limited = None, False
     if request.policy is not None and kept is None:
         chosen = choose(search, request.policy)
         if chosen is None and not search.budget.exhausted:
             return explain(search)
-        search = CandidateSearch(fleet, request, StepBudget(max_steps))
+        limited = chosen is None
+        search = CandidateSearch(fleet, request, StepBudget(max_steps // AFTER_LIMIT if limited else max_steps))
     choice = chosen.choice if isinstance(chosen, Chosen) else None
     first = kept or (choice.candidate if choice is not None else None)
     ranked = [first] if first is not None else []
@@ -50,7 +54,7 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
         request,
         basis=_basis(winner, request, chosen, kept=kept is not None),
         kept=kept is not None,
-        proven=chosen.proven if isinstance(chosen, Chosen) else not search.budget.exhausted,
+        proven=chosen.proven if isinstance(chosen, Chosen) else not (limited or search.budget.exhausted),
         runners_up=tuple(_runner_up(loser, winner, request, choice) for loser in losers),
     )
 

@@ -50,7 +50,9 @@ class RankReport(_Report):
     layers: LayersReport | None = Field(default=None, description="Layers of the rank, in a pipeline.")
     ring_address: str | None = Field(default=None, description="Where the previous rank dials this one, in a TCP ring.")
     relay: RelayReport | None = Field(default=None, description="How supervisors relay that hop, if there is no cable.")
-    devices: tuple[str | None, ...] = Field(default=(), description="RDMA device that faces each rank, over JACCL.")
+    devices: tuple[str | None, ...] = Field(
+        default=(), description="Over JACCL, by rank: RDMA device of this Mac at the cable to that rank; null if there is none."
+    )
     coordinator: str | None = Field(default=None, description="Address at which the rank reaches rank 0.")
 
 
@@ -78,11 +80,13 @@ class SpeedReport(_Report):
     prefill_tokens_per_second: float
     correction_percent: int | None = Field(
         default=None,
-        description="The predicted generation rate in percent of the rate without the correction by benchmarks of this fleet; "
-        "null without a correction.",
+        description="The predicted generation rate as a percentage of the uncorrected prediction: at 90, benchmarks of this "
+        "fleet have lowered it by 10 %; null without a correction.",
     )
     error_percent: int | None = Field(
-        default=None, description="By how many percent the rate without the correction differs from the measured one."
+        default=None,
+        description="Difference between the uncorrected prediction of the generation rate and the measured rate, in percent of "
+        "the measured rate; negative if the prediction was too low.",
     )
     measured_decode_tokens_per_second: float | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """Events from the API server in, keys to work on out.
 
 kopf_watch  kopf as the watcher
-lists       lists that keep the cache true where kopf's events do not
+lists       lists that correct the cache where kopf reports no events
 cache       the collections that the operator keeps in memory
 lean        what the cache keeps of an object
 workqueue   keys, each at most once, handed to one worker

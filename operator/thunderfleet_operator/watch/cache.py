@@ -4,13 +4,13 @@ Each write returns the new object, which goes in at once: the operator always se
 one cluster are ordered, so an older object never replaces a newer one.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, MutableMapping
 from dataclasses import dataclass, field
 
 from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.watch.lean import Lean, plan_only
+from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,49 @@ LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS)
 
+Kept = Packed | Json
+"""An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""
 
-def version(item: Json | None) -> int:
-    """The resourceVersion as a number; -1 if there is none."""
-    if item is None:
+
+class Items(MutableMapping[str, Json]):
+    """Objects by ``namespace/name``. Those that the API server sent are unpacked whenever they are read."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Kept] = {}
+        """What is in memory: another object whenever the API server's has changed, and the same one until then."""
+
+    def __getitem__(self, key: str) -> Json:
+        return unpacked(self.kept[key])
+
+    def __setitem__(self, key: str, item: Json) -> None:
+        self.kept[key] = item
+
+    def __delitem__(self, key: str) -> None:
+        del self.kept[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.kept
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+def unpacked(kept: Kept) -> Json:
+    """The object."""
+    return kept.unpack() if isinstance(kept, Packed) else kept
+
+
+def _version(kept: Kept | None) -> int:
+    if kept is None:
         return -1
-    try:
-        return int(item["metadata"].get("resourceVersion") or -1)
-    except ValueError:
-        return -1
+    return kept.version if isinstance(kept, Packed) else version(kept)
+
+
+def _uid(kept: Kept) -> object:
+    return kept.uid if isinstance(kept, Packed) else kept["metadata"].get("uid")
 
 
 @dataclass
@@ -69,7 +103,7 @@ class Store:
     """The objects of one collection, by ``namespace/name``."""
 
     collection: Collection
-    items: dict[str, Json] = field(default_factory=dict)
+    items: Items = field(default_factory=Items)
     gone: dict[str, int] = field(default_factory=dict)
     """Versions at which objects were deleted, until the next list: an older event that is late must not bring them back."""
     revision: int = 0
@@ -80,18 +114,18 @@ class Store:
         """Adds or replaces an object; False if it is not newer than the one that is known."""
         key = key_of(item)
         new = version(item)
-        if new <= version(self.items.get(key)) or new <= self.gone.get(key, -1):
+        if new <= _version(self.items.kept.get(key)) or new <= self.gone.get(key, -1):
             return False
-        self.items[key] = plan_only(item) if self.collection is CONFIGMAPS else self._lean(item)
+        self.items.kept[key] = Packed.of(plan_only(item) if self.collection is CONFIGMAPS else self._lean(item))
         self.revision += 1
         return True
 
     def drop(self, item: Json) -> bool:
         """Removes an object that was deleted; False if it is not known."""
         key = key_of(item)
-        known = self.items.get(key)
+        known = self.items.kept.get(key)
         self.gone[key] = max(version(item), self.gone.get(key, -1))
-        if known is None or known["metadata"].get("uid") != item["metadata"].get("uid"):
+        if known is None or _uid(known) != item["metadata"].get("uid"):
             return False
         del self.items[key]
         self.revision += 1
@@ -99,17 +133,16 @@ class Store:
 
     def forget(self, key: str, uid: str) -> None:
         """Removes an object that a write found missing. Another one that has its name by now stays."""
-        known = self.items.get(key)
-        if known is not None and known["metadata"].get("uid") == uid:
+        known = self.items.kept.get(key)
+        if known is not None and _uid(known) == uid:
             del self.items[key]
             self.revision += 1
 
-    def keep(self, keys: Container[str], list_version: str) -> set[str]:
-        """Removes every object that a list did not have; the keys of those removed."""
+    def keep(self, keys: Container[str], list_version: str) -> dict[str, Json]:
+        """Removes every object that a list did not have; those removed, by key."""
         limit = int(list_version) if list_version.isdigit() else 0
-        removed = {key for key, item in self.items.items() if key not in keys and version(item) <= limit}
-        for key in removed:
-            del self.items[key]
+        gone = [key for key, kept in self.items.kept.items() if key not in keys and _version(kept) <= limit]
+        removed = {key: self.items.pop(key) for key in gone}
         self.revision += bool(removed)
         self.gone = {key: at for key, at in self.gone.items() if at > limit}
         return removed

@@ -1,4 +1,4 @@
-"""Lists that keep the cache true where kopf's events do not.
+"""Lists that correct the cache where kopf reports no events.
 
 The first lists fill the cache before the first round. Later, kopf lists a kind again after each broken watch, but reports no
 deletion that happened meanwhile: one list of the metadata finds those.
@@ -66,10 +66,8 @@ class Lists:
 
     def _keep(self, collection: Collection, keys: set[str], version: str) -> None:
         """Removes from the cache what a list did not have."""
-        store = self._cache[collection]
-        known = dict(store.items)
-        for key in store.keep(keys, version):
-            self._changed(collection, key, known[key], None)
+        for key, item in self._cache[collection].keep(keys, version).items():
+            self._changed(collection, key, item, None)
 
     def relisted(self, collection: Collection) -> None:
         """Notes that kopf has listed an object of this collection."""

@@ -299,7 +299,7 @@ class StateMachine:
         return state, []
 
     def _end(self) -> tuple["StateMachine", list[Action]]:
-        """Ends all ranks. Requests end first: half a group must not answer them."""
+        """Ends all ranks. Requests end first: no rank may answer them when others have ended."""
         first = self.cause.line if self.cause is not None else "the group was stopped"
         unsure = self.phase is Phase.READY and self.cause is not None and self.cause.fault.echo
         cut = "the group failed and is restarting" if self.phase is Phase.READY else ""

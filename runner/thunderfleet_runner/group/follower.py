@@ -1,6 +1,6 @@
 """A supervisor of another rank than 0: connects to its leader, joins, and runs no rank without it.
 
-A rank without a leader is half a group, so losing the connection ends the rank. The supervisor joins only when no process is
+A rank can do nothing without the leader, so losing the connection ends the rank. The supervisor joins only when no process is
 left: to the leader, a join means that nothing runs there.
 """
 

@@ -186,9 +186,10 @@ class Leader:
                     return events.RankFailed(rank, attempt, differs, faults.Stage.PREFLIGHT)
                 return events.Checked(rank, attempt, report.port)
             case peers.RankFailed():
-                log.warning("attempt %d: rank %d failed in %s: %s", attempt, rank, report.stage, report.message)
+                stage = faults.Stage(report.stage)
+                log.warning("attempt %d: rank %d failed %s: %s", attempt, rank, stage.during, report.message)
                 fault = faults.Fault(report.fault, report.reason, report.message, report.echo)
-                return events.RankFailed(rank, attempt, fault, faults.Stage(report.stage))
+                return events.RankFailed(rank, attempt, fault, stage)
             case peers.RankFormed():
                 return events.RankFormed(rank, attempt)
             case peers.RankLoaded():

@@ -47,7 +47,10 @@ class GroupMetrics:
             registry=registry,
         )
         self._failures = Counter(
-            "thunderfleet_runner_failures", "Failures of the group, by first cause.", ["fault", "reason"], registry=registry
+            "thunderfleet_runner_failures",
+            "Failures of the group, by class (label fault, such as Retry or Reboot) and reason of the first cause.",
+            ["fault", "reason"],
+            registry=registry,
         )
         self._ranks = {
             field: Gauge(f"thunderfleet_runner_rank_{field}", text, ["rank", "node"], registry=registry)

@@ -22,7 +22,7 @@ def load(folder: Path) -> Any:
 
     # mlx-lm makes streams of the default device when it is imported; a tokenizer needs no GPU.
     mx.set_default_device(mx.cpu)
-    from thunderfleet_runner.intake.answering import Tokenizer
+    from thunderfleet_runner.intake.tokenizer import Tokenizer
 
     return Tokenizer.load(folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
 

@@ -16,6 +16,8 @@ CONTEXT_TOKENS = 256 * 1024
 """Context for which CPU_SECONDS suffice; a longer one has proportionally more, since tokenizing takes about 1 µs a token."""
 MEMORY_BYTES = 1 << 30
 """What a question may use beside the tokenizer. The supervisor watches it too: macOS does not limit address space."""
+EXIT_MEMORY = 4
+"""Exit code after a question that needed too much memory."""
 
 
 def cpu_seconds(context_tokens: int) -> float:

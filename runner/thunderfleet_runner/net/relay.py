@@ -214,12 +214,12 @@ class Relays:
         plan = self._plan
         mine = {"uid": plan.uid, "index": str(plan.index), "epoch": str(plan.epoch)}
         if any(query.get(key) != value for key, value in mine.items()):
-            return 403, f"this is epoch {plan.epoch} of group {plan.uid}/{plan.index}"
+            return 403, f"the request is not for epoch {plan.epoch} of group {plan.uid}/{plan.index}"
         hops = [entry.rank for entry in plan.ranks if entry.relay and plan.relay_ends(entry.rank)[1] == self._rank]
         if query.get("hop", "") not in map(str, hops):
             return 403, f"rank {self._rank} is not an end of that hop"
         if query.get("attempt") != str(self._attempt) or self._closed:
-            return NOT_YET, f"this is attempt {self._attempt}"
+            return NOT_YET, f"the request is not for attempt {self._attempt}, which runs here"
         if int(query["hop"]) in self._taken:
             return 409, "that hop is already relayed"
         return None

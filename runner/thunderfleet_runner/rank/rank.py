@@ -238,7 +238,7 @@ def run(started: Started) -> NoReturn:
     try:
         rank.run()
     except BaseException as error:
-        log.exception("rank failed in %s", rank.stage)
+        log.exception("the rank failed in stage %s", rank.stage)
         rank.send(protocol.Failed(stage=rank.stage, text=f"{type(error).__name__}: {error}"))
         code = 1
     sys.stderr.flush()

@@ -1,8 +1,9 @@
 """How much memory a model needs for each number of ranks, computed by mlx-lm itself.
 
-Whether heads divide does not decide whether a model splits, and an index lists no sizes. So the model is built lazily from its
-own files (no weight is read), split by its own ``shard()`` and ``pipeline()`` with a stand-in group, and asked how many bytes
-remain; a refusal keeps mlx-lm's own words. Short lazy forward passes give the key-value caches and the workspace.
+The number of attention heads does not tell whether a model can be split, and the index of its files lists no sizes. So the
+model is built lazily from its own files (no weight is read), split by its own ``shard()`` and ``pipeline()`` with a stand-in
+group, and asked how many bytes remain; a refusal keeps mlx-lm's own words. Short lazy forward passes give
+the key-value caches and the workspace.
 
 command     the ``size`` command
 arithmetic  facts to ``NodeProfile.status.models[]``; pure

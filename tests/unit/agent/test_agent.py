@@ -472,6 +472,7 @@ def test_inspect_on_a_machine_without_any_command(
         (["inspect", "--model-folder", "models"], "absolute path"),
         (["run", "--listen-port", "70000"], "0 to 65535"),
         (["run", "--interval", "0"], "1 to 86400 seconds"),
+        (["measure", "--model-folder=/models"], "unrecognized arguments"),
         ([], "COMMAND"),
     ],
 )
@@ -479,6 +480,13 @@ def test_bad_usage_says_what_is_allowed(argv: list[str], says: str, capsys: pyte
     with pytest.raises(SystemExit) as ended:
         cli.main(argv)
     assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "level"), [("inspect", "warning"), ("run", "info"), ("measure", "warning")])
+def test_each_command_has_its_own_log_level(command: str, level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert f"minimum log level (default: {level})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_run_needs_to_know_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -386,7 +386,7 @@ def test_the_condition_says_why_and_when_next() -> None:
     fresh = {probe.key: History(measured=9_900.0) for probe in ALL}
     assert said(fresh, ledger, {}, ("no JACCL",)) == (
         "Fresh",
-        "all 4 benchmarks have recent results; RDMA is not measured: no JACCL",
+        "every benchmark has a recent result (4 of 4); RDMA is not measured: no JACCL",
     )
     assert said({}, ledger, {})[0] == "NotMeasured"
     missing = {key: value for key, value in fresh.items() if key != GPU.key}

@@ -72,7 +72,7 @@ def test_what_else_makes_a_model_incomplete(tmp_path: Path, make_model: MakeMode
     (lacking / "model-00002-of-00002.safetensors").write_bytes((lacking / "model-00001-of-00002.safetensors").read_bytes())
     assert (
         look(lacking).problem
-        == "model-00002-of-00002.safetensors does not contain 1 tensors that the index lists, for example b"
+        == "model-00002-of-00002.safetensors does not contain 1 of the tensors that the index lists, such as b"
     )
 
     bare = make_model(tmp_path / "c")

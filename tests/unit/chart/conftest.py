@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_localcluster.controlplane.assets import CONTROL_PLANE, digest, given
+from thunderfleet_controlplane.assets import CONTROL_PLANE, digest, given
 from thunderfleet_localcluster.paths import cache_folder
 
 Json = dict[str, Any]

@@ -72,3 +72,24 @@ def test_commands_in_pages_exist() -> None:
         if name not in known or option not in known[name]
     ]
     assert not wrong
+
+
+def named(page: str) -> set[str]:
+    """Fields of the API and chart values in backquotes."""
+    return set(re.findall(r"`((?:spec|status|image|operator|agent|pods|dashboard|alerts|podMonitors)\.[A-Za-z.\[\]]+)`", page))
+
+
+def test_the_check_of_names_sees_fields_and_values() -> None:
+    assert named("set `spec.nodes.min`, `status.groups[].state` or `agent.port`, not `operator/x.py`") == {
+        "spec.nodes.min",
+        "status.groups[].state",
+        "agent.port",
+    }
+
+
+def test_fields_and_chart_values_in_pages_exist() -> None:
+    reference = "".join((ROOT / "docs/reference" / name).read_text(encoding="utf-8") for name in ("api.md", "chart.md"))
+    known = set(re.findall(r"^\| `([^`]+)` \|", reference, re.MULTILINE))
+    found = [(page.name, name) for page in PAGES for name in named(page.read_text(encoding="utf-8"))]
+    assert len(found) > 50
+    assert [entry for entry in found if entry[1] not in known] == []

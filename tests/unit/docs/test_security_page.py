@@ -148,7 +148,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{JOINING}::test_a_bound_token_takes_over_its_node_when_told_to",
     ),
     "Without `--node` a token": (f"{JOINING}::test_an_unbound_token_does_not_take_over_a_node",),
-    "One approver decides": (
+    "The approver of the local cluster": (
         f"{JOINING}::test_a_token_gets_no_more_than_a_node",
         f"{JOINING}::test_a_node_renews_its_own_certificate_and_gets_no_other",
     ),
@@ -255,14 +255,14 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "Requests travel to the ranks": ("unit/runner/test_mlxlm_contract.py::test_work_survives_its_way_through_json",),
     "Bodies are parsed, rendered": (f"{HOSTILE}::test_bodies_of_the_largest_size_stop_nothing",),
-    "One that needs more fails": (f"{HOSTILE}::test_a_template_that_takes_too_much_fails_its_request_alone",),
+    "One that needs more fails": (f"{HOSTILE}::test_a_chat_or_text_that_takes_too_much_fails_alone",),
     "Ranks read local files only": (
         f"{MODEL}::test_hubs_are_off",
         "unit/runner/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
     ),
     "Code that comes with a model": (f"{MODEL}::test_code_in_a_model_folder_is_not_run",),
     "Its chat template is run": (
-        f"{HOSTILE}::test_a_template_that_takes_too_much_fails_its_request_alone",
+        f"{HOSTILE}::test_a_chat_or_text_that_takes_too_much_fails_alone",
         f"{MODEL}::test_a_template_reaches_no_internals",
     ),
     "Weights are read from safetensors": (f"{MODEL}::test_pickled_weights_are_not_read",),

@@ -79,6 +79,13 @@ def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture
     assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
 
 
+def test_the_launch_daemon_logs_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(tmp_path / "kubelet.log")
+    assert main(["launchd-plist", "--root", "/var/lib/k", "--log-level", "debug", "--log-file", log]) == 0
+    made = plistlib.loads(capsys.readouterr().out.encode())
+    assert made["ProgramArguments"][1:] == [*("run", "--root", "/var/lib/k", "--log-file", log, "--log-level", "debug")]
+
+
 def test_the_token_may_be_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where other users do not read it, unlike a command line."""
     file, rest = tmp_path / "token", [*JOIN[3:], "--server", "https://127.0.0.1:1", "--root", str(tmp_path / "root")]

@@ -17,11 +17,15 @@ from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
+from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.facts import GIB, Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader
 from thunderfleet_lib.kube import ApiError, Kube
+
+from tests.support.waiting import until_async
 
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
 CONFIG = Config(node_name="studio-1", addresses=["127.0.0.1"], path=[Path("/x")], images={"a:1": Path("/img")})
@@ -29,11 +33,14 @@ SERVER = "https://192.168.64.1:6443"
 
 
 def test_what_the_pods_half_needs_to_know() -> None:
-    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"])
+    own = OwnImage("0.1.0", Path("/opt/own"))
+    known = pod_settings(CONFIG, MAC, SERVER, ["127.0.0.1"], own)
     assert known.api_server == ("192.168.64.1", 6443)
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
-    assert known.images == {"a:1": Path("/img")}
+    assert known.images == {"a:1": Path("/img"), "thunderfleet/thunderfleet:0.1.0": Path("/opt/own")}
+    replaced = CONFIG.model_copy(update={"images": {"thunderfleet/thunderfleet:0.1.0": Path("/img")}})
+    assert pod_settings(replaced, MAC, SERVER, ["127.0.0.1"], own).images == replaced.images, "the configuration counts more"
     assert known.mac
     assert known.labels["kubernetes.io/os"] == "darwin"
     assert known.allocatable["memory"] == "384Gi"
@@ -104,10 +111,10 @@ async def no_reading(current: tuple[str, ...]) -> tuple[str, ...]:
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
     reader, addresses = Reader(Commands([]), mac=False), NodeAddresses(CONFIG.addresses, no_reading)
-    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses)
-    real, made._kube = made.kube(), cast(Kube, FakeKube())
+    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses, Awake(None))
+    real, made.credentials._kube = made.kube(), cast(Kube, FakeKube())
     yield made
-    await asyncio.gather(*made._closing)
+    await asyncio.gather(*made._background_tasks)
     await real.close()
 
 
@@ -138,6 +145,23 @@ async def test_pods_of_a_node_that_vanished_end_first_and_then_go(
     assert kubelet._wanted_pods().keys() == {"default/a", "default/b"}, "a new pod of an old name is another"
 
 
+async def test_the_mac_stays_awake_as_long_as_a_pod_has_not_ended(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[bool] = []
+    monkeypatch.setattr(kubelet.awake, "want", wanted.append)
+    monkeypatch.setattr(kubelet.pods, "sync", lambda pods: None)
+    kubelet.reflector.synced.set()
+    task = asyncio.ensure_future(kubelet._sync())
+    try:
+        for phase, expected in ((None, False), ("Running", True), ("Failed", False)):
+            kubelet.reflector.items = {"default/a": {**pod("a"), "status": {"phase": phase}}} if phase else {}
+            wanted.clear()
+            kubelet._pods_changed.set()
+            await until_async(lambda: wanted)
+            assert wanted == [expected]
+    finally:
+        task.cancel()
+
+
 async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> None:
     kube = cast(FakeKube, kubelet.kube())
     kubelet._report_certificate("nobody approves")
@@ -145,7 +169,7 @@ async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> N
     kubelet.node.registered.set()
     for sentence in ("still nobody", "still nobody", None, "still nobody"):
         kubelet._report_certificate(sentence)
-    await asyncio.gather(*kubelet._closing)
+    await asyncio.gather(*kubelet._background_tasks)
     assert [(path, body["message"]) for path, body in kube.created] == [(EVENTS, "still nobody")] * 2
     assert kube.created[0][1]["involvedObject"] == {
         "apiVersion": "v1",
@@ -163,7 +187,7 @@ async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
 
     monkeypatch.setattr(kubelet.kube(), "create", unknown)
     with pytest.raises(CertificateError, match="join again"):
-        await kubelet._request_client()
+        await kubelet.credentials.request_client()
 
 
 async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:
@@ -171,7 +195,7 @@ async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None
     known.client.unlink()
     with pytest.raises(JoinError, match="join again"):
         reader = Reader(Commands([]), mac=False)
-        Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading))
+        Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading), Awake(None))
 
 
 async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
@@ -210,10 +234,10 @@ async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pyte
         return await never
 
     monkeypatch.setattr(kubelet.server, "start", start)
-    monkeypatch.setattr("thunderfleet_kubelet.app.obtain", obtain)
-    kubelet._has_certificate.set()
+    monkeypatch.setattr("thunderfleet_kubelet.credentials.obtain", obtain)
+    kubelet.credentials.can_serve.set()
     kubelet.node.registered.set()
-    tasks = [asyncio.ensure_future(work) for work in (kubelet._serve(), kubelet._serving.run())]
+    tasks = [asyncio.ensure_future(work) for work in (kubelet._serve(), kubelet.credentials.serving.run())]
     try:
         assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.1"
         assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.1",)
@@ -222,7 +246,7 @@ async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pyte
         assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.2"
         assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.2",), "the request for the old address is given up"
         assert kubelet.node.addresses == kubelet.pods.settings.addresses == ("127.0.0.2",)
-        await asyncio.gather(*kubelet._closing)
+        await asyncio.gather(*kubelet._background_tasks)
         kube = cast(FakeKube, kubelet.kube())
         assert kube.reconnects == 1, "connections from the old address are dead, and watches would wait for minutes"
         ((_, event),) = kube.created

@@ -2,6 +2,8 @@
 
 import base64
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageEr
 from thunderfleet_kubelet.containers.inputs import environment, images, user, volume_content, volumes
 from thunderfleet_kubelet.containers.inputs.environment import expand
 from thunderfleet_kubelet.containers.inputs.images import Image
+from thunderfleet_kubelet.containers.inputs.own_image import PROGRAMS, OwnImage, own_image
 from thunderfleet_kubelet.containers.inputs.sources import Sources
 from thunderfleet_kubelet.containers.inputs.user import ContainerUser, KubeletUser, PodUser
 from thunderfleet_kubelet.containers.inputs.volume_content import File, References, TokenRequest
@@ -38,6 +41,61 @@ def pod(container: Json | None = None, **spec: Any) -> Json:
         "spec": {"hostNetwork": True, "containers": [container or {"name": "c", "image": "i:1"}], **spec},
         "status": {},
     }
+
+
+# Images
+
+
+@pytest.fixture
+def installation() -> Iterator[Path]:
+    """A Python environment in folders that all users can read."""
+    # pytest's own folders are open to their owner alone.
+    with tempfile.TemporaryDirectory() as name:
+        prefix = Path(name)
+        for folder in (prefix, prefix / "bin", prefix / "lib"):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
+        for program in (*PROGRAMS, "python"):
+            (prefix / "bin" / program).touch()
+            (prefix / "bin" / program).chmod(0o755)
+        yield prefix
+
+
+def test_an_installation_is_the_image_of_its_version(installation: Path) -> None:
+    found = own_image("0.1.0", installation, installation / "bin/python", other_users=True)
+    assert found == OwnImage("0.1.0", installation)
+    assert found.images == {"thunderfleet/thunderfleet:0.1.0": installation}
+
+
+@pytest.mark.parametrize("closed", [".", "bin", "lib", "bin/thunderfleet-agent", "bin/python"])
+def test_an_installation_that_other_users_cannot_read_is_no_image(installation: Path, closed: str) -> None:
+    (installation / closed).chmod(0o750)
+    found = own_image("0.1.0", installation, installation / "bin/python", other_users=True)
+    assert found.images == {}
+    assert f"cannot read {(installation / closed).resolve()};" in found.problem
+    assert own_image("0.1.0", installation, installation / "bin/python", other_users=False).problem == ""
+
+
+def test_an_installation_without_programs_is_no_image(installation: Path) -> None:
+    (installation / "bin/thunderfleet-runner").unlink()
+    found = own_image("0.1.0", installation, installation / "bin/python", other_users=False)
+    assert (found.images, found.problem) == ({}, f"{installation / 'bin'} has no thunderfleet-runner")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "sentences"),
+    [
+        ("thunderfleet/thunderfleet:0.2.0", "", ["this machine has version 0.1.0", "install version 0.2.0", "image.tag"]),
+        ("thunderfleet/thunderfleet:0.1.0", "it is closed", ["/opt/own has this version", "it is closed"]),
+        ("elsewhere/x:1", "", ["'elsewhere/x:1' is not configured", "(configured: a:1)"]),
+    ],
+)
+def test_what_to_do_about_an_image_that_is_missing(name: str, problem: str, sentences: list[str]) -> None:
+    own = OwnImage("0.1.0", Path("/opt/own"), problem)
+    with pytest.raises(ImageError) as caught:
+        images.find({"a:1": Path("/img")}, name, "IfNotPresent", own.missing(name))
+    assert caught.value.reason == "ImagePullBackOff"
+    assert all(sentence in str(caught.value) for sentence in sentences), str(caught.value)
 
 
 # Users

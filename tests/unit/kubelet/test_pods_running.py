@@ -18,6 +18,7 @@ from thunderfleet_kubelet.containers import exec_session, launch
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user, volumes
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.pods import worker
 from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
@@ -762,6 +763,7 @@ async def test_a_pod_ends_on_a_full_disk(world: World, monkeypatch: pytest.Monke
     world.api.add_pod("ends", spec)
     await world.phase("ends", "Running")
     _full_disk(monkeypatch, "stop", "pod.json")
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.2)
     world.api.delete_pod("ends", grace=1)
     await world.until(lambda: "default/ends" not in world.api.pods())
     assert world.processes() == []

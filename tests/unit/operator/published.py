@@ -83,7 +83,7 @@ ROWS = (
 LEFT_OUT = Row("", "", "M5 Max", 40, 1, 3.0, 4, 40, True, 20_000, At(1479, 2023), None, 2757, 35)
 """Prompts of Qwen3.5 35B-A3B: the only row that needs the matrix units of the M5, so none could check what it is fitted to."""
 EXCLUDED = {
-    "DeepSeek-V3.1 on 1, 2 and 4 M3 Ultra (exo)": "the source states 8 bit, which do not fit on one Mac of 512 GB",
+    "DeepSeek-V3.1 on 1, 2 and 4 M3 Ultra (exo)": "the source states 8 bit, but 8-bit weights do not fit on one Mac of 512 GB",
     "Kimi-K2-Thinking on 2 and 4 M3 Ultra (exo)": "the source does not state the precision of the weights outside the experts",
     "GLM on 1 and 4 M3 Ultra (mlx-lm#698)": "neither the model's size nor its quantization is stated",
     "gpt-oss-120B on M4 Max with M5 Max (exo#2070)": "it is not stated which of the two Macs the figure of one Mac is from",

@@ -7,10 +7,12 @@ from typing import Any
 
 from thunderfleet_lib.kube import PAGE, Kube
 from thunderfleet_lib.kube.client import Page
+from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.nodes import read_node
+from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import NODEPROFILES, NODES, PODS, Cache, Store
-from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean
+from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
 MODEL = {"path": "/models/large", "bytes": 5, "pipeline": {"layerBytes": [1, 2]}}
@@ -62,6 +64,7 @@ def test_equal_strings_and_models_are_kept_once() -> None:
     a, b = (store.items[name]["status"] for name in "ab")
     assert a == b == status
     assert a["hardware"]["chip"] is b["hardware"]["chip"] and a["models"] is b["models"]
+    assert a["models"] is store.items["a"]["status"]["models"], "they are not unpacked again for every Mac"
     store.put(anew(item("b", 2, status={"models": [{**MODEL, "bytes": 6}]})))
     assert store.items["b"]["status"]["models"][0]["bytes"] == 6 and a["models"] == [MODEL]
 
@@ -79,6 +82,28 @@ def test_lists_of_models_that_are_no_more_do_not_pile_up() -> None:
     for number in range(SHARED_LIMIT + 1):
         lean(item("a", status={"models": [number]}))
     assert len(lean._models) <= SHARED_LIMIT
+
+
+def test_objects_are_packed_and_what_is_read_of_them_is_nobodys_but_the_readers() -> None:
+    store = Store(PODS)
+    whole = item("a", spec={"containers": [{"name": f"container-{number}"} for number in range(100)]})
+    assert store.put(anew(whole)) and not store.put(anew(whole))
+    kept = store.items.kept["a"]
+    assert isinstance(kept, Packed) and len(kept.text) < len(json.dumps(whole)) / 5
+    store.items["a"]["spec"]["containers"].clear()
+    assert store.items["a"]["spec"] == whole["spec"]
+    assert store.items.kept["a"] is kept, "an object that has not changed is known by its identity"
+    assert store.put(anew(item("a", 2))) and store.items.kept["a"] is not kept and "spec" not in store.items["a"]
+
+
+def test_a_value_is_made_again_only_when_its_object_has_changed() -> None:
+    cache = Cache()
+    index = Index(cache, lambda: TRUSTING)
+    for name in "ab":
+        cache[NODEPROFILES].put(item(name, status={"models": [MODEL]}))
+    first = index.profiles
+    cache[NODEPROFILES].put(item("b", 2, status={"models": [MODEL]}))
+    assert index.profiles["a"] is first["a"] is not None and index.profiles["b"] is not first["b"]
 
 
 # --- lists ---

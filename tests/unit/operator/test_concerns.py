@@ -46,3 +46,23 @@ async def test_a_deleted_deployment_makes_room_for_others(world: World) -> None:
         DEPLOYMENT,
         "modeldeployments/ns/waits",
     }
+
+
+async def test_a_benchmark_concerns_all_deployments_whose_predictions_it_corrects(world: World) -> None:
+    world.deploy()
+    before = world.cache[DEPLOYMENTS].items["ns/md"]
+    world.put(DEPLOYMENTS, {**before, "metadata": {**before["metadata"], "name": "other", "uid": "uid-other"}})
+
+    def with_status(**status: object) -> Json:
+        return {**before, "status": {"groups": [{"index": 0, "epoch": 1}], **status}}
+
+    def keys(before: Json | None, after: Json | None) -> set[str]:
+        return set(concerned(world.index, DEPLOYMENTS, "ns/md", before, after, []))
+
+    everything = {DEPLOYMENT, "modeldeployments/ns/other"}
+    first, second = with_status(benchmark={"epoch": 1}), with_status(benchmark={"epoch": 2})
+    moved = with_status(benchmark={"epoch": 1}, groups=[{"index": 0, "epoch": 2}])
+    assert keys(before, first) == keys(first, second) == keys(first, moved) == keys(first, None) == everything
+    assert keys(first, {**first, "message": "other"}) == keys(before, with_status()) == {DEPLOYMENT}
+    # At the start all are worked on anyway.
+    assert keys(None, first) == {DEPLOYMENT}

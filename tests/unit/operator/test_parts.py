@@ -270,7 +270,8 @@ def test_a_list_takes_out_what_is_gone_but_not_what_came_later() -> None:
     store.drop(item("dead", 11))
     listed = [item("kept", 4), item("seen", 9), item("dead", 8)]
     assert [store.put(one) for one in listed] == [False, True, False]
-    assert store.keep({"ns/kept", "ns/seen", "ns/dead"}, "10") == {"ns/old"}
+    removed = store.keep({"ns/kept", "ns/seen", "ns/dead"}, "10")
+    assert {key: one["metadata"]["uid"] for key, one in removed.items()} == {"ns/old": "u"}
     assert set(store.items) == {"ns/kept", "ns/new", "ns/seen"}
 
 

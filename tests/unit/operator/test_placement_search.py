@@ -255,7 +255,7 @@ def test_shares_follow_the_largest_remainders_and_ties_the_order() -> None:
     assert largest_remainder(10, [1, 1, 1]) == (4, 3, 3)
     assert largest_remainder(5, [0, 0]) == (3, 2), "no weights are equal weights"
     assert largest_remainder(4, [100, 1, 1]) == (2, 1, 1), "at least one each"
-    with pytest.raises(ValueError, match="2 layers cannot be divided among 3 ranks"):
+    with pytest.raises(ValueError, match="3 ranks need at least 3 layers, not 2"):
         largest_remainder(2, [1, 1, 1])
 
 
@@ -287,7 +287,7 @@ def test_bounds_of_tensor_parallelism() -> None:
 
 
 def test_why_a_model_cannot_be_divided() -> None:
-    assert needs((1, 1)).bounds(Split.PIPELINE, 3) == "the model has 2 layers, fewer than 3 ranks"
+    assert needs((1, 1)).bounds(Split.PIPELINE, 3) == "3 ranks need at least 3 layers, the model has 2"
     assert needs(()).bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: the sizes of its layers are unknown"
     refused = Needs(ModelFacts(PATH, layer_bytes=(1, 1), pipeline_refusal="no pipeline"), NO_KV)
     assert refused.bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: no pipeline"

@@ -223,7 +223,7 @@ def test_a_ring_that_lacks_a_queue_pair_says_so() -> None:
     found = plan(Fleet(macs, [one]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL_RING))
     assert isinstance(found, Unplaceable)
     messages = [miss.message for miss in found.near_misses]
-    assert "JACCL ring of a, b: RDMA device rdma_en2 of a has 1 free queue pairs, needs 2" in messages
+    assert "JACCL ring of a, b: RDMA device rdma_en2 of a has too few free queue pairs: 1, needs 2" in messages
 
 
 @settings(deadline=None)

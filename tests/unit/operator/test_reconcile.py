@@ -176,7 +176,7 @@ async def test_backoff_doubles_and_the_budget_ends(world: World) -> None:
     world.later(1000)
     await world.round()
     assert world.md.status.groups[0].state == "GaveUp" and world.md.status.groups[0].epoch == 3
-    assert "all 2 restarts used (spec.recovery.maxRestarts); edit spec to retry" in world.condition("Degraded")[2]
+    assert "2 of 2 restarts used (spec.recovery.maxRestarts); change spec to retry" in world.condition("Degraded")[2]
     world.edit(memory={"contextTokens": 1024})
     await world.round()
     assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0

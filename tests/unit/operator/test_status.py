@@ -156,7 +156,7 @@ def test_a_rank_keeps_what_its_report_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("step", "more", "phase", "message"),
     [
-        (NextStep(Step.GIVE_UP, failure()), {}, GroupPhase.GAVE_UP, "all 0 restarts used (spec.recovery.maxRestarts); edit"),
+        (NextStep(Step.GIVE_UP, failure()), {}, GroupPhase.GAVE_UP, "0 of 4 restarts used (spec.recovery.maxRestarts); change"),
         (NextStep(Step.BACK_OFF, failure(), NOW), {}, GroupPhase.BACKING_OFF, "restart 1 of 4 at 00:00:00 UTC; last f"),
         (NextStep(Step.DRAIN), {}, GroupPhase.DRAINING, "the spec has changed: admitting no new requests; the"),
         (NextStep(Step.DRAIN, failure(), NOW), {}, GroupPhase.DRAINING, "pod x is gone: admitting no new requests"),

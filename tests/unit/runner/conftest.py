@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_localcluster.image import WITHOUT_COMPILER
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group import attempts, follower
 from thunderfleet_runner.host.intakeprocess import intake_command
@@ -33,6 +34,9 @@ from tests.support.waiting import until_async
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
 STAND_IN_INTAKE = Path(__file__).with_name("stand_in_intake.py")
+LAYERS = 2
+"""Of the test model. Two tensor ranks exchange data twice a layer and use all processors meanwhile. The best two logits of the
+demo's answer are 0.03 apart, and the model ends it by itself only after 556 tokens."""
 
 
 def _make_keys(folder: Path) -> Path:
@@ -208,32 +212,54 @@ async def make_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test model's folder."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    tinymodel.make(folder)
+    tinymodel.make(folder, layers=LAYERS)
     return folder
+
+
+def _answer_of_one_process(model: Path) -> list[int]:
+    command = ["-m", "thunderfleet_localcluster.models.reference", str(model), tinymodel.DEMO_MESSAGES[0]["content"]]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=True)
+    tokens: list[int] = json.loads(done.stdout)
+    assert len(tokens) == tinymodel.DEMO_TOKENS
+    return tokens
 
 
 @pytest.fixture(scope="session")
 def yardstick(tiny: Path) -> list[int]:
     """The answer of a single mlx-lm process to the demo's chat."""
-    command = [
-        sys.executable,
-        "-m",
-        "thunderfleet_localcluster.models.reference",
-        str(tiny),
-        tinymodel.DEMO_MESSAGES[0]["content"],
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    tokens: list[int] = json.loads(done.stdout)
-    assert len(tokens) == tinymodel.DEMO_TOKENS
-    return tokens
+    return _answer_of_one_process(tiny)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a test model with a layer for each of three ranks, and one more."""
+    folder = tmp_path_factory.mktemp("models") / "deep"
+    tinymodel.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def deep_yardstick(deep: Path) -> list[int]:
+    """That model's answer to the demo's chat."""
+    return _answer_of_one_process(deep)
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real ranks compile no fused kernels: MLX's CPU build calls the C++ compiler for each."""
+    for name, value in WITHOUT_COMPILER.items():
+        monkeypatch.setenv(name, value)
 
 
 Served = Callable[..., AbstractAsyncContextManager[tuple[Any, aiohttp.ClientSession]]]
 
 
 @pytest.fixture
-def served(make_group: Callable[..., Any]) -> Served:
-    """``served(model, size, split, …)``: a Ready group of real ranks, and a client of rank 0's gateway."""
+def served(make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Served:
+    """``served(model, size, split, …)``: a Ready group of real ranks, and a client of rank 0's gateway.
+
+    MLX compiles fused kernels only if ``compiled``: the CPU build calls the C++ compiler for each.
+    """
 
     @asynccontextmanager
     async def serve(
@@ -242,21 +268,25 @@ def served(make_group: Callable[..., Any]) -> Served:
         split: str,
         *,
         benchmark: bool = False,
+        compiled: bool = False,
         memory: dict[str, int] | None = None,
         plan: dict[str, Any] | None = None,
         **settings: Any,
     ) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
+        if not compiled:
+            for name, value in WITHOUT_COMPILER.items():
+                monkeypatch.setenv(name, value)
         group = make_group(size)
         planned = group.plan.model_dump(mode="json", by_alias=True)
         planned |= {"modelPath": str(model), "split": split}
         planned["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048, **(memory or {})}
         planned["benchmark"] = {"promptTokens": 64, "generationTokens": 32}
         planned |= plan or {}
-        share = tinymodel.LAYERS // size
+        share = LAYERS // size
         for entry in planned["ranks"]:
             entry["memoryBytes"] = 64 << 20
             if split == "Pipeline":
-                first = tinymodel.LAYERS - share * (entry["rank"] + 1)
+                first = LAYERS - share * (entry["rank"] + 1)
                 entry["layers"] = [first, first + share]
         group.plan = Plan.model_validate(planned)
         # Real ranks import large packages, on busy machines.

@@ -42,15 +42,20 @@ def ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> None:
-    """Whole, streamed, cached and batched responses have the tokens of a single mlx-lm process."""
+async def check_answer(client: aiohttp.ClientSession, yardstick: list[int]) -> dict[str, Any]:
+    """The one choice of a whole response, which has the tokens of a single mlx-lm process."""
     status, answer = await ask(client, CHAT)
     assert status == 200, answer
-    choice = answer["choices"][0]
+    choice: dict[str, Any] = answer["choices"][0]
     assert choice["token_ids"] == yardstick
     assert choice["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == tinymodel.DEMO_TOKENS
+    return choice
 
+
+async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> None:
+    """Whole, streamed, cached and batched responses have the tokens of a single mlx-lm process."""
+    choice = await check_answer(client, yardstick)
     *pieces, end = await streamed(client, CHAT | {"stream_options": {"include_usage": True}})
     assert end == "[DONE]"
     chunks = [json.loads(piece) for piece in pieces]
@@ -60,12 +65,10 @@ async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> 
     # The second time the prompt is in the cache, and the answer is the same.
     assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
-    # Several at once, so that batches form and dissolve; each answer is the same as alone.
-    alone = {n: (await ask(client, CHAT | {"max_tokens": n}))[1]["choices"][0]["token_ids"] for n in (5, 17, 40)}
+    # Several at once, so that batches form and dissolve; each answer is the beginning of the one alone.
     together = await asyncio.gather(*(ask(client, CHAT | {"max_tokens": n}) for n in (5, 17, 40, 48)))
     for n, ids in zip((5, 17, 40, 48), (body["choices"][0]["token_ids"] for _, body in together), strict=True):
         assert ids == yardstick[:n]
-        assert alone.get(n, ids) == ids
 
 
 async def check_stops_and_logprobs(client: aiohttp.ClientSession) -> None:
@@ -125,7 +128,7 @@ async def test_a_pipeline_answers_the_same_and_measures_itself(
         assert report.prefill_tokens_per_second > 0 < report.decode_tokens_per_second
         assert report.all_reduce_microseconds > 0 < report.all_reduce_megabytes_per_second
         # Turns go on after it.
-        await check_answers(client, yardstick)
+        await check_answer(client, yardstick)
 
 
 async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None:
@@ -142,8 +145,10 @@ async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None
     await group.until_ready()
 
 
-async def test_one_rank_answers_the_same(served: Callable[..., Any], tiny: Path, yardstick: list[int]) -> None:
-    async with served(tiny, 1, "None") as (_, client):
+async def test_one_rank_with_compiled_kernels_answers_the_same(
+    served: Callable[..., Any], tiny: Path, yardstick: list[int]
+) -> None:
+    async with served(tiny, 1, "None", compiled=True) as (_, client):
         await check_answers(client, yardstick)
 
 
@@ -158,4 +163,4 @@ async def test_two_tensor_ranks_answer_the_same_and_come_back(
             await check_idle(group)
         await check_no_tools(client)
         await check_a_killed_rank(group, client)
-        await check_answers(client, yardstick)
+        await check_answer(client, yardstick)

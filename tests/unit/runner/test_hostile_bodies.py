@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from thunderfleet_localcluster.models import tinymodel
 
 HOSTILE = Path(__file__).with_name("hostile_bodies.py")
@@ -98,71 +98,70 @@ async def test_bodies_of_the_largest_size_stop_nothing(served: Callable[..., Any
         assert (leader.state.attempt, leader.state.recoveries) == (1, 0)
 
 
-def templated(folder: Path, template: str) -> Path:
-    """The tiny model with a template that does something to chats that begin with ``bad``."""
-    tinymodel.make(folder)
+def templated(tiny: Path, folder: Path, template: str) -> Path:
+    """The tiny model with a template that begins with this one."""
+    shutil.copytree(tiny, folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    bad = "{% if messages[0]['content'].startswith('bad') %}" + template + "{% endif %}"
-    path.write_text(json.dumps(config | {"chat_template": bad + config["chat_template"]}))
+    path.write_text(json.dumps(config | {"chat_template": template + config["chat_template"]}))
     return folder
 
 
-LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
-TEXT = "{{ messages[0]['content'] * 10**10 }}"
-LISTS = "{% set n = namespace(x=[0]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}"
-POWER = "{{ (messages|length + 9) ** (10 ** 9) }}"
+# What the template does to a chat that says the name, and a word of the refusal.
+TOO_MUCH = {
+    "loop": ("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "CPU"),
+    "text": ("{{ messages[0]['content'] * 10**10 }}", "memory"),
+    "lists": ("{% set n = namespace(x=[0]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}", "too much"),
+    "power": ("{{ (messages|length + 9) ** (10 ** 9) }}", "too much"),
+}
 
 
-@pytest.mark.parametrize(
-    ("template", "word"),
-    [(LOOP, "CPU"), (TEXT, "memory"), (LISTS, "too much"), (POWER, "too much")],
-    ids=["loop", "text", "lists", "power"],
-)
-async def test_a_template_that_takes_too_much_fails_its_request_alone(
-    served: Callable[..., Any], tmp_path: Path, yardstick: list[int], template: str, word: str
+async def check_templates(client: aiohttp.ClientSession) -> None:
+    for name, (_, word) in TOO_MUCH.items():
+        bad = FIXED | {"messages": [{"role": "user", "content": name}]}
+        (status, answer), *others = await asyncio.gather(ask(client, bad), *(ask(client, FIXED) for _ in range(3)))
+        assert status == 400, (name, answer)
+        assert word in answer["error"]["message"] and answer["error"]["code"] == "request_too_expensive", (name, answer)
+        assert [each for each, _ in others] == [200] * 3, name
+    async with client.get("/metrics") as response:
+        assert 'thunderfleet_runner_intake_ends_total{cause="' in await response.text()
+
+
+async def check_texts(client: aiohttp.ClientSession) -> None:
+    """Texts that are slow to tokenize."""
+    for text in ("a" * (1 << 20), " " * (4 << 20), "\n" * (1 << 17), "<|im_end|>" * (1 << 20)):
+        status, answer = await ask(client, {"model": MODEL, "prompt": text, "max_tokens": 1}, "/v1/completions")
+        assert status == 400, answer
+        status, answer = await ask(client, FIXED | {"messages": [{"role": "user", "content": text}]})
+        # The tiny model has no token for a line break: that prompt is short.
+        assert status == (200 if text[0] == "\n" else 400), answer
+
+
+async def test_a_chat_or_text_that_takes_too_much_fails_alone(
+    served: Callable[..., Any], tiny: Path, tmp_path: Path, yardstick: list[int]
 ) -> None:
-    async with served(templated(tmp_path / "model", template), 1, "None") as (group, client):
+    parts = [f"{{% if messages[0]['content'] == '{name}' %}}{part}{{% endif %}}" for name, (part, _) in TOO_MUCH.items()]
+    async with served(templated(tiny, tmp_path / "model", "".join(parts)), 1, "None") as (group, client):
         await check_tokens(client, yardstick)
         pauses = Pauses()
         async with pauses.watched():
-            bad = FIXED | {"messages": [{"role": "user", "content": "bad"}]}
-            (status, answer), *others = await asyncio.gather(ask(client, bad), *(ask(client, FIXED) for _ in range(3)))
-        assert status == 400, answer
-        assert word in answer["error"]["message"] and answer["error"]["code"] == "request_too_expensive"
-        assert [each for each, _ in others] == [200] * 3
+            await check_templates(client)
+            await check_tokens(client, yardstick)
+            await check_texts(client)
         await check_tokens(client, yardstick)
         assert pauses.longest <= GAP_SECONDS
         assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)
-        async with client.get("/metrics") as response:
-            assert 'thunderfleet_runner_intake_ends_total{cause="' in await response.text()
 
 
 async def test_a_template_that_cannot_be_compiled_within_the_limits_leaves_completions(
-    served: Callable[..., Any], tmp_path: Path
+    served: Callable[..., Any], tiny: Path, tmp_path: Path
 ) -> None:
     # Jinja computes constants when it compiles.
-    async with served(templated(tmp_path / "model", "{{ 10 ** (10 ** 9) }}"), 1, "None") as (group, client):
+    template = "{% if messages[0]['content'].startswith('bad') %}{{ 10 ** (10 ** 9) }}{% endif %}"
+    async with served(templated(tiny, tmp_path / "model", template), 1, "None") as (group, client):
         for _ in range(2):
             status, answer = await ask(client, FIXED)
             assert status == 400 and "too much" in answer["error"]["message"], answer
             status, answer = await ask(client, {"model": MODEL, "prompt": "Hello", "max_tokens": 2}, "/v1/completions")
             assert status == 200, answer
-        assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)
-
-
-async def test_a_text_that_is_slow_to_tokenize_stops_nothing(
-    served: Callable[..., Any], tiny: Path, yardstick: list[int]
-) -> None:
-    async with served(tiny, 1, "None") as (group, client):
-        pauses = Pauses()
-        async with pauses.watched():
-            for text in ("a" * (1 << 20), " " * (4 << 20), "\n" * (1 << 17), "<|im_end|>" * (1 << 20)):
-                status, answer = await ask(client, {"model": MODEL, "prompt": text, "max_tokens": 1}, "/v1/completions")
-                assert status == 400, answer
-                status, answer = await ask(client, FIXED | {"messages": [{"role": "user", "content": text}]})
-                # The tiny model has no token for a line break: that prompt is short.
-                assert status == (200 if text[0] == "\n" else 400), answer
-        await check_tokens(client, yardstick)
-        assert pauses.longest <= GAP_SECONDS
         assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)

@@ -42,11 +42,7 @@ cables:
 """
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tinymodel.make(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("without_compiler")
 
 
 class Macs:
@@ -135,12 +131,12 @@ class Macs:
 
 @pytest.fixture
 async def macs(
-    make_group: Callable[..., Any], tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    make_group: Callable[..., Any], tmp_path: Path, tiny: Path, deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[..., Macs]]:
     made: list[Macs] = []
 
     def make(size: int = 2) -> Macs:
-        made.append(Macs(make_group(size), tmp_path / "macs", tiny, size, monkeypatch))
+        made.append(Macs(make_group(size), tmp_path / "macs", deep if size == 3 else tiny, size, monkeypatch))
         return made[-1]
 
     yield make
@@ -148,51 +144,78 @@ async def macs(
         await each.end()
 
 
-async def answer(leader: Any, name: str) -> list[int]:
-    request = protocol.Request(id=name, prompt=demo_prompt(Path(leader.plan.model_path)), max_tokens=tinymodel.DEMO_TOKENS)
+async def answer(leader: Any, name: str, tokens: int = 16) -> list[int]:
+    request = protocol.Request(id=name, prompt=demo_prompt(Path(leader.plan.model_path)), max_tokens=tokens)
     async with asyncio.timeout(SECONDS):
         return [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
 
 
-async def yardstick(model: Path) -> list[int]:
-    command = ["-m", "thunderfleet_localcluster.models.reference", str(model), tinymodel.DEMO_MESSAGES[0]["content"]]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
-    out, _ = await asyncio.wait_for(process.communicate(), 120)
-    tokens: list[int] = json.loads(out)
-    return tokens
-
-
 @pytest.mark.parametrize("size", quick([3], [2, 3]))
-async def test_a_mesh_forms_through_the_supervisors_and_answers_as_one_process_does(
-    macs: Callable[..., Macs], tiny: Path, size: int
+async def test_a_mesh_answers_as_one_process_does_and_when_a_rank_freezes_none_keeps_spinning(
+    macs: Callable[..., Macs], size: int, yardstick: list[int], deep_yardstick: list[int]
 ) -> None:
     group = macs(size)
     leader = await group.start()
     await group.until_ready()
     assert leader.state.attempt == 1
-    assert await answer(leader, "first") == await yardstick(tiny)
+    assert await answer(leader, "first", tinymodel.DEMO_TOKENS) == (deep_yardstick if size == 3 else yardstick)
+    last = size - 1
+    old = [leader.member.pid, *(group.rank_pid(rank) for rank in range(1, size))]
+    os.kill(old[last], signal.SIGSTOP)
+    failure = await group.until_failed(leader)
+    assert (failure.rank, failure.reason) == (last, "RankFrozen")
+    await group.group.until(lambda: not any(map(exists, old)), "no rank is left")
 
 
-async def test_a_killed_rank_is_noticed_though_jaccl_says_nothing(macs: Callable[..., Macs]) -> None:
-    group = macs()
-    leader = await group.start()
-    await group.until_ready()
-    before = await answer(leader, "before")
+def check_a_point_that_has_failed(leader: Any) -> None:
+    """It has cost one attempt."""
+    assert leader.state.attempt == 2
+    assert leader.state.failure.reason == "MemoryRegionsSpent"
+
+
+async def check_a_killed_rank(group: Macs, leader: Any, before: list[int]) -> None:
+    """It is noticed, although JACCL says nothing."""
     os.kill(group.rank_pid(1), signal.SIGKILL)
     await group.group.until(lambda: leader.state.phase is not GroupPhase.READY, "the death is noticed", 3.0)
     failure = leader.state.failure
     assert (failure.rank, failure.node, failure.reason) == (1, "studio-1", "RankKilled")
     await group.until_ready()
-    assert await answer(leader, "after") == before
+    assert await answer(leader, "after a death") == before
 
 
-async def test_a_point_that_fails_once_costs_one_attempt(macs: Callable[..., Macs]) -> None:
+async def check_a_collective_that_fails(group: Macs, leader: Any, point: str, before: list[int]) -> None:
+    group.fails(1, at=point, attempts=[leader.state.attempt])
+    with pytest.raises(Unavailable):
+        await answer(leader, "fails")
+    failure = leader.state.failure
+    assert (failure.rank, failure.node, failure.fault, failure.reason) == (1, "studio-1", FaultClass.RETRY, "RDMAFailed")
+    await group.until_ready()
+    assert await answer(leader, "after a failure") == before
+
+
+async def check_a_pulled_cable(group: Macs, leader: Any) -> None:
+    """The ranks send heartbeats and wait for each other forever; no step completes. Looking at the port finds it."""
+    group.fails(1, at="recv", hang=True)
+    group.down(1)
+    with pytest.raises(Unavailable):
+        await answer(leader, "hangs")
+    failure = leader.state.failure
+    # Not Stalled, which would have taken five times as long.
+    assert (failure.node, failure.fault, failure.reason) == ("studio-1", FaultClass.REPLAN, "PortDown")
+    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
+
+
+@pytest.mark.parametrize("point", quick(["send"], ["send", "recv"]))
+async def test_what_fails_in_a_group_is_named_and_mended_until_a_cable_is_pulled(macs: Callable[..., Macs], point: str) -> None:
     group = macs()
     group.fails(0, at="memory_region", attempts=[1], delaySeconds=0.2)
     leader = await group.start()
     await group.until_ready()
-    assert leader.state.attempt == 2
-    assert leader.state.failure.reason == "MemoryRegionsSpent"
+    check_a_point_that_has_failed(leader)
+    before = await answer(leader, "before")
+    await check_a_killed_rank(group, leader, before)
+    await check_a_collective_that_fails(group, leader, point, before)
+    await check_a_pulled_cable(group, leader)
 
 
 async def test_a_mac_that_must_be_rebooted_ends_the_placement_and_is_named(macs: Callable[..., Macs]) -> None:
@@ -207,7 +230,7 @@ async def test_a_mac_that_must_be_rebooted_ends_the_placement_and_is_named(macs:
 async def test_a_rank_that_hangs_in_jaccls_init_is_the_one_that_is_named(macs: Callable[..., Macs]) -> None:
     group = macs()
     group.fails(1, at="queue_pair", hang=True, attempts=[1])
-    leader = await group.start(form_seconds=10.0)
+    leader = await group.start(form_seconds=5.0)
     failure = await group.until_failed(leader)
     assert (failure.reason, failure.rank, failure.node) == ("InitDeadline", 1, "studio-1")
 
@@ -225,49 +248,4 @@ async def test_plain_jaccls_environment(macs: Callable[..., Macs]) -> None:
     group = macs()
     leader = await group.start(jaccl_environment=True)
     await group.until_ready()
-    assert len(await answer(leader, "one")) == tinymodel.DEMO_TOKENS
-
-
-@pytest.mark.parametrize("point", quick(["send"], ["send", "recv"]))
-async def test_a_collective_that_fails_in_a_running_group_is_mended(macs: Callable[..., Macs], point: str) -> None:
-    group = macs()
-    leader = await group.start()
-    await group.until_ready()
-    before = await answer(leader, "before")
-    group.fails(1, at=point, attempts=[leader.state.attempt])
-    with pytest.raises(Unavailable):
-        await answer(leader, "fails")
-    failure = leader.state.failure
-    assert (failure.rank, failure.node, failure.fault, failure.reason) == (1, "studio-1", FaultClass.RETRY, "RDMAFailed")
-    await group.until_ready()
-    assert await answer(leader, "after") == before
-
-
-async def test_a_cable_that_is_pulled_under_a_running_group_is_found_by_looking(macs: Callable[..., Macs]) -> None:
-    """The ranks send heartbeats and wait for each other forever; no step completes."""
-    group = macs()
-    leader = await group.start()
-    await group.until_ready()
-    group.fails(1, at="recv", hang=True)
-    group.down(1)
-    with pytest.raises(Unavailable):
-        await answer(leader, "fails")
-    failure = leader.state.failure
-    # Not Stalled, which would have taken five times as long.
-    assert (failure.node, failure.fault, failure.reason) == ("studio-1", FaultClass.REPLAN, "PortDown")
-    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
-
-
-@pytest.mark.parametrize("size", quick([3], [2, 3]))
-async def test_a_frozen_rank_is_noticed_and_no_rank_keeps_spinning(macs: Callable[..., Macs], size: int) -> None:
-    group = macs(size)
-    leader = await group.start()
-    await group.until_ready()
-    last = size - 1
-    old = [leader.member.pid, *(group.rank_pid(rank) for rank in range(1, size))]
-    os.kill(old[last], signal.SIGSTOP)
-    failure = await group.until_failed(leader)
-    assert (failure.rank, failure.reason) == (last, "RankFrozen")
-    await group.until_ready()
-    for pid in old:
-        assert not exists(pid)
+    assert len(await answer(leader, "one")) == 16

@@ -7,6 +7,7 @@ it walks through its vocabulary forever; if the template has tools it writes a c
 import itertools
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,9 +44,9 @@ def _token(word: str) -> int:
     return FIRST_ADDED + ADDED.index(word) if word in ADDED else WORDS.index(word)
 
 
-def _make_walker(folder: Path) -> Path:
+def _make_walker(tiny: Path, folder: Path) -> Path:
     """The tiny model without the effect of its layers: the embedding of each token selects the next one in the head."""
-    tinymodel.make(folder)
+    shutil.copytree(tiny, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     model = tokenizer["model"]
     model["vocab"] = {word: token for word, token in model["vocab"].items() if token < FIRST_ADDED}
@@ -82,10 +83,10 @@ def walked(count: int, start: int = 1) -> str:
 
 
 @asynccontextmanager
-async def walker(served: Callable[..., Any], folder: Path) -> AsyncIterator[tuple[Any, AsyncOpenAI]]:
+async def walker(served: Callable[..., Any], tiny: Path, folder: Path) -> AsyncIterator[tuple[Any, AsyncOpenAI]]:
     """A Ready group of two ranks with the walker model, an API key and room for long answers, and a client without retries."""
     memory = {"contextTokens": 30000, "concurrentRequests": 2}
-    async with served(_make_walker(folder), 2, "Pipeline", memory=memory, api_keys=frozenset({KEY})) as (group, _):
+    async with served(_make_walker(tiny, folder), 2, "Pipeline", memory=memory, api_keys=frozenset({KEY})) as (group, _):
         url = f"{group.running[0][0].service.leader_url}/v1"
         async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
             yield group, client
@@ -283,10 +284,12 @@ async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
     await check_whole_answers(client)
 
 
-async def test_the_official_client(served: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_official_client(
+    served: Callable[..., Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gateway, "SMALLEST_QUEUE", 0)
     monkeypatch.setattr(gateway, "QUEUE_PER_SLOT", 0)
-    async with walker(served, tmp_path / "walker") as (group, client):
+    async with walker(served, tiny, tmp_path / "walker") as (group, client):
         await check_whole_answers(client)
         await check_streams(client)
         await check_stops(client)

@@ -157,7 +157,7 @@ async def test_the_first_failure_in_init_ends_all_and_fresh_ports_are_taken(make
     assert leader.state.attempt == 2
     assert leader.state.failure is not None
     assert leader.state.failure.rank == 1
-    assert "exited with code 3 in init" in leader.state.failure.message
+    assert "exited with code 3 while the ranks connected to each other" in leader.state.failure.message
     hosts = (group.folder / "state-0" / "hosts-2.json").read_text()
     assert f"127.0.0.2:{group.plan.ranks[1].ring_ports[1]}" in hosts
 

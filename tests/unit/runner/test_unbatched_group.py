@@ -16,6 +16,8 @@ from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
 
 CONTEXT = 8192
+LONG: dict[str, Any] = {"max_tokens": CONTEXT - 512, "stream": True, "logit_bias": {"0": -100, "2": -100}}
+"""An answer that the model does not end by itself: it never samples an end token."""
 # The tiny model with the caches of one that attends in chunks. Rank 1 reports another token than the sampled one while a
 # file exists.
 PROGRAM = """
@@ -82,11 +84,10 @@ async def check_a_client_that_leaves(group: Any, client: aiohttp.ClientSession) 
         return int(leader.member.heartbeats.last.steps)
 
     before = await steps()
-    long = CONTEXT - 512
-    leaving = await client.post("/v1/chat/completions", json=_body(max_tokens=long, stream=True))
+    leaving = await client.post("/v1/chat/completions", json=_body(**LONG))
     await leaving.content.readline()
     leaving.close()
-    assert await steps() - before < long // 2
+    assert await steps() - before < LONG["max_tokens"] // 2
 
 
 async def check_a_stop(client: aiohttp.ClientSession) -> None:
@@ -99,7 +100,7 @@ async def check_a_stop(client: aiohttp.ClientSession) -> None:
 
 
 async def check_a_liar(group: Any, client: aiohttp.ClientSession, yardstick: list[int]) -> None:
-    response = await client.post("/v1/chat/completions", json=_body(max_tokens=CONTEXT - 512, stream=True))
+    response = await client.post("/v1/chat/completions", json=_body(**LONG))
     first = await response.content.readline()
     (group.faults / "lie").touch()
     text = (first + await response.read()).decode()
@@ -108,7 +109,7 @@ async def check_a_liar(group: Any, client: aiohttp.ClientSession, yardstick: lis
     assert "error" in end, end
     tokens = [token for piece in pieces for token in piece["choices"][0].get("token_ids", ()) if token != NO_TOKEN]
     assert tokens[: len(yardstick)] == yardstick[: len(tokens)]
-    assert len(tokens) < CONTEXT - 512
+    assert len(tokens) < LONG["max_tokens"]
     await group.until(lambda: group.running[0][0].state.recoveries, "the group has come back")
     await group.until_ready()
     failure = group.running[0][0].state.failure

@@ -1,7 +1,7 @@
 """Maps image names to folders on this machine.
 
 A container is a native process, so an image is a folder: programs in ``bin/``, and optionally ``config.json``, the ``config``
-object of an OCI image. The kubelet's configuration names the folders.
+object of an OCI image. The kubelet's configuration names the folders; ``own_image`` is there without that.
 """
 
 import json
@@ -38,14 +38,21 @@ class Image:
         return str(inside) if name.startswith("/") and inside.exists() else name
 
 
-def find(images: Mapping[str, Path], name: str, pull_policy: str) -> Image:
-    """The image ``name``. Raises ImageError if it is not configured or its folder is unusable."""
+def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str | None = None) -> Image:
+    """The image ``name``. ``missing``: what to do if it is not there, if that is known.
+
+    Raises ImageError if the image is not there or its folder is unusable.
+    """
     folder = images.get(name)
     if folder is None:
         known = ", ".join(sorted(images)) or "none"
         message = (
-            f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
-            f"configuration, which has {known}"
+            f"image {name!r} is not on this machine: {missing}"
+            if missing
+            else (
+                f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
+                f"configuration (configured: {known})"
+            )
         )
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
     if not folder.is_dir():

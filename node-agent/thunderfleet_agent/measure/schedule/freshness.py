@@ -53,7 +53,7 @@ def benchmarks_fresh(
     if old:
         names = ", ".join(str(key) for key in old[:SHOWN])
         return ConditionValue(False, Reason.NOT_MEASURED, f"no recent result: {names}{_more(old, SHOWN, ' and ')}{rdma}")
-    return ConditionValue(True, Reason.FRESH, f"all {len(wanted)} benchmarks have recent results{rdma}")
+    return ConditionValue(True, Reason.FRESH, f"every benchmark has a recent result ({len(wanted)} of {len(wanted)}){rdma}")
 
 
 def _more(keys: Sequence[Key], shown: int, joint: str) -> str:

@@ -1,4 +1,4 @@
-"""The messages of a session: JSON values with bounds, so that a hostile peer can be wrong but not large."""
+"""The messages of a session: JSON values with bounds, so that a hostile peer cannot send large ones."""
 
 from __future__ import annotations
 

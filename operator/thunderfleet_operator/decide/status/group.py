@@ -162,7 +162,8 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
     if outcome.blocked:
         return _Stage(GroupPhase.PENDING, outcome.blocked.message)
     if step.step is Step.GIVE_UP:
-        used = f"all {restarts} restarts used (spec.recovery.maxRestarts); edit spec to retry"
+        most = deployment.spec.recovery.max_restarts
+        used = f"{restarts} of {most} restarts used (spec.recovery.maxRestarts); change spec to retry"
         return _Stage(GroupPhase.GAVE_UP, used + _because(failure))
     if step.step is Step.BACK_OFF and step.until is not None and by_cable(failure) and failure is not None:
         return _Stage(GroupPhase.BACKING_OFF, f"{failure.message}; the group is placed elsewhere if this lasts")

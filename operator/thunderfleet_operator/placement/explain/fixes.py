@@ -117,7 +117,7 @@ def _queue_pairs(way: Way, order: Sequence[str], lacking: Mapping[tuple[str, str
             wanted[key] = wanted.get(key, 0) + 1
             left[key] = end.queue_pairs
     return [
-        (node, device, f"RDMA device {device} of {node} has {left[node, device]} free queue pairs, needs {count}")
+        (node, device, f"RDMA device {device} of {node} has too few free queue pairs: {left[node, device]}, needs {count}")
         for (node, device), count in wanted.items()
         if count > left[node, device]
     ]

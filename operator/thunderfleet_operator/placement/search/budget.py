@@ -16,6 +16,14 @@ class StepBudget:
         self.left -= 1
         return True
 
+    def afford(self, steps: int) -> bool:
+        """Takes several steps; False, and none is taken, if fewer are left."""
+        if self.left < steps:
+            self.exhausted = True
+            return False
+        self.left -= steps
+        return True
+
     def spend(self, steps: int) -> None:
         """Takes several steps at once, possibly more than are left."""
         self.left -= steps

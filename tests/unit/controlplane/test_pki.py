@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from thunderfleet_localcluster.controlplane.pki import SERVICE_ADDRESS, kubeconfig, make_pki
+from thunderfleet_controlplane.pki import SERVICE_ADDRESS, kubeconfig, make_pki
 
 
 def test_server_sends_its_ca_and_the_hash_is_kubeadms(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Kubernetes control plane on one machine. It imports nothing from the rest of the package.
+"""A Kubernetes control plane on one machine.
 
 assets      the programs: found, or built once from pinned Go modules
 setup       certificates, kubeconfigs and command lines of one control plane
@@ -7,5 +7,6 @@ pki         certificate authorities, certificates, kubeconfigs
 pki_files   where certificates and keys are
 approver    approves certificates of kubelets
 approval    which certificates are approved, and why; pure
+go/         the Go modules that the programs are built from
 tokens      bootstrap tokens, and the Node that one is bound to; pure
 """

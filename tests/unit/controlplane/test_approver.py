@@ -9,9 +9,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_localcluster.controlplane import approval
-from thunderfleet_localcluster.controlplane.approval import Verdict, parse, pending
-from thunderfleet_localcluster.controlplane.tokens import CLIENT_SIGNER, NODE_LIMIT, bootstrap_token, bound_names, node_group
+from thunderfleet_controlplane import approval
+from thunderfleet_controlplane.approval import Verdict, parse, pending
+from thunderfleet_controlplane.tokens import CLIENT_SIGNER, NODE_LIMIT, bootstrap_token, bound_names, node_group
 
 Json = dict[str, Any]
 USAGES = ["digital signature", "server auth"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from thunderfleet_lib import tls
 
-from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
+from thunderfleet_controlplane.pki_files import ClusterPki
 
 YEARS = 1
 KEY_USAGES = ("digital_signature",)

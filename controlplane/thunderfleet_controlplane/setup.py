@@ -7,10 +7,10 @@ from pathlib import Path
 
 from thunderfleet_lib import tls
 
-from thunderfleet_localcluster.controlplane import components
-from thunderfleet_localcluster.controlplane.components import Endpoints, Program
-from thunderfleet_localcluster.controlplane.pki import kubeconfig, make_pki
-from thunderfleet_localcluster.controlplane.pki_files import ClusterPki
+from thunderfleet_controlplane import components
+from thunderfleet_controlplane.components import Endpoints, Program
+from thunderfleet_controlplane.pki import kubeconfig, make_pki
+from thunderfleet_controlplane.pki_files import ClusterPki
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from thunderfleet_lib.kube import ApiError, Kube, Reflector, name_of
 
-from thunderfleet_localcluster.controlplane.approval import Verdict, decide, parse, pending
+from thunderfleet_controlplane.approval import Verdict, decide, parse, pending
 
 log = logging.getLogger(__name__)
 

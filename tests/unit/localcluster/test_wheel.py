@@ -1,0 +1,83 @@
+"""The wheel has everything: it is installed without the checkout, and its programs and data are used from there."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.shipped import shipped
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 120
+FILES = """
+import sys, thunderfleet_localcluster
+from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING, digest
+from thunderfleet_localcluster.image import digest as image_digest
+from thunderfleet_localcluster.shipped import shipped
+print(thunderfleet_localcluster.__file__)
+print(shipped("charts/thunderfleet"))
+print(shipped("examples/tiny.yaml"))
+print(CONTROL_PLANE.module, digest(CONTROL_PLANE))
+print(MONITORING.module, digest(MONITORING))
+print(image_digest())
+"""
+
+
+def run(*argv: str | Path, **environment: str) -> str:
+    """Standard output of a command that knows nothing of the checkout."""
+    env = {"PATH": os.defpath, "HOME": "/nonexistent", **environment}
+    done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel. Its dependencies are those of this environment, without our editable packages."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=ROOT, timeout=SECONDS, check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = folder.glob("*.whl")
+    environment = folder / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    run(
+        *(sys.executable, "-m", "pip", "--python", environment, "install", "--quiet", "--disable-pip-version-check"),
+        *("--no-deps", "--no-index", wheel),
+    )
+    # Folders that a .pth file adds are searched, but their own .pth files are not read.
+    (library,) = environment.glob("lib/python*/site-packages")
+    (library / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return environment
+
+
+def test_an_installed_wheel_has_its_programs_the_chart_and_the_go_modules(installed: Path) -> None:
+
+    programs = sorted(path.name for path in (installed / "bin").glob("thunderfleet*"))
+    assert programs == sorted(path.name for path in Path(sys.executable).parent.glob("thunderfleet*"))
+    for program in programs:
+        assert "usage:" in run(installed / "bin" / program, "--help")
+    found = run(installed / "bin/python", "-c", FILES).splitlines()
+    assert len(found) == 6
+    assert all(line.startswith(str(installed)) for line in found[:-1]), found
+
+
+def test_the_chart_in_the_wheel_is_that_of_the_checkout(installed: Path) -> None:
+    (library,) = installed.glob("lib/python*/site-packages")
+    here, there = ROOT / "charts/thunderfleet", library / "thunderfleet_localcluster/shipped/charts/thunderfleet"
+
+    def files(chart: Path) -> dict[Path, bytes]:
+        found = (path for path in chart.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+        return {path.relative_to(chart): path.read_bytes() for path in found}
+
+    assert files(here) == files(there)
+
+
+def test_what_an_installation_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalClusterError, match=r"charts/thunderfleet is missing in .*; install thunderfleet again"):
+        shipped("charts/thunderfleet", (tmp_path,))
