@@ -319,7 +319,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     commands = Commands(config.path)
-    machine = await look(commands, root)
+    machine = await look(commands, root, config.operating_system)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,

@@ -43,6 +43,7 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
+from tests.support.processes import PROC
 from tests.support.tiers import quick
 
 Until = Callable[..., Awaitable[None]]
@@ -648,7 +649,7 @@ def ring(**more: object) -> MeasureSettings:
 def pair_processes() -> list[int]:
     """The measuring processes of two-rank groups that run on this machine and belong to this test process."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
             mine = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -659,12 +660,12 @@ def pair_processes() -> list[int]:
 
 def process_order(pid: int) -> dict[str, object]:
     """The order of a measuring process."""
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    words = (PROC / str(pid) / "cmdline").read_text().split("\0")
     order: dict[str, object] = json.loads(words[words.index("measure-child") + 1])
     return order
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(tmp_path: Path) -> None:
     async with macs(2, tmp_path, ring()) as (a, b):
         a.sees(b)
@@ -678,7 +679,7 @@ async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(t
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -707,7 +708,7 @@ async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
         await until(lambda: a.prober.lock.peer is None and b.prober.lock.peer is None)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(tmp_path: Path, until: Until) -> None:
     async with macs(2, tmp_path, ring()) as (a, b):
         a.sees(b)
@@ -732,9 +733,9 @@ def deafen(address: str, deaf: bool) -> None:
 
     drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
     attach, detach = 26, 27
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(PROC / "self/fd"):
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if not os.readlink(PROC / "self/fd" / name).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as sock:
                 ends = [sock.getsockname()]
@@ -803,7 +804,7 @@ ALIVE = 0.2
 def marked(folder: Path) -> list[int]:
     """The measuring processes that the agents of this test have started, whatever their parent process is now."""
     found = []
-    for each in Path("/proc").glob("[0-9]*"):
+    for each in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             mine = f"{MARK}={folder}".encode() in (each / "environ").read_bytes().split(b"\0")
             alive = (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -854,7 +855,7 @@ def how_broken(value: object) -> str | None:
 
 
 @pytest.mark.parametrize(("kind", "end", "how"), quick(QUICK, BROKEN), ids=how_broken)
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_frees_the_other_end(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, end: str, how: signal.Signals
 ) -> None:
@@ -918,7 +919,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
 @pytest.mark.parametrize(
     "how", quick([signal.SIGKILL, signal.SIGSTOP], [how for how in HOWS if how is not CUT]), ids=how_broken
 )
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
@@ -957,40 +958,46 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit(t
         while True:
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work")})
+    lifeline, ours = os.pipe()
+    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work"), "lifeline": lifeline})
     begun = time.monotonic()
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order), stdin=asyncio.subprocess.PIPE, stdout=writer
+        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=writer,
+        pass_fds=[lifeline],
     )
     try:
         async with asyncio.timeout(60):
             assert await child.wait() == 1
         assert time.monotonic() - begun >= 1, "not before its limit"
     finally:
-        os.close(reader)
-        os.close(writer)
+        for end in (reader, writer, lifeline, ours):
+            os.close(end)
         if child.returncode is None:
             child.kill()
         await child.wait()
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at sockets in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at sockets in /proc")
 async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: Path, until: Until) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [each.getsockname()[1] for each in (one, other)]
     hosts = [f"127.0.0.1:{port}" for port in ports]
-    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder)}
+    lifeline, ours = os.pipe()
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder), "lifeline": lifeline}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 60, "bytes": SMALL})),
         stdin=asyncio.subprocess.PIPE,
+        pass_fds=[lifeline],
     )
-    assert child.stdin is not None
+    os.close(lifeline)
     try:
         # It waits for a rank 1 that does not exist.
-        await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in Path("/proc/net/tcp").read_text(), seconds=60)
-        child.stdin.close()
+        await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in (PROC / "net/tcp").read_text(), seconds=60)
+        os.close(ours)
         async with asyncio.timeout(15):
             await child.wait()
     finally:
@@ -1008,7 +1015,7 @@ asyncio.run(parent.run(json.loads(sys.argv[1])))
 
 
 @pytest.mark.parametrize("killed", ["the child", "the agent"])
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_a_killed_measurement_leaves_no_folder_behind(
     killed: str, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from thunderfleet_kubelet.shim import files, owner, processes
 from thunderfleet_lib.backoff import Backoff
 
 from tests.support.pods import IMAGE, KUBELET, USERS, World, sh, state
-from tests.support.processes import exists
+from tests.support.processes import alive, exists
 
 Json = dict[str, Any]
 
@@ -638,12 +638,12 @@ async def test_a_pod_whose_file_is_broken_and_that_is_deleted_is_ended(world: Wo
     world.api.add_pod("broken", {"containers": [sh("trap '' TERM; while :; do sleep 0.1; done")]}, uid="broken-uid")
     await world.phase("broken", "Running")
     assert world.processes()
-    markers = [str(folder) for folder in world.root.glob("pods/broken-uid/containers/*/sandbox/*")]
+    before = world.processes()
     await first.stop(end_pods=False)
     (world.root / "pods/broken-uid/pod.json").write_text('{"metadata": {"na')
     del world.api.objects["/api/v1/namespaces/default/pods/broken"]
     await world.boot()
-    await world.until(lambda: not any(processes.marked(marker) for marker in markers))
+    await world.until(lambda: not any(alive(pid) for pid in before))
     await world.until(lambda: not (world.root / "pods/broken-uid").exists())
 
 

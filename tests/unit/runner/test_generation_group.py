@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.processes import PROC
+
 MODEL = "thunderfleet/tiny"
 REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, "return_token_ids": True}
 CHAT = {**REQUEST, "messages": list(tinymodel.DEMO_MESSAGES)}
@@ -36,7 +38,7 @@ def processes(group: Any) -> list[int]:
 
 def ticks(pid: int) -> int:
     """CPU time that a process has used, in clock ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
 

@@ -19,6 +19,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import control, relay, socket_owner
 
+from tests.support.processes import PROC
 from tests.support.prompts import demo_prompt
 from tests.support.tiers import quick
 
@@ -61,10 +62,10 @@ def carried() -> list[str]:
 def sockets() -> set[str]:
     """Established TCP connections of this process."""
     held = set()
-    for link in Path("/proc/self/fd").iterdir():
+    for link in (PROC / "self/fd").iterdir():
         with contextlib.suppress(OSError):
             held.add(link.readlink().name)
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    rows = (line.split() for line in (PROC / "net/tcp").read_text().splitlines()[1:])
     return {row[9] for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in held}
 
 
