@@ -28,7 +28,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.client.launch import kubelet_command
 
-from tests.support.api import Api
+from tests.support.api import Api, path_of
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -102,6 +102,8 @@ class Fleet:
         return self.cluster.kubectl(*words, text=text, check=check)
 
     def get(self, *words: str) -> Json:
+        if (path := path_of(*words)) and (read := self.api.get(path)):
+            return read
         found: Json = json.loads(self.kubectl("get", *words, "-o", "json").stdout)
         return found
 
@@ -162,10 +164,8 @@ class Fleet:
                 return error.code, error.read().decode()
 
     def node_ready(self, name: str) -> bool:
-        done = self.kubectl("get", "node", name, "-o", "json", check=False)
-        if done.returncode:
-            return False
-        conditions = json.loads(done.stdout)["status"].get("conditions") or []
+        node = self.api.get(f"/api/v1/nodes/{name}") or {}
+        conditions = node.get("status", {}).get("conditions") or []
         return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 

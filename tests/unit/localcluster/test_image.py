@@ -65,6 +65,32 @@ def test_sources_are_copies_and_tools_stay_out(images: Path) -> None:
     assert not [name for name in names if name.endswith(".pth")]
 
 
+# Prints the tokenizers of transformers that can be imported.
+TOKENIZERS = """
+import importlib, pathlib, transformers
+for path in sorted((pathlib.Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")):
+    try:
+        importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+    except (ImportError, NameError):
+        continue
+    print(path.stem)
+"""
+
+
+def test_models_of_pytorch_stay_out_and_no_tokenizer_misses_them(images: Path) -> None:
+    made = make_image(images)
+
+    def tokenizers(python: str) -> list[str]:
+        done = subprocess.run([python, "-c", TOKENIZERS], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    found = tokenizers(str(made.folder / "bin/python3"))
+    assert found == tokenizers(sys.executable)
+    assert len(found) > 50
+    assert not list(made.folder.glob("lib/python3.*/site-packages/transformers/models/llama/modeling_*.py"))
+
+
 def test_unused_images_go_and_used_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "UNUSED_SECONDS", -1)
     for name in ("new", "used", "old"):
