@@ -20,7 +20,13 @@ PYTHON = os.path.realpath(sys.executable)
 BIN = Path(__file__).resolve().parent / "bin"
 IP_SECONDS = 20
 # Linux gives the interface 127.0.0.1/8 and ::1 when it comes up. The prefix makes all of 127.0.0.0/8 local addresses.
-ADDRESSES = [*(f"127.0.0.{number}" for number in range(1, 10)), "127.9.9.8", "127.9.9.9"]
+ADDRESSES = [
+    *(f"127.0.0.{number}" for number in range(1, 10)),
+    # Agents that measure each other.
+    *(f"127.0.7.{number}" for number in range(1, 32)),
+    "127.9.9.8",
+    "127.9.9.9",
+]
 LOOPBACK = "link set lo up\naddr del 127.0.0.1/8 dev lo\n" + "".join(f"addr add {one}/32 dev lo\n" for one in ADDRESSES)
 
 
