@@ -443,7 +443,7 @@ def test_whose_socket_it_is() -> None:
         ends = end.getsockname(), server.getsockname()
         assert socket_owner.owns(os.getpid(), *ends) is True
         assert socket_owner.owns(os.getppid(), *ends) in (False, None)
-        assert socket_owner.owns(1 << 22, *ends) is None
+        assert socket_owner.owns(1 << 22, *ends) in (False, None)
 
 
 def test_whose_socket_it_is_when_its_port_was_anothers_a_moment_ago() -> None:
