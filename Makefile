@@ -20,8 +20,8 @@ UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-r
 # End-to-end tests mostly wait.
 WORKERS ?= 3
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Under the rules of macOS; see tests/darwin.
-DARWIN := $(BIN)/python -m pytest -p tests.darwin.plugin
+# Under the rules of macOS; see tests/darwin. A Mac has them anyway.
+DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
@@ -96,6 +96,11 @@ darwin-quick: install ## The tests that failed under the rules of macOS once
 	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \
 	  tests/unit/kubelet/test_pods_running.py::test_whole_process_group_and_strays_end
 
+.PHONY: darwin-builds
+darwin-builds: install ## Wheels of all requirements for Macs, for each version of Python, and all Go programs built for Macs
+	$(BIN)/python -m tests.darwin.wheels 3.11 3.12 3.13 3.14
+	$(BIN)/python -m tests.darwin.programs
+
 .PHONY: e2e
 e2e: programs prometheus ## End-to-end tests on real control planes
 	$(E2E)
@@ -110,7 +115,7 @@ test: ## Everything that must pass, and where the time went
 
 .PHONY: soak
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs prometheus darwin matrices fuzz chaos mutants
+	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
 .PHONY: matrices
 matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out

@@ -66,7 +66,8 @@ class Config(_Settings):
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
     operating_system: Literal["darwin", "linux"] | None = None
-    """What the Node is. Default: ``darwin`` if the machine has ``sw_vers``. A local cluster on a Mac has Linux Nodes too."""
+    """The operating system that the Node reports. Default: ``darwin`` if the machine has ``sw_vers``. A local
+    cluster on a Mac has Linux Nodes too."""
     path: list[Path] = []
     """Folders in front of PATH, for the kubelet's own commands and for every container."""
     python_path: list[Path] = []

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+
 from thunderfleet_localcluster.errors import LocalClusterError
 
 IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
@@ -187,18 +189,57 @@ def _libraries(library: Path) -> dict[str, Path]:
     return found
 
 
+def _interpreter() -> Path:
+    """The program that is Python itself.
+
+    In a framework (Python from python.org or Homebrew on macOS), ``bin/python3`` is a stub, which starts this program in the
+    framework wherever a copy of the stub is.
+    """
+    framework = sysconfig.get_config_var("PYTHONFRAMEWORK")
+    if framework:
+        return Path(sys.base_prefix) / "Resources/Python.app/Contents/MacOS" / str(framework)
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def _place_interpreter(folder: Path, name: str) -> None:
+    """Place Python's program, as ``name``, and its shared libraries. Raises LocalClusterError."""
+    program = folder / "bin" / name
+    framework = sysconfig.get_config_var("PYTHONFRAMEWORK")
+    if not framework:
+        _place(_interpreter(), program)
+        for shared, place in _libraries(Path(sys.base_prefix) / "lib").items():
+            _place(place, folder / "lib" / shared)
+        return
+    # Copies, because they change: the program names the library by its path in the framework.
+    library = folder / "lib" / str(framework)
+    for source, target in ((_interpreter(), program), (Path(sys.base_prefix) / str(framework), library)):
+        shutil.copy2(source, target)
+        target.chmod(0o755)
+    named = _tool("otool", "-D", str(library)).splitlines()[-1].strip()
+    _tool("install_name_tool", "-change", named, f"@executable_path/../lib/{framework}", str(program))
+    # A change makes a signature invalid, and Apple silicon runs no program with an invalid one.
+    for changed in (library, program):
+        _tool("codesign", "--force", "--sign", "-", str(changed))
+
+
+def _tool(*argv: str) -> str:
+    """The output of a program of Apple's command line tools. Raises LocalClusterError."""
+    said = BlockingHost().run(argv, CHECK_SECONDS)
+    if isinstance(said, Failure):
+        hint = "; install Apple's command line tools with `xcode-select --install`" if said.kind is FailureKind.ABSENT else ""
+        raise LocalClusterError(f"cannot copy this Python, which is a framework: {said}{hint}")
+    return said.text
+
+
 def _build(folder: Path, final: Path) -> None:
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     standard = Path(sysconfig.get_path("stdlib")).resolve()
     library, binaries = folder / "lib", folder / "bin"
     binaries.mkdir(parents=True)
     library.mkdir()
-    executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    _place(executable, binaries / name)
+    _place_interpreter(folder, name)
     for alias in ("python3", "python"):
         (binaries / alias).symlink_to(name)
-    for shared, place in _libraries(Path(sys.base_prefix) / "lib").items():
-        _place(place, library / shared)
     _gather(standard, library / name, _UNUSED | {f"config-{sys.version_info.major}"} | _config_folders(standard))
     dynamic = Path(sysconfig.get_config_var("DESTSHARED") or standard / "lib-dynload")
     if not (library / name / "lib-dynload").exists() and dynamic.is_dir():
@@ -256,7 +297,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def _check(folder: Path) -> None:
     """Run the image's Python as containers will. Raises LocalClusterError."""
-    argv = [str(folder / "bin/python3"), "-c", "import ssl, pydantic, thunderfleet_crds"]
+    code = "import sys, ssl, pydantic, thunderfleet_crds; print(sys.prefix)"
+    argv = [str(folder / "bin/python3"), "-c", code]
     user = UNPRIVILEGED if os.geteuid() == 0 else None
     try:
         done = subprocess.run(
@@ -276,6 +318,8 @@ def _check(folder: Path) -> None:
     if done.returncode != 0:
         who = "this user" if user is None else f"user {user}"
         raise LocalClusterError(f"the image in {folder} does not work for {who}: {done.stderr.strip()}")
+    if Path(done.stdout.strip()).resolve() != folder.resolve():
+        raise LocalClusterError(f"the image's Python uses {done.stdout.strip()} instead of the image, {folder}")
 
 
 def make_image(images: Path) -> Image:

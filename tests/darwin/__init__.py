@@ -11,5 +11,7 @@ platform    makes our modules see ``sys.platform == "darwin"``
 libsystem   functions of the C library that only one of the two systems has
 kqueue      ``select.kqueue`` for what our programs ask of it
 site        on the PYTHONPATH of the processes that tests start
+wheels      whether the pinned requirements install on a Mac
+programs    builds all Go programs for Macs
 bin         commands of macOS that read the hidden /proc
 """

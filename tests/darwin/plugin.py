@@ -12,7 +12,13 @@ SITE = Path(__file__).resolve().parent / "site"
 
 if rules.PROC_VARIABLE not in os.environ:
     # Workers of pytest-xdist and the processes of tests inherit all of this.
-    os.environ[rules.PROC_VARIABLE] = str(namespaces.enter())
+    try:
+        os.environ[rules.PROC_VARIABLE] = str(namespaces.enter())
+    except OSError as error:
+        raise pytest.UsageError(
+            f"the rules of macOS need Linux and new namespaces: {error}; run as root, or allow user namespaces "
+            "(sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+        ) from error
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 rules.apply(Path(os.environ[rules.PROC_VARIABLE]))
 

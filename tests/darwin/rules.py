@@ -4,6 +4,7 @@ import asyncio
 import errno
 import functools
 import os
+import resource
 import select
 import selectors
 import socket
@@ -23,6 +24,7 @@ IP_BOUND_IF, IPV6_BOUND_IF = 25, 125
 TCP_KEEPALIVE, TCP_RXT_CONNDROPTIME = 0x10, 0x80
 SO_BINDTOIFINDEX = 62
 
+_real_getrusage = resource.getrusage
 _real_poll = select.poll
 _real_setsockopt = socket.socket.setsockopt
 # By name, because type checkers for macOS do not know it.
@@ -38,11 +40,19 @@ def apply(proc: Path) -> None:
     _apply_select()
     _apply_named_pipes()
     _apply_sockets()
+    _replace(resource, getrusage=_getrusage)
     # Linux's own, which the standard library may have taken already.
     for module, names in ((os, ("pidfd_open", "memfd_create", "setresuid", "setresgid")), (select, ("epoll",))):
         for name in names:
             if hasattr(module, name):
                 delattr(module, name)
+
+
+def _getrusage(who: int) -> resource.struct_rusage:
+    """With ``ru_maxrss`` in bytes, where Linux has KiB."""
+    found = list(_real_getrusage(who))
+    found[2] *= 1024
+    return resource.struct_rusage(found)
 
 
 class BlindPoll:

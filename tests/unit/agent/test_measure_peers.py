@@ -51,6 +51,8 @@ Until = Callable[..., Awaitable[None]]
 LINK = "cable-1"
 SMALL = 2**20
 FEW = 2**17
+LOOPBACK = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+"""The interface of all addresses here; macOS binds sockets to it."""
 QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enabled": False}, "spreadSeconds": 0}
 # Enough for a rate over a cable; fewer bytes may arrive in one read, which gives no rate.
 SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 64 * SMALL, "streams": 2}
@@ -79,10 +81,12 @@ class Mac:
     def sees(self, *others: Mac, link: str = LINK, problem: str | None = None) -> None:
         """Sets its neighbors; a single one is reached over a cable."""
         cables = (
-            {link: Cable(link, others[0].name, "en2", CableEnd("rdma_en2", self.address), problem)} if len(others) == 1 else {}
+            {link: Cable(link, others[0].name, LOOPBACK, CableEnd("rdma_en2", self.address), problem)}
+            if len(others) == 1
+            else {}
         )
         targets = tuple(Target(other.name, other.address, link if cables else "") for other in others)
-        interfaces = {self.address: "en2"} if cables else {}
+        interfaces = {self.address: LOOPBACK} if cables else {}
         self.prober.set_view(
             View(self.name, self.address, targets, cables, {other.name: other.agent for other in others}, interfaces)
         )
@@ -751,7 +755,7 @@ def deafen(address: str, deaf: bool) -> None:
 AGENT = (
     inspect.getsource(deafen)
     + """
-import asyncio, json, signal, sys
+import asyncio, json, signal, socket, sys
 from pathlib import Path
 from thunderfleet_agent import server as serving
 from thunderfleet_agent.measure.session import pair_session
@@ -779,9 +783,10 @@ async def main(said):
     server = Server(address, name, Metrics(), lambda: None, known)
     server.measure = prober.answer
     await server.start(said["port"], 0, certificate.server)
-    cables = {link: Cable(link, said["peerName"], "en2", CableEnd("rdma_en2", address), None)}
+    interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    cables = {link: Cable(link, said["peerName"], interface, CableEnd("rdma_en2", address), None)}
     targets = (Target(said["peerName"], peer.address, link),)
-    prober.set_view(View(name, address, targets, cables, {said["peerName"]: peer}, {address: "en2"}))
+    prober.set_view(View(name, address, targets, cables, {said["peerName"]: peer}, {address: interface}))
     prober.set_groups(())
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

@@ -95,6 +95,8 @@ async def test_a_ring_forms_through_relays_and_generates(
     assert not carried()
 
 
+# On macOS a rank that was killed twice within an hour is not started again.
+@pytest.mark.linux
 async def test_after_an_attempt_nothing_of_it_is_left(make_relayed: MakeGroup) -> None:
     group = make_relayed(2)
     leader, other = group.start(0), group.start(1)
@@ -443,7 +445,7 @@ def test_whose_socket_it_is() -> None:
         ends = end.getsockname(), server.getsockname()
         assert socket_owner.owns(os.getpid(), *ends) is True
         assert socket_owner.owns(os.getppid(), *ends) in (False, None)
-        assert socket_owner.owns(1 << 22, *ends) is None
+        assert socket_owner.owns(1 << 22, *ends) in (False, None)
 
 
 def test_whose_socket_it_is_when_its_port_was_anothers_a_moment_ago() -> None:
