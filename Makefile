@@ -20,6 +20,8 @@ UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-r
 # End-to-end tests mostly wait.
 WORKERS ?= 3
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Under the rules of macOS; see tests/darwin. A Mac has them anyway.
+DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
@@ -81,6 +83,24 @@ unit: programs ## Unit and property tests
 quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
 	$(UNIT) -m "not slow and not soak"
 
+.PHONY: darwin
+darwin: programs ## Unit tests of what runs on Macs, under the rules of macOS (needs namespaces, as root or not)
+	$(DARWIN) -n 2 --dist loadfile --no-loadscope-reorder tests/darwin tests/unit/kubelet tests/unit/agent tests/unit/runner \
+	  tests/unit/localcluster
+
+.PHONY: darwin-quick
+darwin-quick: install ## The tests that failed under the rules of macOS once
+	$(DARWIN) -n 0 tests/darwin tests/unit/agent/test_streams.py tests/unit/kubelet/test_node_machine.py \
+	  tests/unit/localcluster/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/test_parent_death.py \
+	  tests/unit/agent/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
+	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \
+	  tests/unit/kubelet/test_pods_running.py::test_whole_process_group_and_strays_end
+
+.PHONY: darwin-builds
+darwin-builds: install ## Wheels of all requirements for Macs, for each version of Python, and all Go programs built for Macs
+	$(BIN)/python -m tests.darwin.wheels 3.11 3.12 3.13 3.14
+	$(BIN)/python -m tests.darwin.programs
+
 .PHONY: e2e
 e2e: programs prometheus ## End-to-end tests on real control planes
 	$(E2E)
@@ -91,11 +111,11 @@ check: ## Inner loop: lint, types and quick unit tests, and where the time went
 
 .PHONY: test
 test: ## Everything that must pass, and where the time went
-	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit e2e
+	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit darwin-quick e2e
 
 .PHONY: soak
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs prometheus matrices fuzz chaos mutants
+	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
 .PHONY: matrices
 matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out

@@ -21,6 +21,7 @@ _CPU = pytest.StashKey[float]()
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers."""
     config.addinivalue_line("markers", "slow: takes long; `make check` leaves it out")
+    config.addinivalue_line("markers", "linux: about Linux itself; `make darwin` leaves it out")
     config.addinivalue_line("markers", "soak: more of the same promise; only `make soak` runs it")
 
 

@@ -29,9 +29,11 @@ from thunderfleet_kubelet.credentials import Credentials
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
+from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader, look
+from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.serving.auth import Guard
@@ -90,8 +92,16 @@ class Kubelet:
     """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one."""
 
     def __init__(
-        self, root: Path, identity: NodeIdentity, config: Config, machine: Machine, reader: Reader, addresses: NodeAddresses
+        self,
+        root: Path,
+        identity: NodeIdentity,
+        config: Config,
+        machine: Machine,
+        reader: Reader,
+        addresses: NodeAddresses,
+        awake: Awake,
     ) -> None:
+        self.awake = awake
         self.root = root
         self.addresses = addresses
         self.identity = identity
@@ -158,6 +168,8 @@ class Kubelet:
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until ``stop`` is set. Containers keep running."""
         await self.pods.start()
+        # Until the API server has listed the pods: those of an earlier kubelet may be running.
+        self.awake.want(True)
         stopped = asyncio.ensure_future(stop.wait())
         work = asyncio.ensure_future(self._work())
         try:
@@ -190,6 +202,7 @@ class Kubelet:
             tasks.create_task(self._sync())
             tasks.create_task(self._serve())
             tasks.create_task(self.credentials.run())
+            tasks.create_task(self.awake.run())
             tasks.create_task(self.addresses.follow(self._addresses_changed))
 
     def _addresses_changed(self) -> None:
@@ -210,7 +223,9 @@ class Kubelet:
         await self.reflector.synced.wait()
         while True:
             self._pods_changed.clear()
-            self.pods.sync(self._wanted_pods())
+            wanted = self._wanted_pods()
+            self.pods.sync(wanted)
+            self.awake.want(any(not has_ended(pod) for pod in wanted.values()))
             await self._pods_changed.wait()
 
     def _wanted_pods(self) -> dict[str, Json]:
@@ -304,7 +319,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     commands = Commands(config.path)
-    machine = await look(commands, root)
+    machine = await look(commands, root, config.operating_system)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,
@@ -316,7 +331,8 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     read = AddressReader(commands, parse_server(identity.server).host, mac=machine.is_mac).read
     addresses = NodeAddresses(config.addresses, read)
     if await _before(stop, addresses.wait()):
-        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses).run(stop)
+        awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
+        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses, awake).run(stop)
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -65,6 +65,9 @@ class Config(_Settings):
     that reaches the API server (else of the one with the default route), and follows it when it changes."""
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
+    operating_system: Literal["darwin", "linux"] | None = None
+    """The operating system that the Node reports. Default: ``darwin`` if the machine has ``sw_vers``. A local
+    cluster on a Mac has Linux Nodes too."""
     path: list[Path] = []
     """Folders in front of PATH, for the kubelet's own commands and for every container."""
     python_path: list[Path] = []

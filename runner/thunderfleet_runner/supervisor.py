@@ -33,7 +33,7 @@ from thunderfleet_runner.group.metrics import GroupMetrics
 from thunderfleet_runner.group.rendezvous import Identity
 from thunderfleet_runner.host import preflight, wired_memory
 from thunderfleet_runner.host.intakeprocess import IntakeStarter, intake_command
-from thunderfleet_runner.host.rankprocess import end_orphan, rank_command
+from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import connection, control, jaccl, peers
 
 log = logging.getLogger(__name__)
@@ -157,9 +157,6 @@ class Supervisor:
         """Runs until ``end``. Raises Blocked when rank 0's control port is in use, OSError when an address is lost."""
         settings = self.settings
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
-        orphan = await asyncio.to_thread(end_orphan, self.member.slot.pid_file, self.plan.group)
-        if orphan is not None:
-            log.warning("ended process %d, a rank left by an earlier supervisor", orphan)
         # Its process imports MLX while the ports open and the peers connect.
         self._start(self.member.run(), "member")
         listening: list[web.AppRunner | None] = []

@@ -19,6 +19,8 @@ from tests.support.proxy import proxy_headers
 
 ANSWER_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
+REST_SECONDS = 5.0
+"""A client that got a long answer rests for as long as the answer took, and this long at most."""
 READY_SECONDS = 10.0
 """A client waits this long at most for a group that says it is ready, first and after every request that failed."""
 PROBE_SECONDS = 2.0
@@ -185,15 +187,17 @@ class Clients:
                 continue
             question = self._questions[turn % len(self._questions)] if stream and self.long else self._brief
             turn += 1
+            began = time.monotonic()
             result = self._ask(number, question, stream)
+            took = time.monotonic() - began
             with self._lock:
                 self.in_stream.pop(number, None)
                 self.results.append(result)
             if result.outcome is not Outcome.WHOLE:
                 self._until_ready()
-            elif question is self._brief:
+            else:
                 # Ranks that never rest take the processor that recovery needs.
-                self._over.wait(PAUSE_SECONDS)
+                self._over.wait(PAUSE_SECONDS if question is self._brief else min(took, REST_SECONDS))
 
     def _until_ready(self) -> None:
         """Waits as a load balancer does before it sends requests again; asks anyway in the end."""

@@ -19,7 +19,7 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.line import COMMAND_SECONDS, Line, on_fleet
+from tests.support.line import COMMAND_SECONDS, MEASURED, Line, on_fleet
 
 MAC_DISK, ETCD_DISK = "128m", "320m"
 """Sizes of the disks; etcd allocates 64 MiB at a time for its log."""
@@ -114,9 +114,10 @@ def text(macs: int) -> str:
 
 
 @contextlib.contextmanager
-def cluster(macs: int) -> Iterator[Line]:
-    """A cluster with the chart and the model. Raises LocalClusterError."""
-    with on_fleet(text(macs), "chaos", prepare=prepare, audit=True) as line:
+def cluster(macs: int, measured: bool = True) -> Iterator[Line]:
+    """A cluster with the chart and the model; ``measured``: its agents run benchmarks. Raises LocalClusterError."""
+    values = MEASURED if measured else ()
+    with on_fleet(text(macs), "chaos", "", *values, prepare=prepare, audit=True) as line:
         yield line
 
 

@@ -329,11 +329,7 @@ class Runner:
             censuses[name] = checks.census(ran.stdout)
         components = self.line.cluster.status()["components"]
         ended = [f"{item['name']} has ended ({item['end']})" for item in components if not item["pid"]]
-        managed = [
-            {"kind": kind, **item}
-            for kind, plural in CHILDREN.items()
-            for item in self.api.items(f"/api/v1/{plural}?labelSelector={quote(MANAGED)}")
-        ]
+        managed = [item for plural in CHILDREN for item in self.api.items(f"/api/v1/{plural}?labelSelector={quote(MANAGED)}")]
         namespaces = {deployment.namespace for deployment in self.line.deployments}
         accounts = checks.accounts(censuses, self.api.items("/api/v1/pods"))
         return ended + accounts + checks.strays(managed, namespaces)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar, cast
 
 import pytest
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -32,12 +33,13 @@ cables:
 """
 
 NEXT = pytest.StashKey[pytest.Item | None]()
-FLEET = pytest.StashKey[tuple[Line, contextlib.ExitStack]]()
+FLEET = pytest.StashKey[tuple[Line | Cluster, contextlib.ExitStack]]()
+Fleet = TypeVar("Fleet", Line, Cluster)
 
 
-@pytest.fixture(scope="session")
-def control_plane() -> Iterator[Cluster]:
-    """A cluster without Nodes: for what the API server alone decides."""
+@contextlib.contextmanager
+def idle_cluster() -> Iterator[Cluster]:
+    """A cluster without Nodes."""
     cluster = Cluster.start(IDLE_FLEET, name=f"e2e-idle-{os.getpid()}", join=False)
     try:
         yield cluster
@@ -46,15 +48,15 @@ def control_plane() -> Iterator[Cluster]:
         remove(cluster.folder, everything=True)
 
 
-def shared(request: pytest.FixtureRequest, starts: Callable[[], contextlib.AbstractContextManager[Line]]) -> Iterator[Line]:
+def shared(request: pytest.FixtureRequest, starts: Callable[[], contextlib.AbstractContextManager[Fleet]]) -> Iterator[Fleet]:
     """A fleet for all files of one group (tests/support/order.py): the last of them removes it."""
     stash = request.session.stash
     if FLEET not in stash:
         with contextlib.ExitStack() as stack:
-            line = stack.enter_context(starts())
-            stash[FLEET] = line, stack.pop_all()
-    line, fleet = stash[FLEET]
-    yield line
+            started = stack.enter_context(starts())
+            stash[FLEET] = started, stack.pop_all()
+    found, fleet = stash[FLEET]
+    yield cast(Fleet, found)
     following = stash[NEXT]
     if following is None or group_of(following.nodeid) != group_of(request.node.nodeid):
         del stash[FLEET]
@@ -76,6 +78,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="module")
+def control_plane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster without Nodes: for what the API server alone decides."""
+    yield from shared(request, idle_cluster)
+
+
+@pytest.fixture(scope="module")
 def line(request: pytest.FixtureRequest) -> Iterator[Line]:
     """The whole line, up and installed, on the default fleet."""
     yield from shared(request, lambda: on_fleet(None, "line", "THUNDERFLEET_E2E_CLUSTER"))
@@ -83,9 +91,8 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
 
 @pytest.fixture(scope="module")
 def desk(request: pytest.FixtureRequest) -> Iterator[Line]:
-    """Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN; nothing is measured."""
-    values = ("operator.replicas=1", "agent.measure.enabled=false")
-    yield from shared(request, lambda: on_fleet(DESK, "desk", "THUNDERFLEET_E2E_DESK", *values))
+    """Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN."""
+    yield from shared(request, lambda: on_fleet(DESK, "desk", "THUNDERFLEET_E2E_DESK", "operator.replicas=1"))
 
 
 @pytest.fixture

@@ -59,8 +59,8 @@ class Client:
                 found = answer.json["choices"][0]["token_ids"]
                 if found != self._expected:
                     self.wrong.append(found)
-            # So that the group is idle now and then.
-            self._ends.wait(0.5)
+            # So that the group is idle now and then. Ranks that wait for each other use every processor.
+            self._ends.wait(1.0)
 
 
 def links(served: Deployment) -> set[str]:

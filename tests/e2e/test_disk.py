@@ -1,5 +1,6 @@
 """A Mac with a small disk, on the real control plane: limits, pressure, the taint, and who is evicted."""
 
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 
+from tests.support.api import Api
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -72,19 +74,19 @@ def make(cluster: Cluster, name: str, script: str, empty: Json | None = None) ->
     cluster.kubectl("apply", "-f", "-", text=json.dumps(item))
 
 
-def get(cluster: Cluster, *words: str) -> Json:
-    found: Json = json.loads(cluster.kubectl("get", *words, "-o", "json").stdout)
-    return found
+@functools.cache
+def api(cluster: Cluster) -> Api:
+    return Api(cluster, SECONDS)
 
 
 def status(cluster: Cluster, name: str) -> Json:
-    found: Json = get(cluster, "pod", name)["status"]
+    found: Json = (api(cluster).get(f"/api/v1/namespaces/default/pods/{name}") or {})["status"]
     return found
 
 
 def pressure(cluster: Cluster) -> tuple[str, bool]:
     """The status of the condition, and whether the Node has the taint."""
-    node = get(cluster, "node", MAC)
+    node = api(cluster).get(f"/api/v1/nodes/{MAC}") or {}
     (condition,) = (item for item in node["status"]["conditions"] if item["type"] == "DiskPressure")
     return condition["status"], any(taint["key"] == TAINT for taint in node["spec"].get("taints") or [])
 
@@ -111,7 +113,8 @@ def test_the_pod_that_fills_the_disk_is_evicted_and_the_node_recovers(cluster: C
     assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
     until(lambda: pressure(cluster) == ("False", False), "the node has no pressure any more", SECONDS)
     assert status(cluster, "quiet")["phase"] == "Running"
-    events = {(item["involvedObject"]["name"], item["reason"]) for item in get(cluster, "events")["items"]}
+    items = api(cluster).items("/api/v1/namespaces/default/events")
+    events = {(item["involvedObject"]["name"], item["reason"]) for item in items}
     assert {("fat", "Evicted"), ("limited", "Evicted"), (MAC, "EvictionThresholdMet")} <= events
     make(cluster, "next", "sleep 3600")
     until(lambda: status(cluster, "next").get("phase") == "Running", "the node takes pods again", SECONDS)

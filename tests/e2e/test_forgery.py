@@ -37,7 +37,6 @@ machines:
   - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
   - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
 """
-VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 ONE = {"nodes": {"min": 1, "max": 1}}
 KEY = "thunderfleet-operator-key"
 OPERATOR = "deployment/thunderfleet-operator"
@@ -53,7 +52,7 @@ ROLE = {
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[Line]:
-    with on_fleet(FLEET, "forgery", "THUNDERFLEET_E2E_FORGERY", *VALUES) as found:
+    with on_fleet(FLEET, "forgery", "THUNDERFLEET_E2E_FORGERY", "operator.replicas=1") as found:
         yield found
 
 

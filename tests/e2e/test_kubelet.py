@@ -28,7 +28,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.client.launch import kubelet_command
 
-from tests.support.api import Api
+from tests.support.api import Api, path_of
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -102,6 +102,8 @@ class Fleet:
         return self.cluster.kubectl(*words, text=text, check=check)
 
     def get(self, *words: str) -> Json:
+        if (path := path_of(*words)) and (read := self.api.get(path)):
+            return read
         found: Json = json.loads(self.kubectl("get", *words, "-o", "json").stdout)
         return found
 
@@ -162,10 +164,8 @@ class Fleet:
                 return error.code, error.read().decode()
 
     def node_ready(self, name: str) -> bool:
-        done = self.kubectl("get", "node", name, "-o", "json", check=False)
-        if done.returncode:
-            return False
-        conditions = json.loads(done.stdout)["status"].get("conditions") or []
+        node = self.api.get(f"/api/v1/nodes/{name}") or {}
+        conditions = node.get("status", {}).get("conditions") or []
         return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
@@ -653,6 +653,15 @@ def test_a_pod_reads_nothing_of_another_pod(fleet: Fleet) -> None:
 def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:
     found = {item["type"]: item for item in fleet.get("node", MAC)["status"]["conditions"]}["PodsShareUser"]
     assert (found["status"], found["reason"]) == (("False", "OneUserPerPod") if ROOT else ("True", "KubeletNotRoot"))
+
+
+def test_a_mac_is_kept_awake_while_pods_run(fleet: Fleet) -> None:
+    """A recorded caffeinate waits with tail for the end of the kubelet that it was told to wait for."""
+    fleet.running("probed")
+    machine = fleet.cluster.machines[MAC]
+    waits = machine.run(["pgrep", "-af", r"tail -s 5 --pid=[0-9]+ -f /dev/null"], seconds=20).stdout.split()
+    pid = next(word.partition("=")[2] for word in waits if word.startswith("--pid="))
+    assert "thunderfleet" in machine.run(["ps", "-o", "args=", "-p", pid], seconds=20).stdout
 
 
 # Lifecycle

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.network.plan import rate_rule
 
-from tests.support.line import SYSTEM, Deploy, Line, on_fleet
+from tests.support.line import MEASURED, SYSTEM, Deploy, Line, on_fleet
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -37,6 +37,7 @@ cables:
 # Of groups over cables; an older result than two of it is stale.
 EVERY_SECONDS = 20
 VALUES = (
+    *MEASURED,
     "operator.replicas=1",
     "agent.measure.spreadSeconds=0",
     # A busy machine needs longer.

@@ -1,4 +1,4 @@
-"""Placement by the shape of the cabling, on eight Macs: a full mesh of four and a ring of four, joined by a cable and a hub.
+"""Placement by the shape of the cabling: a full mesh of four Macs and a ring of four, joined by a hub and by a cable.
 
 Every group answers what one process answers, and the operator decides what ``thunderfleet-operator plan`` predicts.
 """
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import Alone, Deploy, Deployment, Line, on_fleet
+from tests.support.line import Alone, Deploy, Deployment, Line, condition, on_fleet
 from tests.support.tiers import quick
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 
@@ -39,10 +40,9 @@ cables:
   - {a: "ring-3:2", b: "ring-4:1"}
   - {a: "ring-4:2", b: "ring-1:2"}
   - {a: "mesh-1:4", b: "ring-1:3", speed: 40, through: OWC Thunderbolt Hub}
-  - {a: "mesh-2:4", b: "ring-2:3"}
+  - {a: "mesh-2:4", b: "ring-2:3", seen: a}
 """
-# Speeds are those of the fleet file.
-VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
+ONE_END = "mesh-2.tb4--ring-2.tb3"
 MESH = ["mesh-1", "mesh-2", "mesh-3", "mesh-4"]
 RING = ["ring-1", "ring-2", "ring-3", "ring-4"]
 # A layer for each of eight ranks.
@@ -56,13 +56,20 @@ START_SECONDS = 400.0
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[Line]:
-    with on_fleet(FLEET, "shapes", "THUNDERFLEET_E2E_SHAPES", *VALUES) as found:
-        tinymodel.make(found.cluster.models / DEEP, layers=DEEP_LAYERS)
+    with on_fleet(FLEET, "shapes", "THUNDERFLEET_E2E_SHAPES", "operator.replicas=1", ends=1) as found:
+        until(lambda: seen_from(found) == {ONE_END: 1}, "every other cable is seen from both ends")
         for shape, macs in (("mesh", MESH), ("ring", RING)):
             found.kubectl("label", "nodes", *macs, f"shape={shape}", "--overwrite")
         found.kubectl("label", "nodes", "mesh-1", "ring-1", "pair=hub", "--overwrite")
+        found.kubectl("label", "nodes", "mesh-2", "ring-2", "pair=one-end", "--overwrite")
         found.kubectl("label", "nodes", *RING[:3], "row=line", "--overwrite")
         yield found
+
+
+def seen_from(line: Line) -> dict[str, int]:
+    """How many ends see each cable that fewer than two see."""
+    ends = {link["metadata"]["name"]: len(link["status"]["endpoints"]) for link in line.items("tbl") if "status" in link}
+    return {name: count for name, count in ends.items() if count < 2}
 
 
 @pytest.fixture
@@ -188,13 +195,49 @@ def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Line, deploy: 
 
 
 @pytest.mark.soak
-def test_all_eight_in_one_ring(served: Callable[..., Json]) -> None:
+def test_all_eight_in_one_ring(line: Line, served: Callable[..., Json]) -> None:
+    tinymodel.make(line.cluster.models / DEEP, layers=DEEP_LAYERS)
+
+    def sized() -> bool:
+        models = [item["status"].get("models", []) for item in line.items("np")]
+        return all(any(m.get("sizedBy") and m.get("repository") == DEEP for m in found) for found in models)
+
+    until(sized, "every Mac reports the size of the model")
     group = served("eight", layers=DEEP_LAYERS, nodes={"min": 8}, transport="Ring")
     assert (sorted(nodes_of(group)), group["parallelism"]) == (MESH + RING, "Pipeline")
     order = nodes_of(group)
     crossings = [(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True) if (a in MESH) != (b in MESH)]
     assert {frozenset(pair) for pair in crossings} == {frozenset(("mesh-1", "ring-1")), frozenset(("mesh-2", "ring-2"))}
     assert {rank["layers"]["count"] for rank in group["ranks"]} == {1}
+
+
+def said(line: Line, kind: str) -> tuple[str, str]:
+    """Status and reason of a condition of the cable that only one end sees."""
+    found = condition(line.json("get", "tbl", ONE_END), kind)
+    return found.get("status", ""), found.get("reason", "")
+
+
+@pytest.mark.parametrize("rdma", [True, False])
+def test_a_cable_seen_from_one_end_carries_a_group(line: Line, served: Callable[..., Json], rdma: bool) -> None:
+    """For RDMA if possible, otherwise for TCP."""
+    line.cluster.rdma("on" if rdma else "off", "ring-2")
+    try:
+        usable = ("True", "Usable") if rdma else ("False", "RDMADisabled")
+        until(lambda: said(line, "RDMAUsable") == usable, "the cable says what it is fit for")
+        assert said(line, "Symmetric") == ("False", "OneEnd")
+        # For a model this small tensor parallelism is not worth it, so Auto would choose a pipeline.
+        split = {"parallelism": "Tensor"} if rdma else {}
+        group = served("one-end", nodes={"min": 2, "selector": {"pair": "one-end"}}, **split)
+    finally:
+        line.cluster.rdma("on", "ring-2")
+    assert set(nodes_of(group)) == {"mesh-2", "ring-2"}
+    if rdma:
+        assert (group["transport"], group["parallelism"]) == ("JACCL", "Tensor")
+        assert [rank["shard"] for rank in group["ranks"]] == ["1/2", "2/2"]
+        assert all("jaccl" in item["status"]["runtime"]["backends"] for item in line.items("np"))
+    else:
+        assert (group["transport"], group["parallelism"]) == ("Ring", "Pipeline")
+        assert f"no RDMA over {ONE_END}: RDMA is disabled on ring-2" in group["reason"]
 
 
 def test_macs_and_cables_say_their_shape(line: Line) -> None:

@@ -28,8 +28,6 @@ cables:
   - {a: "mini-3:2", b: "mini-4:1", speed: 40}
   - {a: "mini-4:2", b: "mini-1:2", speed: 40}
 """
-# Speeds are those of the fleet file.
-VALUES = ("operator.replicas=1", "agent.measure.enabled=false")
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
 LITTLE = {"contextTokens": 2048, "cachedTokens": 4096}
 # More than half of a Mac: a KiB a token.
@@ -42,7 +40,7 @@ START_SECONDS = 150.0
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[Line]:
-    with on_fleet(FLEET, "moves", "THUNDERFLEET_E2E_MOVES", *VALUES) as found:
+    with on_fleet(FLEET, "moves", "THUNDERFLEET_E2E_MOVES", "operator.replicas=1") as found:
         yield found
 
 

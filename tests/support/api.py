@@ -1,23 +1,36 @@
-"""Reads from the API server without a kubectl process for each: tests that wait read several times a second."""
+"""Requests to the API server without a kubectl process for each: tests that wait read several times a second."""
 
 import base64
+import contextlib
 import http.client
 import json
 import queue
 import weakref
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.https import client_context, get
+from tests.support.https import ask, client_context, get
 
 Json = dict[str, Any]
 
 REQUEST_SECONDS = 3.0
 OURS = "/apis/thunderfleet.io/v1alpha1"
+CLUSTERED = {
+    **{name: f"{OURS}/nodeprofiles" for name in ("np", "nodeprofiles")},
+    **{name: f"{OURS}/thunderboltlinks" for name in ("tbl", "thunderboltlinks")},
+    **{name: "/api/v1/nodes" for name in ("node", "nodes")},
+}
+"""Where objects without a namespace are, by the name that kubectl has for their kind."""
+NAMESPACED = {
+    "md": (OURS, "modeldeployments"),
+    **{f"{kind}{s}": ("/api/v1", f"{kind}s") for kind in ("pod", "configmap", "secret", "service", "event") for s in ("", "s")},
+    **{f"lease{s}": ("/apis/coordination.k8s.io/v1", "leases") for s in ("", "s")},
+}
+SELECTORS = {"-l": "labelSelector", "--field-selector": "fieldSelector"}
 
 
 Idle = queue.SimpleQueue[http.client.HTTPSConnection]
@@ -40,8 +53,34 @@ def _close(idle: Idle) -> None:
         connection.close()
 
 
+def path_of(*words: str) -> str | None:
+    """The path that ``kubectl get`` with these words reads; None for kinds and options that this function does not know."""
+    plain: list[str] = []
+    query: dict[str, str] = {}
+    namespace = "namespaces/default/"
+    rest = iter(words)
+    for word in rest:
+        if word in SELECTORS:
+            query[SELECTORS[word]] = next(rest)
+        elif word in ("-n", "-A"):
+            namespace = "" if word == "-A" else f"namespaces/{next(rest)}/"
+        elif word.startswith("-"):
+            return None
+        else:
+            plain.append(word)
+    kind, *names = plain
+    if kind in CLUSTERED:
+        path = CLUSTERED[kind]
+    elif kind in NAMESPACED:
+        group, plural = NAMESPACED[kind]
+        path = f"{group}/{namespace}{plural}"
+    else:
+        return None
+    return "/".join((path, *names)) + (f"?{urlencode(query)}" if query else "")
+
+
 class Api:
-    """GETs from the API server as its administrator, each with a limit. Raises Unreachable.
+    """Requests to the API server as its administrator, each with a limit. Raises Unreachable.
 
     It keeps its connections as long as it exists: a TLS handshake costs both sides more than the request.
     """
@@ -70,7 +109,26 @@ class Api:
     def items(self, path: str) -> list[Json]:
         """The items of the list at ``path``; none when there is no such list."""
         found = self.get(path)
-        return found["items"] if found else []
+        if not found:
+            return []
+        # The server leaves out what all items of a list have in common.
+        common = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+        return [{**common, **item} for item in found["items"]]
+
+    def send(self, method: str, path: str, body: Json | None = None) -> int:
+        """The status of a request that writes: below 400, or 404."""
+        # Not on a kept connection, which the server may close while it reads: the request would be sent twice.
+        connection = http.client.HTTPSConnection(
+            self._server.hostname or "", self._server.port, timeout=self._seconds, context=self._context
+        )
+        with contextlib.closing(connection):
+            try:
+                status, text = ask(connection, method, path, None if body is None else json.dumps(body))
+            except OSError as error:
+                raise Unreachable(f"the API server: {error!r}") from error
+        if status >= 400 and status != 404:
+            raise Unreachable(f"the API server returns {status} for {method} {path}: {text.decode(errors='replace')}")
+        return status
 
     def _on_kept_connection(self, path: str, limit: float) -> tuple[int, bytes] | None:
         """Status and body; None when no connection is kept or the server has closed it."""

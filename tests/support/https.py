@@ -22,8 +22,13 @@ def client_context(authority: str, certificate: str, key: str) -> ssl.SSLContext
 
 def get(connection: http.client.HTTPSConnection, path: str) -> tuple[int, bytes]:
     """Status and body of one GET. Raises OSError, and closes the connection, when no whole response arrives."""
+    return ask(connection, "GET", path)
+
+
+def ask(connection: http.client.HTTPSConnection, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    """Status and body of the response to one request; ``body`` is JSON. Raises OSError as ``get`` does."""
     try:
-        connection.request("GET", path)
+        connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
         response = connection.getresponse()
         return response.status, response.read()
     except http.client.HTTPException as error:

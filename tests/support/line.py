@@ -22,7 +22,7 @@ from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.api import OURS, Api
+from tests.support.api import OURS, Api, path_of
 from tests.support.waiting import WAIT_SECONDS, until
 
 Json = dict[str, Any]
@@ -33,15 +33,15 @@ SYSTEM = "thunderfleet-system"
 MODEL = "thunderfleet/tiny-qwen2"
 PROMETHEUS_PORT = 9090
 """On a Linux machine of the default fleet, when test_monitoring has used it."""
+NAMESPACES = "/api/v1/namespaces"
 MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
-NODES = "/api/v1/nodes"
-PATHS = {"np": f"{OURS}/nodeprofiles", "tbl": f"{OURS}/thunderboltlinks", "nodes": NODES, "node": NODES}
-"""What tests read while they wait: without kubectl, which takes many times as long."""
-CHILDREN = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
+CHILDREN = ("pods", "services", "configmaps", "secrets")
 
-# Agents look for models often and measure for a short time.
-BRISK = (
-    "agent.modelsIntervalSeconds=2",
+# Agents look for models often and measure nothing, because few tests need measurements and each takes processor time.
+USUAL = ("agent.modelsIntervalSeconds=2", "agent.measure.enabled=false")
+# For tests with measurements: they take a short time.
+MEASURED = (
+    "agent.measure.enabled=true",
     "agent.measure.gpu.seconds=4",
     "agent.measure.memory.seconds=4",
     "agent.measure.rdma.bytes=16777216",
@@ -93,17 +93,19 @@ class Line:
 
     def json(self, *arguments: str) -> Json:
         """What kubectl prints as JSON. Raises LocalClusterError."""
-        if len(arguments) == 3 and arguments[0] == "get" and arguments[1] in PATHS:
-            if (item := self.api.get(f"{PATHS[arguments[1]]}/{arguments[2]}")) is None:
-                raise LocalClusterError(f"there is no {arguments[1]} {arguments[2]}")
+        verb, *words = arguments
+        if verb == "get" and (path := path_of(*words)):
+            # Without kubectl, which takes many times as long.
+            if (item := self.api.get(path)) is None:
+                raise LocalClusterError(f"there is no {' '.join(words)}")
             return item
         found: Json = json.loads(self.kubectl(*arguments, "-o", "json"))
         return found
 
     def items(self, *arguments: str) -> list[Json]:
         """The items that ``kubectl get`` with these arguments shows."""
-        if len(arguments) == 1 and arguments[0] in PATHS:
-            return self.api.items(PATHS[arguments[0]])
+        if path := path_of(*arguments):
+            return self.api.items(path)
         found: list[Json] = self.json("get", *arguments)["items"]
         return found
 
@@ -130,7 +132,7 @@ class Line:
     def deploy(self, name: str, **spec: object) -> "Deployment":
         """Applies one in a new namespace. ``spec`` overrides the default: the tiny model on two Macs with a short benchmark."""
         unique = f"{name}-{uuid.uuid4().hex[:6]}"
-        self.kubectl("create", "namespace", unique)
+        self.api.send("POST", NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": unique}})
         found = Deployment(self, unique, unique)
         self.deployments.append(found)
         usual = {"model": {"repository": MODEL}, "nodes": {"min": 2}, "recovery": {"backoffSeconds": 1}, "benchmark": QUICK}
@@ -154,9 +156,9 @@ class Line:
         if deployment not in self.deployments:
             return
         self.deployments.remove(deployment)
-        self.kubectl("delete", "md", deployment.name, "-n", deployment.namespace, "--ignore-not-found")
+        self.api.send("DELETE", deployment.path)
         until(lambda: not deployment.left(), f"{deployment.name} is gone", describe=lambda: "\n".join(deployment.left()))
-        self.kubectl("delete", "namespace", deployment.namespace, "--wait=false")
+        self.api.send("DELETE", f"{NAMESPACES}/{deployment.namespace}")
 
     def ready_machines(self) -> bool:
         """Whether every Node is Ready."""
@@ -199,8 +201,13 @@ class Deployment:
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         return self.line.kubectl("-n", self.namespace, *arguments, text=text)
 
+    @property
+    def path(self) -> str:
+        """Its path at the API server."""
+        return f"{OURS}/namespaces/{self.namespace}/modeldeployments/{self.name}"
+
     def get(self) -> Json:
-        found = self.line.api.get(f"{OURS}/namespaces/{self.namespace}/modeldeployments/{self.name}")
+        found = self.line.api.get(self.path)
         assert found is not None, f"there is no ModelDeployment {self.namespace}/{self.name}"
         return found
 
@@ -284,10 +291,7 @@ class Deployment:
     def children(self) -> list[Json]:
         """The objects that the operator made for it."""
         path = f"/api/v1/namespaces/{self.namespace}/{{}}?labelSelector={quote(MANAGED)}"
-        # An item of a list does not say its kind.
-        return [
-            {"kind": kind, **item} for kind, plural in CHILDREN.items() for item in self.line.api.items(path.format(plural))
-        ]
+        return [item for plural in CHILDREN for item in self.line.api.items(path.format(plural))]
 
     def ports(self) -> set[tuple[str, int]]:
         """Machine and port of every listener in its plans."""
@@ -370,7 +374,7 @@ def install(cluster: Cluster, *values: str) -> None:
     cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged")
     cluster.helm(
         *("install", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
-        *("--set", ",".join((f"agent.modelFolders={{{cluster.models}}}", *BRISK, *values))),
+        *("--set", ",".join((f"agent.modelFolders={{{cluster.models}}}", *USUAL, *values))),
         seconds=INSTALL_SECONDS + 30,
     )
 
@@ -402,7 +406,7 @@ def on_fleet(
     API server's audit log. ``prepare`` is called before the chart is installed.
     """
     with contextlib.ExitStack() as stack:
-        if variable and (existing := os.environ.get(variable)):
+        if existing := os.environ.get(variable):
             cluster = Cluster.attach(existing)
         else:
             cluster = Cluster.start(fleet, name=f"e2e-{name}-{os.getpid()}", audit=audit)
@@ -415,5 +419,6 @@ def on_fleet(
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)
         until(known, goal, INSTALL_SECONDS, describe=lambda: found.kubectl("get", "np,tbl"))
         yield found
-        for deployment in list(found.deployments):
+        # A cluster that was started here is removed with everything in it.
+        for deployment in list(found.deployments) if existing else ():
             found.forget(deployment)

@@ -25,6 +25,12 @@ GROUPS = {
         "e2e/test_monitoring",
         "e2e/test_trust_matrix",
     ),
+    # Each worker would start the cluster without Nodes once more.
+    "idle fleet": (
+        "e2e/test_chart",
+        "e2e/test_joining",
+        "e2e/test_pods_on_macs",
+    ),
     # The last one changes the Macs' addresses.
     "desk": (
         "e2e/test_cables",
@@ -43,12 +49,16 @@ LONGEST = (
     "e2e/test_placement",
     "default fleet",
     "desk",
-    "e2e/test_measure",
-    "e2e/test_placement_moves",
-    "e2e/test_chaos",
     "e2e/test_forgery",
+    "e2e/test_placement_moves",
+    "e2e/test_measure",
+    # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.
+    "e2e/test_chaos",
+    "idle fleet",
     "e2e/test_discovery",
     "e2e/test_localcluster",
+    "e2e/test_disk",
+    "e2e/test_permissions",
     "e2e/test_kubelet",
 )
 SLOW = (

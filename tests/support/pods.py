@@ -13,9 +13,10 @@ from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
-from thunderfleet_kubelet.shim import processes
+from thunderfleet_kubelet.shim.processes import MARKER_VARIABLE
 from thunderfleet_lib.kube import ApiError
 
+from tests.support.processes import with_variable
 from tests.support.waiting import until_async
 
 Json = dict[str, Any]
@@ -181,9 +182,9 @@ class World:
         return KUBELET.uid if found is None else found
 
     def processes(self) -> list[int]:
-        return [
-            pid for folder in (self.root / "pods").glob("*/containers/*/sandbox/*") for pid in processes.marked(str(folder))
-        ]
+        """The live processes of all containers."""
+        folders = (self.root / "pods").glob("*/containers/*/sandbox/*")
+        return [pid for folder in folders for pid in with_variable(f"{MARKER_VARIABLE}={folder}")]
 
 
 def sh(script: str, **more: Any) -> Json:

@@ -10,6 +10,8 @@ T = TypeVar("T")
 WAIT_SECONDS = 90.0
 """Limit of a wait for a cluster."""
 PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 0.5
+"""A long wait for a cluster asks less often: each question takes processor time of the cluster's programs."""
 ASYNC_WAIT_SECONDS = 30.0
 """Limit of a wait inside one process."""
 ASYNC_PAUSE_SECONDS = 0.02
@@ -30,7 +32,12 @@ class _Wait:
         self._goal = goal or "the condition holds"
         self._seconds = seconds
         self._describe = describe
-        self._deadline = time.monotonic() + seconds
+        self._began = time.monotonic()
+        self._deadline = self._began + seconds
+
+    def pause(self, least: float) -> float:
+        """Seconds until the next question: a tenth of the time waited so far, within limits."""
+        return max(least, min((time.monotonic() - self._began) / 10, LONGEST_PAUSE_SECONDS))
 
     def check(self, error: Exception | None) -> None:
         """Raises NotInTimeError once the limit has passed."""
@@ -49,7 +56,7 @@ def until(
     describe: Callable[[], str] = _nothing,
     retry_on: tuple[type[Exception], ...] = (),
 ) -> T:
-    """Calls ``holds`` every ``pause`` seconds until it returns something true, and returns that.
+    """Calls ``holds`` until it returns something true, and returns that; ``pause``: the least seconds between two calls.
 
     Errors in ``retry_on`` count as false. After ``seconds`` raises NotInTimeError with ``goal`` and the text of ``describe``.
     """
@@ -62,7 +69,7 @@ def until(
         except retry_on as caught:
             error = caught
         wait.check(error)
-        time.sleep(pause)
+        time.sleep(wait.pause(pause))
 
 
 async def until_async(

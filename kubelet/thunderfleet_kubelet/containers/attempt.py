@@ -32,6 +32,8 @@ class Attempt:
     grace_exceeded: bool = False
     container_id: str = ""
     image_id: str = ""
+    pid: int = 0
+    """The main process, which leads the attempt's process group; 0 unless it runs."""
 
     @property
     def live(self) -> bool:

@@ -33,6 +33,8 @@ class Launch:
     image_id: str
     log_bytes: int
     log_files: int
+    own_user: int | None = None
+    """A user that only this container of the pod has while it runs, and no other pod."""
     message_path: str = "/dev/termination-log"
     message_from_log: bool = False
 
@@ -85,6 +87,7 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "logBytes": launch.log_bytes,
         "logFiles": launch.log_files,
         "marker": str(sandbox),
+        "ownUser": launch.own_user,
         "grace": launch.grace,
         "backoff": launch.start.backoff,
         "containerId": folder.container_id(container, number),

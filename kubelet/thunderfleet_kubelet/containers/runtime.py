@@ -117,7 +117,7 @@ class ContainerRuntime:
         if ended is None:
             if running is None:
                 return Attempt(state="starting", **common)
-            return Attempt(state="running", started_at=float(running["startedAt"]), **common)
+            return Attempt(state="running", started_at=float(running["startedAt"]), pid=int(running["pid"]), **common)
         code = int(ended["exitCode"])
         result = Attempt(
             state="exited",
@@ -187,10 +187,22 @@ class ContainerRuntime:
 
     def _kill_orphans(self, container: str, number: int, running: Json | None) -> None:
         """Kills the processes of an attempt that has no shim."""
+        group = 0
         if running is not None and running.get("birth") and processes.birth(int(running["pid"])) == running["birth"]:
+            group = int(running["pid"])
+        found = processes.marked(str(self._folder.sandbox(container, number)), group)
+        if group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(int(running["pid"]), signal.SIGKILL)
-        processes.signal_all(processes.marked(str(self._folder.sandbox(container, number))), signal.SIGKILL)
+                os.killpg(group, signal.SIGKILL)
+        user = (read_json(self._folder.attempt(container, number) / "spec.json") or {}).get("ownUser")
+        if user is not None and not self._others_live(container, number):
+            found += processes.of_user(user)
+        processes.signal_all(found, signal.SIGKILL)
+
+    def _others_live(self, container: str, number: int) -> bool:
+        """Whether another attempt of the pod runs or starts, because the record of this one's end could not be written."""
+        others = {(name, each) for name in self._folder.names() for each in self._folder.numbers(name)} - {(container, number)}
+        return any(other in self._starting or is_alive(self._folder.attempt(*other)) for other in others)
 
     def kill_all(self) -> None:
         """Kills everything that runs of a pod that the API server does not have and whose files are unusable."""

@@ -1,25 +1,30 @@
 """CPU and memory of containers: the sum over the processes that have the container's marker in their environment.
 
-Read from ``/proc`` on Linux and from ``ps`` on macOS.
+Read from ``/proc`` on Linux and from ``ps`` on macOS, which hides the environment of Apple binaries: there, members of the main
+process's group and descendants belong to a container too.
 """
 
 import os
 import re
 import subprocess
+from collections.abc import Container, Mapping
 
 from thunderfleet_kubelet.shim.processes import MARKER_VARIABLE
 
 PS_SECONDS = 10.0
 
 
-def by_marker(markers: set[str]) -> dict[str, tuple[float, int]]:
-    """(CPU seconds, resident bytes) of each container, summed over its live processes. ``markers``: sandbox folders."""
-    if not markers:
+def by_marker(groups: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """(CPU seconds, resident bytes) of each container, summed over its live processes.
+
+    ``groups``: the process group of each container's main process, by sandbox folder.
+    """
+    if not groups:
         return {}
-    return _from_proc(markers) if os.path.exists("/proc/self/stat") else _from_ps(markers)
+    return _from_proc(groups) if os.path.exists("/proc/self/stat") else _from_ps(groups)
 
 
-def _from_proc(markers: set[str]) -> dict[str, tuple[float, int]]:
+def _from_proc(markers: Container[str]) -> dict[str, tuple[float, int]]:
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     prefix = f"{MARKER_VARIABLE}=".encode()
     sums: dict[str, tuple[float, int]] = {}
@@ -41,26 +46,46 @@ def _from_proc(markers: set[str]) -> dict[str, tuple[float, int]]:
     return sums
 
 
-def _from_ps(markers: set[str]) -> dict[str, tuple[float, int]]:
+def _from_ps(groups: Mapping[str, int]) -> dict[str, tuple[float, int]]:
     output = subprocess.run(
-        ["/bin/ps", "-axEww", "-o", "rss=,time=,command="], capture_output=True, timeout=PS_SECONDS, check=False
+        ["/bin/ps", "-axEww", "-o", "pid=,ppid=,pgid=,rss=,time=,command="],
+        capture_output=True,
+        timeout=PS_SECONDS,
+        check=False,
     ).stdout.decode("utf-8", "replace")
-    return parse_ps(output, markers)
+    return parse_ps(output, groups)
 
 
-def parse_ps(output: str, markers: set[str]) -> dict[str, tuple[float, int]]:
-    """The sums from the output of ``ps -axEww -o rss=,time=,command=`` (memory in KiB, time as ``[[dd-]hh:]mm:ss.ss``)."""
+def parse_ps(output: str, groups: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """The sums from the output of ``ps -axEww -o pid=,ppid=,pgid=,rss=,time=,command=`` (memory in KiB)."""
     pattern = re.compile(rf"\s{MARKER_VARIABLE}=(\S+)")
-    sums: dict[str, tuple[float, int]] = {}
+    of_group = {group: marker for marker, group in groups.items() if group}
+    rows: dict[int, list[str]] = {}
+    owners: dict[int, str] = {}
     for line in output.splitlines():
-        fields, found = line.split(None, 2), pattern.search(line)
-        if len(fields) < 3 or not found or found[1] not in markers or not fields[0].isdigit():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not all(field.isdigit() for field in fields[:4]):
             continue
-        days, _, clock = fields[1].rpartition("-")
-        seconds = 0.0
-        for part in clock.split(":"):
-            seconds = seconds * 60 + float(part)
-        seconds += 86400 * int(days or 0)
-        cpu, memory = sums.get(found[1], (0.0, 0))
-        sums[found[1]] = (cpu + seconds, memory + int(fields[0]) * 1024)
+        pid, found = int(fields[0]), pattern.search(line)
+        rows[pid] = fields
+        marker = found[1] if found else of_group.get(int(fields[2]), "")
+        if marker in groups:
+            owners[pid] = marker
+    fresh = owners
+    while fresh:
+        fresh = {pid: fresh[int(row[1])] for pid, row in rows.items() if int(row[1]) in fresh and pid not in owners}
+        owners |= fresh
+    sums: dict[str, tuple[float, int]] = {}
+    for pid, marker in owners.items():
+        cpu, memory = sums.get(marker, (0.0, 0))
+        sums[marker] = (cpu + _seconds(rows[pid][4]), memory + int(rows[pid][3]) * 1024)
     return sums
+
+
+def _seconds(text: str) -> float:
+    """The column ``time`` of ``ps``: ``[[dd-]hh:]mm:ss.ss``."""
+    days, _, clock = text.rpartition("-")
+    seconds = 0.0
+    for part in clock.split(":"):
+        seconds = seconds * 60 + float(part)
+    return seconds + 86400 * int(days or 0)

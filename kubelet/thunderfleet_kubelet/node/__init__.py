@@ -3,6 +3,8 @@
 controller  registers the Node, renews its Lease, writes its status
 status      what the Node says: labels, capacity, conditions; pure
 machine     reads the facts and the load of this machine
+usage       CPU time and memory that the whole machine uses
+awake       keeps a Mac awake while pods run
 addresses   the addresses of this machine, followed as they change
 facts       facts and load as values, parsers of what machines print; pure
 """

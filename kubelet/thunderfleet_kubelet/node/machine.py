@@ -1,7 +1,8 @@
 """Reads the machine: runs commands and reads /proc for the Node.
 
-A machine is a Mac if it has the commands of one: a recorded Mac is a folder of such commands at the front of PATH, and the same
-code reads both. Every command has a time limit and a fallback: a kubelet that waits for a hung command neglects its pods.
+A machine is a Mac if it has the commands of one, unless its configuration says otherwise: a recorded Mac is a folder of such
+commands at the front of PATH, and the same code reads both. Every command has a time limit and a fallback: a kubelet that waits
+for a hung command neglects its pods.
 """
 
 import asyncio
@@ -33,6 +34,10 @@ class Commands:
     def exists(self, command: str) -> bool:
         """Whether the machine has the command."""
         return self._host.find(command) is not None
+
+    def find(self, command: str) -> str | None:
+        """The path of the command; None if the machine does not have it."""
+        return self._host.find(command)
 
     async def run(self, command: str, *arguments: str) -> Output | Failure:
         """Its output, or why there is none."""
@@ -104,11 +109,14 @@ async def is_mac(commands: Commands) -> dict[str, str] | None:
     return parse_sw_vers(text) if text else {}
 
 
-async def look(commands: Commands, root: Path) -> Machine:
-    """The machine's facts. Uses a fallback, and logs it, for everything that cannot be read."""
+async def look(commands: Commands, root: Path, operating_system: str | None = None) -> Machine:
+    """The machine's facts. Uses a fallback, and logs it, for everything that cannot be read.
+
+    ``operating_system``: what the Node shall be; None if its commands say it.
+    """
     version = await is_mac(commands)
-    if version is not None:
-        return await _look_at_mac(commands, root, version)
+    if operating_system == "darwin" or (operating_system is None and version is not None):
+        return await _look_at_mac(commands, root, version or {})
     return Machine(
         operating_system="linux",
         architecture=go_architecture(platform.machine()),

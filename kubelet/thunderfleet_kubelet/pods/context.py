@@ -13,7 +13,7 @@ from thunderfleet_kubelet.containers.inputs import images, user
 from thunderfleet_kubelet.containers.inputs.sources import Sources
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.pods.decide.admission import Rejection
-from thunderfleet_kubelet.pods.decide.podspec import all_containers
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, runs_one_at_a_time
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.objects import FRESH_SECONDS, Objects
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -90,6 +90,11 @@ class PodContext:
         policy = str(container.get("imagePullPolicy") or "IfNotPresent")
         settings, name = self.services.settings(), str(container.get("image") or "")
         return images.find(settings.images, name, policy, settings.own.missing(name) if settings.own else None)
+
+    def own_user(self, owner: user.ContainerUser) -> int | None:
+        """The container's user if no other process has it while the container runs; None otherwise."""
+        own = self.services.users.own(self.folder)
+        return owner.uid if owner.uid == own and runs_one_at_a_time(self.pod) else None
 
     def user(self, container: Json, image: images.Image) -> user.ContainerUser:
         """The container's user. Raises ContainerConfigError."""

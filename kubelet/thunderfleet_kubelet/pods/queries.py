@@ -79,7 +79,8 @@ class PodQueries:
                 if attempts and attempts[-1].state == "running":
                     running[str(worker.folder.sandbox(name, attempts[-1].number))] = (worker, name, attempts[-1])
         sampled = datetime.now(UTC)
-        sums = await asyncio.to_thread(usage.by_marker, set(running))
+        groups = {marker: attempt.pid for marker, (_, _, attempt) in running.items()}
+        sums = await asyncio.to_thread(usage.by_marker, groups)
         result = []
         for marker, (worker, name, attempt) in running.items():
             namespace, _, pod = worker.key.partition("/")

@@ -1,15 +1,13 @@
 """The kubelet's Prometheus metrics, and ``/metrics/resource`` for ``kubectl top``."""
 
-import os
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from thunderfleet_kubelet.node.facts import meminfo
+from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import ContainerUsage, PodCounts
 
 
@@ -66,18 +64,6 @@ class Metrics:
         yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts.", value=counts.restarts)
 
 
-def _machine_usage() -> tuple[float | None, int | None]:
-    """(CPU seconds since boot, used memory in bytes) of the machine; None without ``/proc``."""
-    try:
-        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        memory = meminfo(Path("/proc/meminfo").read_text())
-    except (OSError, ValueError):
-        return None, None
-    # user nice system idle iowait irq softirq steal; guest time is counted in user already
-    busy = sum(fields[:3]) + sum(fields[5:8])
-    return busy / os.sysconf("SC_CLK_TCK"), memory["MemTotal"] - memory["MemAvailable"]
-
-
 class _Families:
     """The families of one scrape."""
 
@@ -109,11 +95,12 @@ def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
         pod_cpu.add_metric([namespace, pod], seconds, timestamp=when)
         pod_memory.add_metric([namespace, pod], size, timestamp=when)
     families: list[Any] = [cpu, memory, start, pod_cpu, pod_memory]
-    busy, used = _machine_usage()
-    if busy is not None and used is not None:
+    machine = machine_usage()
+    if machine is not None:
+        busy, used = machine
         families.append(CounterMetricFamily("node_cpu_usage_seconds", "CPU time of the machine in seconds", value=busy))
         families.append(GaugeMetricFamily("node_memory_working_set_bytes", "Memory of the machine in bytes", value=used))
-    families.append(GaugeMetricFamily("resource_scrape_error", "1 if a value could not be read", value=0 if busy else 1))
+    families.append(GaugeMetricFamily("resource_scrape_error", "1 if a value could not be read", value=0 if machine else 1))
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return re.sub(rb"# EOF\n$", b"", generate_latest(registry))

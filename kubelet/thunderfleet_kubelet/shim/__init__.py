@@ -5,7 +5,7 @@ shim runs for every container. It leaves the kubelet's session, starts the progr
 writes the program's output to the container's log, forwards stop requests, and records the exit code. Kubelet and shim
 communicate only through files in FOLDER:
 
-- ``spec.json`` (read once): argv, env, cwd, uid, gid, groups, log, marker, grace, logBytes, logFiles.
+- ``spec.json`` (read once): argv, env, cwd, uid, gid, groups, log, marker, ownUser, grace, logBytes, logFiles.
 - ``alive``: a named pipe that the shim keeps open for writing. A reader sees the end of file when the shim has ended, for
   whatever reason, and is not fooled by a reused pid.
 - ``running.json``: ``shim`` and ``pid`` (process ids), ``birth`` (of ``pid``), ``startedAt`` (seconds since the epoch).
@@ -15,7 +15,8 @@ communicate only through files in FOLDER:
   after the last line of the log, when no process of the container is left.
 
 Every process of a container has the container's sandbox folder (``marker``) in its environment, which finds processes that
-left the process group with a setsid of their own.
+left the process group with a setsid of their own. macOS hides the environment of Apple binaries; there, descent finds them as
+long as their parent lives, and ``ownUser`` afterwards: a user that no process but this container's has at the moment.
 
 __main__   runs the shim by path, without site-packages
 owner      one container from its start to its exit file

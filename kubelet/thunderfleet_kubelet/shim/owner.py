@@ -10,7 +10,7 @@ import time
 
 from thunderfleet_kubelet.shim import files
 from thunderfleet_kubelet.shim.log import Log, Stream
-from thunderfleet_kubelet.shim.processes import birth, group_lives, marked, signal_all
+from thunderfleet_kubelet.shim.processes import birth, group_lives, marked, of_user, signal_all
 from thunderfleet_kubelet.shim.program import Program, run_program
 
 LEFTOVER_SECONDS = 5.0
@@ -127,7 +127,10 @@ class Owner:
 
     def others(self) -> list[int]:
         """All processes of this container, in its process group or not."""
-        return [pid for pid in marked(self.spec["marker"]) if pid != os.getpid()]
+        found = set(marked(self.spec["marker"], self.pid))
+        if self.spec["ownUser"] is not None:
+            found |= set(of_user(self.spec["ownUser"]))
+        return sorted(found - {os.getpid()})
 
     def kill_everything(self) -> None:
         """Kills all processes of the container."""

@@ -10,8 +10,12 @@ MARKER_VARIABLE = "CONTAINER_SANDBOX_MOUNT_POINT"
 PS_SECONDS = 10.0
 
 
-def marked(marker: str) -> list[int]:
-    """The pids of all live processes that have ``marker`` (a sandbox folder) in their environment."""
+def marked(marker: str, group: int = 0) -> list[int]:
+    """The pids of all live processes that have ``marker`` (a sandbox folder) in their environment.
+
+    macOS shows nobody the environment of an Apple binary, such as ``sh``. There, the members of the process group ``group``
+    and the descendants of all these processes belong to them too.
+    """
     wanted = f"{MARKER_VARIABLE}={marker}".encode()
     found = []
     if os.path.exists("/proc/self/environ"):
@@ -25,20 +29,30 @@ def marked(marker: str) -> list[int]:
             except OSError:
                 continue
         return found
-    # macOS: ps shows the environment of one's own processes, and to root that of all.
-    return marked_in(ask_ps(["-axEww", "-o", "pid=,stat=,command="]), wanted)
+    return marked_in(ask_ps(["-axEww", "-o", "pid=,ppid=,pgid=,stat=,command="]), wanted, group)
 
 
-def marked_in(output: bytes, wanted: bytes) -> list[int]:
-    """The pids in the output of ``ps -axEww -o pid=,stat=,command=``, which has the environment after the command."""
-    found = []
+def marked_in(output: bytes, wanted: bytes, group: int = 0) -> list[int]:
+    """The pids in the output of ``ps -axEww -o pid=,ppid=,pgid=,stat=,command=``.
+
+    ``ps`` prints the environment after the command: that of one's own processes, and to root that of all, but that of Apple
+    binaries to nobody.
+    """
+    parents: dict[int, int] = {}
+    found: set[int] = set()
     for line in output.splitlines():
-        fields = line.split(None, 2)
-        if len(fields) < 3 or not fields[0].isdigit() or fields[1].startswith(b"Z"):
+        fields = line.split(None, 4)
+        if len(fields) < 5 or not b"".join(fields[:3]).isdigit() or fields[3].startswith(b"Z"):
             continue
-        if b" " + wanted + b" " in b" " + fields[2] + b" ":
-            found.append(int(fields[0]))
-    return found
+        pid = int(fields[0])
+        parents[pid] = int(fields[1])
+        if (group and int(fields[2]) == group) or b" " + wanted + b" " in b" " + fields[4] + b" ":
+            found.add(pid)
+    fresh = found
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return sorted(found)
 
 
 def of_user(user: int) -> list[int]:

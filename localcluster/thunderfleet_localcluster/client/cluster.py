@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from thunderfleet_localcluster.client.addresses import check_addresses
 from thunderfleet_localcluster.client.control import end_cluster, running, send_command
 from thunderfleet_localcluster.client.launch import (
     Event,
@@ -132,11 +133,14 @@ class Cluster:
         folder = cluster_folder(name, directory)
         text, file = fleet_text(fleet)
         parsed = parse_fleet(text, file)
-        assets = find_programs(tell)
         mode, reason = choose_network(network)
         if running(folder):
             raise LocalClusterError(f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet down`")
         plan_layout(parsed, mode)
+        if mode == "loopback":
+            check_addresses(parsed)
+        # Last, because it may take minutes.
+        assets = find_programs(tell)
         tell({"state": "network", "network": mode, "reason": reason})
         spec = Spec(
             name=name,

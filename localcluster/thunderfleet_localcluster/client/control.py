@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import socket
-import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -88,14 +88,10 @@ def remove(folder: ClusterFolder, everything: bool = False) -> None:
 
 @contextlib.contextmanager
 def _connected(folder: ClusterFolder) -> Iterator[socket.socket]:
-    """A connection to the supervisor's socket. Socket paths are limited to about 100 bytes, so Linux uses a descriptor."""
-    with socket.socket(socket.AF_UNIX) as channel:
-        if sys.platform.startswith("linux"):
-            descriptor = os.open(folder.root, os.O_RDONLY)
-            try:
-                channel.connect(f"/proc/self/fd/{descriptor}/{folder.socket.name}")
-            finally:
-                os.close(descriptor)
-        else:
-            channel.connect(str(folder.socket))
+    """A connection to the supervisor's socket, by a link: socket paths are limited to 103 bytes on macOS (sun_path)."""
+    # Not in $TMPDIR, which may be long itself.
+    with socket.socket(socket.AF_UNIX) as channel, tempfile.TemporaryDirectory(prefix="tf-", dir="/tmp") as short:
+        link = os.path.join(short, "c")
+        os.symlink(folder.root.absolute(), link)
+        channel.connect(os.path.join(link, folder.socket.name))
         yield channel

@@ -8,6 +8,7 @@ from typing import Any
 
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
 
+from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.control import remove, running
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.demo.follow import is_ready
@@ -35,6 +36,7 @@ Json = dict[str, Any]
 
 def play(session: Session, keep: bool) -> None:
     """All steps. Raises LocalClusterError at the first failure."""
+    offer_addresses(None)
     with session.step("The control plane's programs (built once, then cached)"):
         with Progress(sys.stdout) as progress:
             folder = find_programs(progress.event)

@@ -31,6 +31,7 @@ COMMANDS = (
     "rdma_ctl",
     "sysctl",
     "sw_vers",
+    "caffeinate",
 )
 DAMAGES = {
     "hang": "never exits",

@@ -64,10 +64,18 @@ def descendants(root: int) -> set[int]:
 
 def _parents_by_ps() -> dict[int, int]:
     try:
-        out = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        with subprocess.Popen(["ps", "-axo", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                out, _ = process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return {}
+    except OSError:
         return {}
-    return {int(pid): int(parent) for pid, parent in (line.split() for line in out.splitlines() if line.strip())}
+    table = {int(pid): int(parent) for pid, parent in (line.split() for line in out.splitlines() if line.strip())}
+    # It lists itself, and a caller that waits until it has no descendants would wait for ever.
+    table.pop(process.pid, None)
+    return table
 
 
 def kill_all(pids: set[int]) -> None:

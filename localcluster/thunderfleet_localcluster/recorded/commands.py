@@ -47,8 +47,27 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict
         "ibv_devinfo": script(_ibv_devinfo(devices)),
         "rdma_ctl": script(_RDMA_CTL),
         "sysctl": script(_sysctl(hardware.sysctl(machine.machine, machine.boots))),
+        "caffeinate": script(_CAFFEINATE),
         "sw_vers": script(_sw_vers(hardware.sw_vers(machine.machine))),
     }
+
+
+_CAFFEINATE = """\
+[ -x /usr/bin/caffeinate ] && exec /usr/bin/caffeinate "$@"
+pid=
+while [ $# -gt 0 ]; do
+  case $1 in
+    -w) pid=$2; shift ;;
+    -t) shift ;;
+    -*[!dimsu]*) echo "usage: caffeinate [-disu] [-t timeout] [-w Process ID] [command arguments...]" >&2; exit 64 ;;
+    -*) ;;
+    *) exec "$@" ;;
+  esac
+  shift
+done
+[ -n "$pid" ] || exec sleep 2147483647
+PATH=$PATH:/usr/bin:/bin exec tail -s 5 --pid="$pid" -f /dev/null
+"""
 
 
 _SYSTEM_PROFILER = """\

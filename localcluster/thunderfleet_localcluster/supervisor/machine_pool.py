@@ -69,6 +69,8 @@ class MachinePool:
         if machine.machine.kind != "mac":
             # It has no default route. A Mac's commands say which address it has, and it may change.
             config["addresses"] = [str(machine.lan.ip)]
+            # Where this machine is a Mac, it finds the commands of one.
+            config["operatingSystem"] = "linux"
         if machine.machine.kind == "mac":
             config["path"] = [str(home / "bin")]
             if machine.machine.jaccl == "recorded":

@@ -1,7 +1,7 @@
-"""The blocks of a graph: the largest parts that no single Mac connects to the rest.
+"""The blocks (biconnected components) of a graph: the largest parts that stay connected without any one of their Macs.
 
 Two Macs with a hop between them, all Macs of a ring and all Macs of a mesh are in one block. A fleet whose racks are joined by
-one Mac each is so divided into its racks, and no search has to look at it as a whole.
+one Mac each is divided into its racks, so no search has to look at it as a whole.
 """
 
 from collections.abc import Collection, Iterator, Mapping

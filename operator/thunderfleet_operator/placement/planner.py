@@ -19,7 +19,8 @@ KEPT = "kept its placement"
 MAX_STEPS = 400_000
 """Step limit of one plan: about a second. Fleets that people actually cable need far fewer."""
 AFTER_LIMIT = 4
-"""Where the choice by speed found nothing within its steps, the search by score, which begins elsewhere, has a part of them."""
+"""If the choice by speed finds nothing within its steps, the search by score, which begins with other Macs, gets this fraction
+of them."""
 
 
 def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int = MAX_STEPS) -> Placement | Unplaceable:

@@ -37,7 +37,7 @@ _OF_ONE_PROCESS = {"MLX_DISABLE_COMPILE", "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_
 
 
 def rank_command(group: str, epoch: int, rank: int) -> list[str]:
-    """The rank's command line. The arguments are only for people with ``ps`` and for ``end_orphan``."""
+    """The rank's command line. The arguments are only for people with ``ps``."""
     arguments = ["--group", group, "--epoch", str(epoch), "--rank", str(rank)]
     # -P: do not search the working directory for modules.
     return [sys.executable, "-P", "-m", RANK_MODULE, *arguments]
@@ -224,34 +224,6 @@ def resident_bytes(pid: int) -> int:
 
 def _remember(pid_file: Path, pid: int) -> None:
     pid_file.write_text(f"{pid}\n")
-
-
-def end_orphan(pid_file: Path, group: str) -> int | None:
-    """Ends the rank that an earlier supervisor of this pod left, if any; returns its process id.
-
-    Its command line must name the module and the group, because process ids are reused.
-    """
-    try:
-        pid = int(pid_file.read_text())
-    except (OSError, ValueError):
-        return None
-    pid_file.unlink(missing_ok=True)
-    line = _command_line(pid)
-    if RANK_MODULE not in line or f"--group {group} " not in f"{line} ":
-        return None
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-        return pid
-    return None
-
-
-def _command_line(pid: int) -> str:
-    if sys.platform == "linux":
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            return ""
-    return _ps(pid, "command=")
 
 
 def _ps(pid: int, column: str) -> str:

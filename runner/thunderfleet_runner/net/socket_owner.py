@@ -23,11 +23,12 @@ def owns(pid: int, end: tuple[str, int], other: tuple[str, int]) -> bool | None:
         except OSError:
             return None
         return inode is not None and any(_leads_to(link, f"socket:[{inode}]") for link in links)
-    said = _HOST.run(["lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-t"], LSOF_SECONDS)
+    said = _HOST.run(["lsof", "-nP", "-a", "-p", str(pid), "-i", f"TCP@{address}:{port}", "-Fn"], LSOF_SECONDS)
     if isinstance(said, Failure):
         # lsof exits with 1 when it finds nothing.
         return False if said.kind is FailureKind.FAILED else None
-    return str(pid) in said.text.split()
+    # lsof also finds the other end, and the same address with another peer.
+    return f"n{address}:{port}->{other[0]}:{other[1]}" in said.text.splitlines()
 
 
 def _leads_to(link: Path, target: str) -> bool:

@@ -43,6 +43,7 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
+from tests.support.processes import PROC
 from tests.support.tiers import quick
 
 Until = Callable[..., Awaitable[None]]
@@ -50,6 +51,8 @@ Until = Callable[..., Awaitable[None]]
 LINK = "cable-1"
 SMALL = 2**20
 FEW = 2**17
+LOOPBACK = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+"""The interface of all addresses here; macOS binds sockets to it."""
 QUIET = {"gpu": {"enabled": False}, "memory": {"enabled": False}, "rdma": {"enabled": False}, "spreadSeconds": 0}
 # Enough for a rate over a cable; fewer bytes may arrive in one read, which gives no rate.
 SOCKETS = {"bytes": 4 * SMALL, "cableBytes": 64 * SMALL, "streams": 2}
@@ -78,10 +81,12 @@ class Mac:
     def sees(self, *others: Mac, link: str = LINK, problem: str | None = None) -> None:
         """Sets its neighbors; a single one is reached over a cable."""
         cables = (
-            {link: Cable(link, others[0].name, "en2", CableEnd("rdma_en2", self.address), problem)} if len(others) == 1 else {}
+            {link: Cable(link, others[0].name, LOOPBACK, CableEnd("rdma_en2", self.address), problem)}
+            if len(others) == 1
+            else {}
         )
         targets = tuple(Target(other.name, other.address, link if cables else "") for other in others)
-        interfaces = {self.address: "en2"} if cables else {}
+        interfaces = {self.address: LOOPBACK} if cables else {}
         self.prober.set_view(
             View(self.name, self.address, targets, cables, {other.name: other.agent for other in others}, interfaces)
         )
@@ -648,7 +653,7 @@ def ring(**more: object) -> MeasureSettings:
 def pair_processes() -> list[int]:
     """The measuring processes of two-rank groups that run on this machine and belong to this test process."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
             mine = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -659,12 +664,12 @@ def pair_processes() -> list[int]:
 
 def process_order(pid: int) -> dict[str, object]:
     """The order of a measuring process."""
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    words = (PROC / str(pid) / "cmdline").read_text().split("\0")
     order: dict[str, object] = json.loads(words[words.index("measure-child") + 1])
     return order
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(tmp_path: Path) -> None:
     async with macs(2, tmp_path, ring()) as (a, b):
         a.sees(b)
@@ -678,7 +683,7 @@ async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(t
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -707,7 +712,7 @@ async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
         await until(lambda: a.prober.lock.peer is None and b.prober.lock.peer is None)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_an_agent_that_ends_takes_its_rank_along_and_the_peer_s_goes_too(tmp_path: Path, until: Until) -> None:
     async with macs(2, tmp_path, ring()) as (a, b):
         a.sees(b)
@@ -732,9 +737,9 @@ def deafen(address: str, deaf: bool) -> None:
 
     drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
     attach, detach = 26, 27
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(PROC / "self/fd"):
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if not os.readlink(PROC / "self/fd" / name).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as sock:
                 ends = [sock.getsockname()]
@@ -750,7 +755,7 @@ def deafen(address: str, deaf: bool) -> None:
 AGENT = (
     inspect.getsource(deafen)
     + """
-import asyncio, json, signal, sys
+import asyncio, json, signal, socket, sys
 from pathlib import Path
 from thunderfleet_agent import server as serving
 from thunderfleet_agent.measure.session import pair_session
@@ -778,9 +783,10 @@ async def main(said):
     server = Server(address, name, Metrics(), lambda: None, known)
     server.measure = prober.answer
     await server.start(said["port"], 0, certificate.server)
-    cables = {link: Cable(link, said["peerName"], "en2", CableEnd("rdma_en2", address), None)}
+    interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    cables = {link: Cable(link, said["peerName"], interface, CableEnd("rdma_en2", address), None)}
     targets = (Target(said["peerName"], peer.address, link),)
-    prober.set_view(View(name, address, targets, cables, {said["peerName"]: peer}, {address: "en2"}))
+    prober.set_view(View(name, address, targets, cables, {said["peerName"]: peer}, {address: interface}))
     prober.set_groups(())
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -803,7 +809,7 @@ ALIVE = 0.2
 def marked(folder: Path) -> list[int]:
     """The measuring processes that the agents of this test have started, whatever their parent process is now."""
     found = []
-    for each in Path("/proc").glob("[0-9]*"):
+    for each in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             mine = f"{MARK}={folder}".encode() in (each / "environ").read_bytes().split(b"\0")
             alive = (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -854,7 +860,7 @@ def how_broken(value: object) -> str | None:
 
 
 @pytest.mark.parametrize(("kind", "end", "how"), quick(QUICK, BROKEN), ids=how_broken)
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_frees_the_other_end(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, end: str, how: signal.Signals
 ) -> None:
@@ -918,7 +924,7 @@ async def test_an_agent_broken_in_the_middle_frees_the_other_end(
 @pytest.mark.parametrize(
     "how", quick([signal.SIGKILL, signal.SIGSTOP], [how for how in HOWS if how is not CUT]), ids=how_broken
 )
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_process(
     tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
@@ -957,40 +963,46 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit(t
         while True:
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work")})
+    lifeline, ours = os.pipe()
+    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work"), "lifeline": lifeline})
     begun = time.monotonic()
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order), stdin=asyncio.subprocess.PIPE, stdout=writer
+        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=writer,
+        pass_fds=[lifeline],
     )
     try:
         async with asyncio.timeout(60):
             assert await child.wait() == 1
         assert time.monotonic() - begun >= 1, "not before its limit"
     finally:
-        os.close(reader)
-        os.close(writer)
+        for end in (reader, writer, lifeline, ours):
+            os.close(end)
         if child.returncode is None:
             child.kill()
         await child.wait()
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at sockets in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at sockets in /proc")
 async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: Path, until: Until) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [each.getsockname()[1] for each in (one, other)]
     hosts = [f"127.0.0.1:{port}" for port in ports]
-    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder)}
+    lifeline, ours = os.pipe()
+    order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder), "lifeline": lifeline}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 60, "bytes": SMALL})),
         stdin=asyncio.subprocess.PIPE,
+        pass_fds=[lifeline],
     )
-    assert child.stdin is not None
+    os.close(lifeline)
     try:
         # It waits for a rank 1 that does not exist.
-        await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in Path("/proc/net/tcp").read_text(), seconds=60)
-        child.stdin.close()
+        await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in (PROC / "net/tcp").read_text(), seconds=60)
+        os.close(ours)
         async with asyncio.timeout(15):
             await child.wait()
     finally:
@@ -1008,7 +1020,7 @@ asyncio.run(parent.run(json.loads(sys.argv[1])))
 
 
 @pytest.mark.parametrize("killed", ["the child", "the agent"])
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.skipif(not PROC.exists(), reason="looks at processes in /proc")
 async def test_a_killed_measurement_leaves_no_folder_behind(
     killed: str, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ from thunderfleet_kubelet import app, cli
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.cli import main
 
+from tests.support.launchd import problems
+
 JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
 
 
@@ -84,6 +86,13 @@ def test_the_launch_daemon_logs_as_asked(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["launchd-plist", "--root", "/var/lib/k", "--log-level", "debug", "--log-file", log]) == 0
     made = plistlib.loads(capsys.readouterr().out.encode())
     assert made["ProgramArguments"][1:] == [*("run", "--root", "/var/lib/k", "--log-file", log, "--log-level", "debug")]
+
+
+@pytest.mark.parametrize("more", [[], ["--config", "/etc/k.yaml", "--log-level", "debug"]])
+def test_launchd_knows_all_keys_of_the_launch_daemon(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launchd-plist", "--root", "/var/lib/k", *more]) == 0
+    # install.md says where to put it.
+    assert problems(capsys.readouterr().out.encode(), "io.thunderfleet.kubelet.plist") == []
 
 
 def test_the_token_may_be_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

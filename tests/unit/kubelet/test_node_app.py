@@ -20,9 +20,12 @@ from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
+from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.facts import GIB, Machine
 from thunderfleet_kubelet.node.machine import Commands, Reader
 from thunderfleet_lib.kube import ApiError, Kube
+
+from tests.support.waiting import until_async
 
 MAC = Machine("darwin", "arm64", 32, 384 * GIB, 1000 * GIB, "macOS 26.3", "25.3.0", "id", "boot", "Apple M3 Ultra")
 CONFIG = Config(node_name="studio-1", addresses=["127.0.0.1"], path=[Path("/x")], images={"a:1": Path("/img")})
@@ -108,7 +111,7 @@ async def no_reading(current: tuple[str, ...]) -> tuple[str, ...]:
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
     reader, addresses = Reader(Commands([]), mac=False), NodeAddresses(CONFIG.addresses, no_reading)
-    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses)
+    made = Kubelet(tmp_path, identity(tmp_path), CONFIG, MAC, reader, addresses, Awake(None))
     real, made.credentials._kube = made.kube(), cast(Kube, FakeKube())
     yield made
     await asyncio.gather(*made._background_tasks)
@@ -140,6 +143,23 @@ async def test_pods_of_a_node_that_vanished_end_first_and_then_go(
     assert kubelet._wanted_pods().keys() == {"default/b"}, "only what could not be deleted may start again"
     kubelet.reflector.items = {"default/b": pod("b"), "default/a": {"metadata": {**pod("a")["metadata"], "uid": "uid-2"}}}
     assert kubelet._wanted_pods().keys() == {"default/a", "default/b"}, "a new pod of an old name is another"
+
+
+async def test_the_mac_stays_awake_as_long_as_a_pod_has_not_ended(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[bool] = []
+    monkeypatch.setattr(kubelet.awake, "want", wanted.append)
+    monkeypatch.setattr(kubelet.pods, "sync", lambda pods: None)
+    kubelet.reflector.synced.set()
+    task = asyncio.ensure_future(kubelet._sync())
+    try:
+        for phase, expected in ((None, False), ("Running", True), ("Failed", False)):
+            kubelet.reflector.items = {"default/a": {**pod("a"), "status": {"phase": phase}}} if phase else {}
+            wanted.clear()
+            kubelet._pods_changed.set()
+            await until_async(lambda: wanted)
+            assert wanted == [expected]
+    finally:
+        task.cancel()
 
 
 async def test_trouble_with_certificates_is_an_event_once(kubelet: Kubelet) -> None:
@@ -175,7 +195,7 @@ async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None
     known.client.unlink()
     with pytest.raises(JoinError, match="join again"):
         reader = Reader(Commands([]), mac=False)
-        Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading))
+        Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading), Awake(None))
 
 
 async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(

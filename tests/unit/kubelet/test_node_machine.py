@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_kubelet.node.facts import GIB, go_architecture, meminfo, wired_limit_bytes
 from thunderfleet_kubelet.node.machine import Commands, Reader, look
+from thunderfleet_kubelet.serving.metrics import resource_text
 
 from tests.support.processes import exists
 
@@ -49,6 +50,13 @@ async def test_a_mac_is_what_its_commands_say(mac: Path, tmp_path: Path) -> None
     assert machine.os_image == "macOS 26.3 25D125"
     assert machine.kernel_version == "25.3.0"
     assert machine.chip == "Apple M3 Ultra"
+
+
+async def test_a_linux_node_on_a_mac_is_what_its_configuration_says(mac: Path, tmp_path: Path) -> None:
+    machine = await look(Commands([mac]), tmp_path, "linux")
+    assert (machine.operating_system, machine.is_mac, machine.chip) == ("linux", False, None)
+    (tmp_path / "none").mkdir()
+    assert (await look(Commands([tmp_path / "none"]), tmp_path, "darwin")).is_mac
 
 
 async def test_a_machines_own_id_stays(mac: Path, tmp_path: Path) -> None:
@@ -138,3 +146,10 @@ def test_meminfo() -> None:
 
 def test_architectures_are_gos() -> None:
     assert [go_architecture(word) for word in ("x86_64", "aarch64", "arm64")] == ["amd64", "arm64", "arm64"]
+
+
+def test_top_shows_what_the_machine_uses() -> None:
+    values = dict(line.split() for line in resource_text([]).decode().splitlines() if not line.startswith("#"))
+    assert float(values["resource_scrape_error"]) == 0
+    assert float(values["node_cpu_usage_seconds_total"]) > 0
+    assert float(values["node_memory_working_set_bytes"]) > 1024**2

@@ -268,6 +268,7 @@ async def evicted(world: World, name: str) -> Json:
     return status
 
 
+@pytest.mark.linux
 async def test_an_empty_dir_has_its_limit(small: World) -> None:
     await small.boot()
     limited = {"volumes": [{"name": "e", "emptyDir": {"sizeLimit": "2Mi"}}]}
@@ -284,6 +285,7 @@ async def test_an_empty_dir_has_its_limit(small: World) -> None:
     assert small.managers[-1].evictor.pressure is False
 
 
+@pytest.mark.linux
 async def test_a_container_has_its_limit(small: World) -> None:
     await small.boot()
     limits = {"resources": {"limits": {"ephemeral-storage": "1Mi"}}}
@@ -292,6 +294,7 @@ async def test_a_container_has_its_limit(small: World) -> None:
     assert status["message"] == "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
 
 
+@pytest.mark.linux
 async def test_a_full_disk_costs_the_pod_that_filled_it(small: World) -> None:
     manager = await small.boot()
     quiet = sh("trap 'exit 0' TERM; while :; do sleep 0.1; done")
@@ -316,6 +319,7 @@ async def test_a_full_disk_costs_the_pod_that_filled_it(small: World) -> None:
     await small.phase("next", "Succeeded")
 
 
+@pytest.mark.linux
 async def test_a_node_under_pressure_takes_critical_pods_only(small: World) -> None:
     manager = await small.boot()
     (small.root / "others").write_bytes(b"x" * 15 * MIB)
@@ -329,6 +333,7 @@ async def test_a_node_under_pressure_takes_critical_pods_only(small: World) -> N
     await small.until(lambda: manager.evictor.pressure is False)
 
 
+@pytest.mark.linux
 async def test_too_many_files_are_a_full_disk_too(small: World) -> None:
     await small.boot()
     script = 'cd "$HOME/e"; i=0; while touch f$i 2>/dev/null; do i=$((i+1)); done; sleep 600'
@@ -337,6 +342,7 @@ async def test_too_many_files_are_a_full_disk_too(small: World) -> None:
     assert "low on resource: inodes" in status["message"]
 
 
+@pytest.mark.linux
 async def test_a_pod_that_ignores_sigterm_on_a_full_disk_gives_its_space_back(small: World) -> None:
     manager = await small.boot()
     script = f"trap '' TERM; {FILL.format(where='e/f', count=99)}"
@@ -350,6 +356,7 @@ async def test_a_pod_that_ignores_sigterm_on_a_full_disk_gives_its_space_back(sm
     (small.root / "probe").unlink()
 
 
+@pytest.mark.linux
 async def test_an_eviction_goes_on_after_a_restart_of_the_kubelet(small: World) -> None:
     first = await small.boot()
     limited = {"volumes": [{"name": "e", "emptyDir": {"sizeLimit": "2Mi"}}]}

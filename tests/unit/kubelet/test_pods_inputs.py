@@ -458,21 +458,38 @@ def test_foreign_pods_wait() -> None:
 
 def test_processes_are_found_in_what_ps_says() -> None:
     text = (
-        b"  101 S    /bin/sh -c x HOME=/r CONTAINER_SANDBOX_MOUNT_POINT=/r/a PATH=/bin\n"
-        b"  102 Z    (sh) CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
-        b"  103 S    sleep 1 CONTAINER_SANDBOX_MOUNT_POINT=/r/ab\n"
-        b"  104 R    python CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
+        b"  101     1   101 S    python x HOME=/r CONTAINER_SANDBOX_MOUNT_POINT=/r/a PATH=/bin\n"
+        b"  102   101   101 Z    (sh) CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
+        b"  103     1   103 S    python 1 CONTAINER_SANDBOX_MOUNT_POINT=/r/ab\n"
+        b"  104     1   104 R    python CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
     )
     assert processes.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/a") == [101, 104]
 
 
+def test_apple_binaries_without_environment_are_found_by_their_group_and_their_parents() -> None:
+    text = (
+        b"  109     7   109 S    sh -c a descendant that is listed before its parent\n"
+        b"    7   101     7 S    sh -c a session of its own\n"
+        b"  101     1   101 S    python CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
+        b"  110     1   200 S    sleep 1\n"
+        b"  111     1   201 S    sleep 2\n"
+        b"and a line that is none of a process\n"
+    )
+    assert processes.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/a", 200) == [7, 101, 109, 110]
+    assert processes.marked_in(text, b"CONTAINER_SANDBOX_MOUNT_POINT=/r/b") == []
+
+
 def test_usage_from_what_ps_says() -> None:
     text = (
-        "  2048   1:02.50 /bin/sh CONTAINER_SANDBOX_MOUNT_POINT=/r/a X=1\n"
-        "  1024   0:00.25 sleep CONTAINER_SANDBOX_MOUNT_POINT=/r/a\n"
-        "   512 1-00:00:01 other CONTAINER_SANDBOX_MOUNT_POINT=/r/b\n"
+        "  101     1   101   2048   1:02.50 python CONTAINER_SANDBOX_MOUNT_POINT=/r/a X=1\n"
+        "  103   102   103   4096   0:01.00 sh -c an Apple binary below another\n"
+        "  102   101   102   1024   0:00.25 sleep 1\n"
+        "  105     1   104    256   0:00.50 sleep 2\n"
+        "  106     1   104    512 1-00:00:01 other CONTAINER_SANDBOX_MOUNT_POINT=/r/b\n"
+        "  107     1   107   9999   0:09.00 other CONTAINER_SANDBOX_MOUNT_POINT=/r/c\n"
     )
-    assert usage.parse_ps(text, {"/r/a", "/r/b"}) == {"/r/a": (62.75, 3072 * 1024), "/r/b": (86401.0, 512 * 1024)}
+    found = usage.parse_ps(text, {"/r/a": 101, "/r/b": 104})
+    assert found == {"/r/a": (63.75, 7168 * 1024), "/r/b": (86401.5, 768 * 1024)}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from thunderfleet_kubelet.containers import exec_session, launch
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user, volumes
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.pods import worker
 from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
@@ -26,7 +27,7 @@ from thunderfleet_kubelet.shim import files, owner, processes
 from thunderfleet_lib.backoff import Backoff
 
 from tests.support.pods import IMAGE, KUBELET, USERS, World, sh, state
-from tests.support.processes import exists
+from tests.support.processes import alive, exists
 
 Json = dict[str, Any]
 
@@ -637,12 +638,12 @@ async def test_a_pod_whose_file_is_broken_and_that_is_deleted_is_ended(world: Wo
     world.api.add_pod("broken", {"containers": [sh("trap '' TERM; while :; do sleep 0.1; done")]}, uid="broken-uid")
     await world.phase("broken", "Running")
     assert world.processes()
-    markers = [str(folder) for folder in world.root.glob("pods/broken-uid/containers/*/sandbox/*")]
+    before = world.processes()
     await first.stop(end_pods=False)
     (world.root / "pods/broken-uid/pod.json").write_text('{"metadata": {"na')
     del world.api.objects["/api/v1/namespaces/default/pods/broken"]
     await world.boot()
-    await world.until(lambda: not any(processes.marked(marker) for marker in markers))
+    await world.until(lambda: not any(alive(pid) for pid in before))
     await world.until(lambda: not (world.root / "pods/broken-uid").exists())
 
 
@@ -762,6 +763,7 @@ async def test_a_pod_ends_on_a_full_disk(world: World, monkeypatch: pytest.Monke
     world.api.add_pod("ends", spec)
     await world.phase("ends", "Running")
     _full_disk(monkeypatch, "stop", "pod.json")
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.2)
     world.api.delete_pod("ends", grace=1)
     await world.until(lambda: "default/ends" not in world.api.pods())
     assert world.processes() == []

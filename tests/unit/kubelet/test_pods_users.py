@@ -101,6 +101,7 @@ echo done
 """
 
 
+@pytest.mark.linux
 @as_root
 @pytest.mark.parametrize("context", [{}, {"runAsUser": 2001, "runAsGroup": 2001}])
 async def test_a_pod_reaches_nothing_of_another_pod(world: World, context: Json) -> None:
@@ -128,6 +129,7 @@ async def test_a_pod_reaches_nothing_of_another_pod(world: World, context: Json)
     assert "read environment" in seen
 
 
+@pytest.mark.linux
 @as_root
 async def test_command_lines_and_files_for_everybody_can_be_read(world: World) -> None:
     """Pods are processes of one host: what the system shows to every user, it shows to every pod."""
@@ -304,6 +306,7 @@ def owned(folder: Path, user: int) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
+@pytest.mark.linux
 @as_root
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's table of System V IPC")
 async def test_a_pod_leaves_nothing_to_the_next_one_with_its_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

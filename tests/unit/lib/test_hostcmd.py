@@ -11,7 +11,7 @@ import pytest
 from thunderfleet_lib import hostcmd
 from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
 
-from tests.support.processes import alive
+from tests.support.processes import PROC, alive
 from tests.support.waiting import until_async
 from tests.unit.lib.conftest import Commands
 
@@ -34,7 +34,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 def children() -> set[str]:
     """The processes that this one started and has not reaped."""
-    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+    return {pid for file in (PROC / "self/task").glob("*/children") for pid in file.read_text().split()}
 
 
 def failed(outcome: Output | Failure, kind: FailureKind) -> Failure:

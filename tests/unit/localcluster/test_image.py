@@ -2,14 +2,17 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster import image
+from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.image import environment, make_image
 
 
@@ -62,6 +65,32 @@ def test_sources_are_copies_and_tools_stay_out(images: Path) -> None:
     assert not [name for name in names if name.endswith(".pth")]
 
 
+# Prints the tokenizers of transformers that can be imported.
+TOKENIZERS = """
+import importlib, pathlib, transformers
+for path in sorted((pathlib.Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")):
+    try:
+        importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+    except (ImportError, NameError):
+        continue
+    print(path.stem)
+"""
+
+
+def test_models_of_pytorch_stay_out_and_no_tokenizer_misses_them(images: Path) -> None:
+    made = make_image(images)
+
+    def tokenizers(python: str) -> list[str]:
+        done = subprocess.run([python, "-c", TOKENIZERS], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    found = tokenizers(str(made.folder / "bin/python3"))
+    assert found == tokenizers(sys.executable)
+    assert len(found) > 50
+    assert not list(made.folder.glob("lib/python3.*/site-packages/transformers/models/llama/modeling_*.py"))
+
+
 def test_unused_images_go_and_used_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "UNUSED_SECONDS", -1)
     for name in ("new", "used", "old"):
@@ -70,3 +99,73 @@ def test_unused_images_go_and_used_ones_stay(tmp_path: Path, monkeypatch: pytest
         fcntl.flock(lock, fcntl.LOCK_SH)
         image._prune(tmp_path, keep="new")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["new", "used"]
+
+
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >> {log}
+[ "$(basename "$0")" = otool ] && printf '%s:\n%s\n' "$2" /Library/Frameworks/Python.framework/Versions/3.99/Python
+exit 0
+"""
+
+
+@pytest.fixture
+def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python in the layout of python.org's framework, whose ``bin/python3.99`` is a stub; and Apple's tools as recorded."""
+    root = tmp_path / "Python.framework/Versions/3.99"
+    program = root / "Resources/Python.app/Contents/MacOS/Python"
+    program.parent.mkdir(parents=True)
+    shutil.copy2(Path(getattr(sys, "_base_executable", sys.executable)).resolve(), program)
+    (root / "Python").write_bytes(b"the library")
+    (root / "bin").mkdir()
+    stub = root / "bin/python3.99"
+    stub.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    stub.chmod(0o755)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("otool", "install_name_tool", "codesign"):
+        (tools / name).write_text(TOOL.format(log=tmp_path / "log"))
+        (tools / name).chmod(0o755)
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "Python" if name == "PYTHONFRAMEWORK" else real(name))
+    monkeypatch.setattr(sys, "base_prefix", str(root))
+    monkeypatch.setattr(sys, "_base_executable", str(stub), raising=False)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return root
+
+
+def test_the_python_of_a_framework_uses_the_copy_not_the_framework(framework: Path, tmp_path: Path) -> None:
+    made = tmp_path / "image"
+    for folder in ("bin", "lib"):
+        (made / folder).mkdir(parents=True)
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    standard = sysconfig.get_path("stdlib")
+    image._place_interpreter(made, name)
+    (made / "lib" / name).symlink_to(standard)
+    shutil.rmtree(framework)
+    done = subprocess.run(
+        [str(made / "bin" / name), "-ISc", "import sys; print(sys.prefix)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == (str(made), "")
+    assert (made / "lib/Python").read_bytes() == b"the library"
+    installed = "/Library/Frameworks/Python.framework/Versions/3.99/Python"
+    program = made / "bin" / name
+    assert (tmp_path / "log").read_text().splitlines() == [
+        f"otool -D {made}/lib/Python",
+        f"install_name_tool -change {installed} @executable_path/../lib/Python {program}",
+        f"codesign --force --sign - {made}/lib/Python",
+        f"codesign --force --sign - {program}",
+    ]
+
+
+def test_without_apple_s_tools_a_framework_cannot_be_copied(
+    framework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for folder in ("bin", "lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(LocalClusterError, match="xcode-select --install"):
+        image._place_interpreter(tmp_path, "python3.99")

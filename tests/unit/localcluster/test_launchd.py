@@ -109,3 +109,10 @@ def test_nothing_outlives_a_polite_end(machine: Machine, tmp_path: Path) -> None
     machine.process.terminate()
     machine.process.wait(20)
     assert not alive(job) and not alive(left)
+
+
+def test_ps_does_not_count_itself() -> None:
+    """A machine that ends waits until it has no descendants."""
+    table = launchd._parents_by_ps()
+    assert table[os.getpid()] == os.getppid()
+    assert os.getpid() not in table.values()

@@ -188,6 +188,7 @@ def test_commands_print_what_they_should(bins: dict[str, Path]) -> None:
         ("rdma_ctl", "status"): "enabled\n",
         ("sysctl", "-n", "hw.memsize", "hw.ncpu"): "103079215104\n28\n",
         ("sysctl", "iogpu.wired_limit_mb"): "iogpu.wired_limit_mb: 0\n",
+        ("caffeinate", "-is", "-w", "999999999"): "",
         ("sw_vers",): "ProductVersion:\t\t26.3\n",
         ("sw_vers", "-buildVersion"): "25D125\n",
         ("vm_stat",): "Mach Virtual Memory Statistics: (page size of 16384 bytes)\nPages free:",
@@ -214,6 +215,7 @@ def test_commands_refuse_what_they_do_not_know(bins: dict[str, Path]) -> None:
         ("rdma_ctl", "enable"): "Recovery",
         ("sysctl", "no.such"): "unknown oid 'no.such'",
         ("sw_vers", "-nothing"): "usage",
+        ("caffeinate", "-x"): "usage",
         ("vm_stat", "1"): "Usage",
         ("route", "get", "8.8.8.8"): "not in table",
     }.items():

@@ -180,6 +180,7 @@ def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> T
     [
         # RDMA is compared with the negotiated speed, in its slower direction.
         ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 41_000, 6)], "Connected", "60.0/41.0", "6us"),
+        ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 40_000, 6)], "Connected", "60.0/40.0", "6us"),
         ([("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 39_000, 6)], "Degraded", "60.0/39.0", "6us"),
         # TCP is slower than any cable, so it shows no fault; the fastest transport counts.
         ([("a", "b", "Socket", 6_000, 40), ("b", "a", "Socket", 5_100, 60)], "Connected", "6.0/5.1", "60us"),

@@ -103,6 +103,7 @@ def test_the_context_is_read_too_but_not_beyond_a_window() -> None:
 def test_chips_by_name() -> None:
     found = chip("Apple M4 Max", 32)
     assert found is not None and found.bandwidth == 410_000
+    assert [chip(name) for name in ("M2", "M3 Pro", "M2 Ultra")] == [chip("M2", 10), chip("M3 Pro", 18), chip("M2 Ultra", 80)]
     assert chip("Apple M4 Max") == chip("M4 Max", 40) and chip("Apple Vision") is None and chip("") is None
 
 

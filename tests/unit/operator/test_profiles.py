@@ -45,4 +45,7 @@ def test_macs_with_the_same_models_share_their_facts() -> None:
         for name in "ab"
     }
     fleet = builder.fleet(nodes, profiles, {}, Taken())
+    assert [(mac.chip, mac.gpu_cores) for mac in fleet.macs.values()] == [("", 0)] * 2, (
+        "the profiles say nothing of the hardware"
+    )
     assert fleet.macs["a"].models is fleet.macs["b"].models and fleet.macs["a"].models[0].layer_bytes == (1, 2)

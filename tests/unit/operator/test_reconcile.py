@@ -9,6 +9,7 @@ from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.writer import NotLeading
+from thunderfleet_operator.decide.deployment import EPOCHS_TRIED
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 
 from tests.unit.operator.world import World
@@ -350,6 +351,16 @@ async def test_unschedulable_for_long_is_placed_again_but_not_beside_a_predecess
     world.later(100)
     await world.round()
     assert world.md.status.groups[0].epoch == 2 and world.condition("Degraded")[0] == "False", "e1 still ends there"
+
+
+async def test_with_all_names_taken_the_next_epoch_says_what_is_in_its_way(world: World) -> None:
+    for number in range(1, EPOCHS_TRIED + 1):
+        metadata = {"name": f"md-0-e{number}-0", "namespace": "ns", "uid": f"uid-{number}"}
+        world.put(PODS, {"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}})
+    world.deploy()
+    await world.round()
+    assert world.md.status.groups[0].epoch == 1
+    assert "md-0-e1-0" in world.md.status.groups[0].message
 
 
 async def test_a_refused_namespace_says_the_label_command(world: World) -> None:

@@ -158,6 +158,7 @@ def test_a_rank_keeps_what_its_report_leaves_out() -> None:
     [
         (NextStep(Step.GIVE_UP, failure()), {}, GroupPhase.GAVE_UP, "0 of 4 restarts used (spec.recovery.maxRestarts); change"),
         (NextStep(Step.BACK_OFF, failure(), NOW), {}, GroupPhase.BACKING_OFF, "restart 1 of 4 at 00:00:00 UTC; last f"),
+        (NextStep(Step.BACK_OFF, failure(link="x", message="a is out"), NOW), {}, GroupPhase.BACKING_OFF, "a is out; the g"),
         (NextStep(Step.DRAIN), {}, GroupPhase.DRAINING, "the spec has changed: admitting no new requests; the"),
         (NextStep(Step.DRAIN, failure(), NOW), {}, GroupPhase.DRAINING, "pod x is gone: admitting no new requests"),
         (NextStep(Step.DRAIN), {"unplaceable": NO_ROOM}, GroupPhase.READY, "serves"),
@@ -234,6 +235,7 @@ def test_the_columns() -> None:
     assert status.endpoint == "http://10.0.0.1:20000/v1" and status.observed_generation == 3
     none = built(UNPLACED)
     assert (none.ready, none.replicas, none.endpoint, none.nodes, none.transport) == ("0/1", 0, None, None, None)
+    assert none.highest_epoch is None, "no group was ever placed"
 
 
 def test_all_is_well() -> None:

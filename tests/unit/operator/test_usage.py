@@ -253,7 +253,7 @@ def test_the_memory_that_the_scheduler_counts() -> None:
         return {"resources": {kind: value for kind, value in sizes.items() if value["memory"]}, **more}
 
     both = [container("1Ki"), container(limits="2Ki")]
-    assert pod_memory({"spec": {"containers": both}}) == 3072
+    assert pod_memory({"spec": {"containers": both}}) == 3072 and pod_memory({"spec": {"containers": [container()]}}) == 0
     sidecar, first = container("512", restartPolicy="Always"), container("4Ki")
     assert pod_memory({"spec": {"containers": both, "initContainers": [sidecar, first]}}) == 4096 + 512
     assert pod_memory({"spec": {"containers": both, "overhead": {"memory": "1"}}}) == 3073 and pod_memory({}) == 0

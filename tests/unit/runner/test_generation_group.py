@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.processes import PROC
+
 MODEL = "thunderfleet/tiny"
 REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, "return_token_ids": True}
 CHAT = {**REQUEST, "messages": list(tinymodel.DEMO_MESSAGES)}
@@ -36,7 +38,7 @@ def processes(group: Any) -> list[int]:
 
 def ticks(pid: int) -> int:
     """CPU time that a process has used, in clock ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
 
@@ -63,12 +65,10 @@ async def check_answers(client: aiohttp.ClientSession, yardstick: list[int]) -> 
     # The second time the prompt is in the cache, and the answer is the same.
     assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
-    # Several at once, so that batches form and dissolve; each answer is the same as alone.
-    alone = {n: (await ask(client, CHAT | {"max_tokens": n}))[1]["choices"][0]["token_ids"] for n in (5, 17, 40)}
+    # Several at once, so that batches form and dissolve; each answer is the beginning of the one alone.
     together = await asyncio.gather(*(ask(client, CHAT | {"max_tokens": n}) for n in (5, 17, 40, 48)))
     for n, ids in zip((5, 17, 40, 48), (body["choices"][0]["token_ids"] for _, body in together), strict=True):
         assert ids == yardstick[:n]
-        assert alone.get(n, ids) == ids
 
 
 async def check_stops_and_logprobs(client: aiohttp.ClientSession) -> None:

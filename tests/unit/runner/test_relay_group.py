@@ -19,6 +19,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import control, relay, socket_owner
 
+from tests.support.processes import PROC
 from tests.support.prompts import demo_prompt
 from tests.support.tiers import quick
 
@@ -61,10 +62,10 @@ def carried() -> list[str]:
 def sockets() -> set[str]:
     """Established TCP connections of this process."""
     held = set()
-    for link in Path("/proc/self/fd").iterdir():
+    for link in (PROC / "self/fd").iterdir():
         with contextlib.suppress(OSError):
             held.add(link.readlink().name)
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    rows = (line.split() for line in (PROC / "net/tcp").read_text().splitlines()[1:])
     return {row[9] for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in held}
 
 
@@ -94,6 +95,8 @@ async def test_a_ring_forms_through_relays_and_generates(
     assert not carried()
 
 
+# On macOS a rank that was killed twice within an hour is not started again.
+@pytest.mark.linux
 async def test_after_an_attempt_nothing_of_it_is_left(make_relayed: MakeGroup) -> None:
     group = make_relayed(2)
     leader, other = group.start(0), group.start(1)
@@ -442,7 +445,7 @@ def test_whose_socket_it_is() -> None:
         ends = end.getsockname(), server.getsockname()
         assert socket_owner.owns(os.getpid(), *ends) is True
         assert socket_owner.owns(os.getppid(), *ends) in (False, None)
-        assert socket_owner.owns(1 << 22, *ends) is None
+        assert socket_owner.owns(1 << 22, *ends) in (False, None)
 
 
 def test_whose_socket_it_is_when_its_port_was_anothers_a_moment_ago() -> None:

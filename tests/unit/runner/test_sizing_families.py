@@ -145,6 +145,8 @@ NARROW = {
     if "quantization" in config
 }
 """Families whose quantized models run here: a CPU takes minutes for the wide ones, and their caches have the same shapes."""
+SHALLOW = {family: {**config, "num_hidden_layers": 2} for family, config in FAMILIES.items()}
+"""Two layers: one after the other uses the memory of a step, so more of them take time and show nothing more."""
 REFUSE_TENSOR = {"gemma3_text", "phi3", "qwen3_next", "mamba2", "lfm2"}
 """Families of which this mlx-lm shards none: measured on one rank only."""
 
@@ -168,15 +170,15 @@ def _save(folder: Path, config: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Makes and sizes a family's model once (in this process: other tests cover the child)."""
-    kept: dict[tuple[str, bool], tuple[Path, Model]] = {}
+    kept: dict[str, tuple[Path, Model]] = {}
 
-    def get(family: str, narrow: bool = False) -> tuple[Path, Model]:
-        config = NARROW.get(family, FAMILIES[family]) if narrow else FAMILIES[family]
-        key = (family, config is not FAMILIES[family])
+    def get(family: str, smaller: dict[str, dict[str, Any]] = FAMILIES) -> tuple[Path, Model]:
+        config = smaller.get(family, FAMILIES[family])
+        key = json.dumps(config)
         if key not in kept:
             folder = tmp_path_factory.mktemp("model")
             _save(folder, config)
-            sizes = (1,) if key[1] else WORLD_SIZES
+            sizes = WORLD_SIZES if config is FAMILIES[family] else (1,)
             facts = dryrun.facts(folder, sizes, lambda _: None)
             assert facts.kv_problem is None and facts.workspace_problem is None, family
             kept[key] = folder, arithmetic.by_mlx(str(folder), config, facts, sizes)
@@ -250,7 +252,7 @@ def without_compiler() -> Iterator[None]:
 @pytest.mark.parametrize("family", quick(QUICK, FAMILIES))
 def test_caches_hold_what_was_planned(made: Made, family: str) -> None:
     """A real prefill and one real token more, on the whole model."""
-    folder, planned = made(family, narrow=True)
+    folder, planned = made(family, NARROW)
     model, _ = _loaded(folder, Split.NONE, None)
     cache = mlxlm.prompt_cache(model)
     # Caches allocate TOKENS at once. Windows take effect only after they are full; a CPU is slow with quantized weights.
@@ -290,7 +292,7 @@ def test_windows_and_fixed_states_are_distinguished(made: Made) -> None:
 
 @pytest.mark.parametrize("family", quick(["llama", "deepseek_v3"], ["llama", "deepseek_v3", "qwen3_moe"]))
 def test_the_workspace_is_enough_for_a_real_step(made: Made, family: str) -> None:
-    folder, planned = made(family)
+    folder, planned = made(family, SHALLOW)
     model, _ = _loaded(folder, Split.NONE, None)
     cache = mlxlm.prompt_cache(model)
     gc.collect()

@@ -34,7 +34,7 @@ def ticks_until_stalled(
 def test_a_stall_takes_ten_seconds_or_five_of_the_longest_step(size: int, longest: float, seconds: float) -> None:
     # The first tick sees the steps for the first time.
     ticks = round(seconds / TICK_SECONDS) + 2
-    text = f"no rank has completed a step for {seconds:g} s in serve"
+    text = f"no rank has completed a step for {seconds:g} s while the group served"
     assert ticks_until_stalled(size, lambda _: 7, working=True, longest=longest) == (ticks, text)
     assert ticks_until_stalled(size, lambda _: 7, working=True, longest=longest, phase=Phase.DRAINING) == (ticks, text)
 
@@ -42,14 +42,17 @@ def test_a_stall_takes_ten_seconds_or_five_of_the_longest_step(size: int, longes
 @pytest.mark.parametrize(("of_rank_0", "longest", "seconds"), [(0.0, 0.0, 30.0), (0.2, 0.0, 30.0), (9.0, 0.0, 45.0)])
 def test_the_first_step_of_a_shape_may_take_thirty_seconds(of_rank_0: float, longest: float, seconds: float) -> None:
     found = ticks_until_stalled(2, lambda _: 7, working=True, longest=longest, of_rank_0=of_rank_0)
-    assert found == (round(seconds / TICK_SECONDS) + 2, f"no rank has completed a step for {seconds:g} s in serve")
+    assert found == (
+        round(seconds / TICK_SECONDS) + 2,
+        f"no rank has completed a step for {seconds:g} s while the group served",
+    )
 
 
 def test_loading_may_take_two_minutes_a_step_and_needs_no_word_that_a_rank_works() -> None:
     found = ticks_until_stalled(2, lambda _: 7, working=False, longest=90.0, phase=Phase.LOADING)
-    assert found == (242, "no rank has completed a step for 120 s in load")
+    assert found == (242, "no rank has completed a step for 120 s while the model was loaded")
     found = ticks_until_stalled(2, lambda _: 7, working=True, longest=0.001, phase=Phase.COMPARING)
-    assert found == (22, "no rank has completed a step for 10 s in check")
+    assert found == (22, "no rank has completed a step for 10 s during the test prompt")
 
 
 def test_a_group_that_makes_steps_or_is_idle_is_not_stalled() -> None:

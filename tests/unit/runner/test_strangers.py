@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import io
+import os
+import signal
 import ssl
 import time
 import zlib
@@ -105,11 +107,13 @@ async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_ke
     await stranger.tries_everything()
     assert (leader.state.phase, leader.state.attempt) == (GroupPhase.WAITING, 0)
 
-    group.start(1, **settings)
+    other = group.start(1, **settings)
     await group.until(lambda: leader.state.phase is GroupPhase.FORMING, "the ranks are in init")
     await stranger.tries_everything()
     # A stray connection may cost an attempt, never the group.
     (group.faults / "init-hang-1").unlink()
+    # Otherwise this rank hangs until the attempt's time limit.
+    os.kill(other.member.pid, signal.SIGKILL)
     await group.until(lambda: leader.state.phase is GroupPhase.LOADING, "the group has formed all the same")
     await stranger.tries_everything()
     assert leader.state.phase == GroupPhase.LOADING

@@ -107,16 +107,6 @@ async def test_a_request_that_runs_when_a_rank_dies_ends_as_unavailable(make_gro
     await group.until_ready()
 
 
-async def test_a_frozen_rank_is_noticed_by_its_silence(make_group: MakeGroup) -> None:
-    group = make_group(2)
-    leader, other = group.start(0), group.start(1)
-    await group.until_ready()
-    os.kill(other.member.pid, signal.SIGSTOP)
-    await group.until(lambda: leader.state.failure is not None, "the silence is noticed")
-    assert (leader.state.failure.rank, leader.state.failure.reason) == (1, "RankFrozen")
-    await group.until_ready()
-
-
 async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

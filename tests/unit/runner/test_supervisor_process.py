@@ -113,19 +113,6 @@ def test_a_rank_gets_its_group_only_from_its_supervisor() -> None:
     assert not {"MLX_RANK", "MLX_HOSTFILE", "MLX_JACCL_RING", "JACCL_X"} & found.keys()
 
 
-async def test_a_rank_that_an_earlier_supervisor_left_is_ended(make_group: Callable[..., Any], tmp_path: Path) -> None:
-    code = "import signal; signal.pause()"
-    command = [sys.executable, "-c", code, "thunderfleet_runner.rank", "--group", "default/tiny-0", "--rank", "1"]
-    orphan = await asyncio.create_subprocess_exec(*command, process_group=0)
-    pid_file = tmp_path / "rank.pid"
-    pid_file.write_text(f"{orphan.pid}\n")
-    assert rankprocess.end_orphan(pid_file, "default/other-0") is None
-    pid_file.write_text(f"{orphan.pid}\n")
-    assert rankprocess.end_orphan(pid_file, "default/tiny-0") == orphan.pid
-    assert await asyncio.wait_for(orphan.wait(), 10) == -signal.SIGKILL
-    assert rankprocess.end_orphan(pid_file, "default/tiny-0") is None
-
-
 def test_the_supervisor_imports_no_mlx_and_no_tokenizer() -> None:
     rooms = [Path(thunderfleet_runner.__file__).parent / room for room in ("group", "net", "host", "api")]
     modules = [f"{path.parent.name}.{path.stem}" for room in rooms for path in room.glob("[a-z]*.py")]

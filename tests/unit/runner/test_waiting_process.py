@@ -14,7 +14,7 @@ from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.host import memory
 from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 
-from tests.support.processes import exists
+from tests.support.processes import PROC, exists
 
 MakeGroup = Callable[..., Any]
 
@@ -96,7 +96,7 @@ async def test_a_real_rank_that_waits_knows_no_model_and_is_small(tmp_path: Path
         await asyncio.wait_for(up.wait(), 120)
         held = await asyncio.to_thread(resident_bytes, process.pid)
         if sys.platform == "linux":
-            maps = await asyncio.to_thread(Path(f"/proc/{process.pid}/maps").read_text)
+            maps = await asyncio.to_thread((PROC / str(process.pid) / "maps").read_text)
             assert "libmlx" in maps
             assert "tokenizers" not in maps
         assert 0 < held < 128 << 20

@@ -41,7 +41,7 @@ class Prober:
         self.unhealthy: dict[str, str] = {}
 
     def follow(self, name: str, last: Attempt | None) -> bool:
-        """Probes the last attempt of a container if it is live. True if an attempt that was followed has ended."""
+        """Probes the last attempt of a container if it runs. True if an attempt that was followed has ended."""
         live = self._live.get(name)
         ended = live is not None and (last is None or not last.live or last.number != live.number)
         if live is not None and ended:
@@ -50,11 +50,11 @@ class Prober:
             self.ready.pop(name, None)
             self.started.pop(name, None)
             self.unhealthy.pop(name, None)
-        if last is not None and last.live and name not in self._live:
+        # One that is starting has no probes yet; the worker looks at it every second.
+        if last is not None and last.state == "running" and name not in self._live:
             watch = ShimWatch(self._context.folder.attempt(name, last.number), self._context.wake)
             self._live[name] = _Live(last.number, watch)
-            if last.state == "running":
-                self._start(name, last)
+            self._start(name, last)
         return ended
 
     def close(self) -> None:

@@ -78,6 +78,7 @@ class Starter:
             image_id=image.id,
             log_bytes=context.services.settings().log_bytes,
             log_files=context.services.settings().log_files,
+            own_user=context.own_user(owner),
             message_path=str(container.get("terminationMessagePath") or "/dev/termination-log"),
             message_from_log=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
         )

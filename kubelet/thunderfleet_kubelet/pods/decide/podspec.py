@@ -40,6 +40,11 @@ def is_sidecar(container: Json) -> bool:
     return bool(container.get("restartPolicy") == "Always")
 
 
+def runs_one_at_a_time(pod: Json) -> bool:
+    """Whether no two containers of the pod ever run at the same time."""
+    return len(main_containers(pod)) == 1 and not sidecars(pod)
+
+
 def restart_policy(pod: Json) -> str:
     """``Always``, ``OnFailure`` or ``Never``."""
     return str(pod["spec"].get("restartPolicy") or "Always")

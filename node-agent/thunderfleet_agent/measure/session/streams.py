@@ -38,8 +38,8 @@ STALL_SECONDS = 0.1
 ECHO_BYTES = 64
 ECHOES = 100
 WARM_ECHOES = 10
-# macOS (netinet/in.h): binds a socket to an interface, whatever the routes are.
-_IP_BOUND_IF = 25
+# macOS (netinet/in.h, netinet6/in6.h): binds a socket to an interface, whatever the routes are. Each family has its own.
+_BOUND_IF = {socket.AF_INET: (socket.IPPROTO_IP, 25), socket.AF_INET6: (socket.IPPROTO_IPV6, 125)}
 
 
 async def in_thread(call: Callable[[], Answer]) -> Answer:
@@ -68,7 +68,8 @@ async def in_thread(call: Callable[[], Answer]) -> Answer:
 def bind_to(sock: socket.socket, source: str | None, interface: str | None) -> None:
     """Binds a socket to a source address and, on macOS, to an interface. Raises OSError."""
     if interface is not None and sys.platform == "darwin":
-        sock.setsockopt(socket.IPPROTO_IP, _IP_BOUND_IF, socket.if_nametoindex(interface))
+        level, option = _BOUND_IF[sock.family]
+        sock.setsockopt(level, option, socket.if_nametoindex(interface))
     if source is not None:
         sock.bind((source, 0))
 

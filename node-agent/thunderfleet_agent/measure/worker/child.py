@@ -1,8 +1,8 @@
 """``thunderfleet-agent measure-child``: one measurement with MLX in a process of its own.
 
 Writes JSON lines to stdout: ``{"progress": …}`` now and then, and at the end ``{"result": …}`` or ``{"error": …}``. The process
-ends when its stdin ends (the agent has exited), at its time limit, and on SIGTERM between two runs. A clean end frees wired
-memory; macOS may keep that of a process that was killed.
+ends when its stdin or its lifeline ends (the agent has exited), at its time limit, and on SIGTERM between two runs. A clean end
+frees wired memory; macOS may keep that of a process that was killed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def main(order: dict[str, Any]) -> NoReturn:
     """Carries out one order and exits with 0 (a result) or 1.
 
     ``what`` is gpu, memory or pair, ``seconds`` the limit, ``folder`` a folder for temporary files, which the caller removes.
+    ``lifeline``: the descriptor of a pipe whose other end only the caller has.
     """
     seconds = float(order["seconds"])
-    guard(START_SECONDS + seconds + GUARD_SECONDS, str(order["folder"]))
+    guard(START_SECONDS + seconds + GUARD_SECONDS, str(order["folder"]), int(order["lifeline"]))
     pipe = Pipe()
     pipe.limit(START_SECONDS + seconds)
     code = 1

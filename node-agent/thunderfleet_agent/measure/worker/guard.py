@@ -11,11 +11,14 @@ import shutil
 import signal
 
 
-def guard(seconds: float, folder: str) -> None:
+def guard(seconds: float, folder: str, lifeline: int) -> None:
     """Forks the guard. Must be called before any thread starts. Raises OSError.
 
-    When the writer of stdin is gone, or after ``seconds``, the guard kills this process's group. The guard ends with this
-    process, and removes ``folder`` then.
+    When the writer of ``lifeline`` is gone, or after ``seconds``, the guard kills this process's group. The guard ends with
+    this process, and removes ``folder`` then.
+
+    ``lifeline``: a pipe to which nobody writes. On stdin, the guard could wait for a hang-up only: it must not read what the
+    agent sends. On macOS ``poll`` reports none unless reading is asked for (https://openradar.appspot.com/37537852).
     """
     # A group of this process and what it starts, regardless of the parent.
     os.setpgid(0, 0)
@@ -25,15 +28,15 @@ def guard(seconds: float, folder: str) -> None:
         # `ours` stays open until the kernel closes it at the end of this process. A program that MLX starts (a compiler) does
         # not inherit it.
         os.close(ended)
+        os.close(lifeline)
         return
     try:
         os.close(ours)
         os.close(1)
         os.close(2)
         poll = select.poll()
-        # Without POLLIN: the guard must not read what the agent sends.
-        poll.register(0, 0)
-        poll.register(ended, 0)
+        poll.register(lifeline, select.POLLIN)
+        poll.register(ended, select.POLLIN)
         if ended not in [number for number, _ in poll.poll(seconds * 1000)]:
             # Out of the group, to survive the signal.
             os.setpgid(0, 0)

@@ -42,13 +42,19 @@ async def ignore(message: dict[str, Any]) -> None:
 
 
 async def run(order: Mapping[str, Any], heard: Heard = ignore) -> dict[str, Any]:
-    """Carries out one order (see ``child.main``, without ``folder``) within its ``seconds`` and returns the result.
+    """Carries out one order within its ``seconds`` and returns the result.
 
-    ``heard`` receives every message before the result, and what it returns is sent to the child. Raises WorkerFailed.
+    ``order``: see ``child.main``, without ``folder`` and ``lifeline``. ``heard`` receives every message before the result, and
+    what it returns is sent to the child. Raises WorkerFailed.
     """
     # Removed here, because a child that is killed cannot.
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
-        return await _run({**order, "folder": folder}, float(order["seconds"]), heard)
+        lifeline, ours = os.pipe()
+        try:
+            return await _run({**order, "folder": folder, "lifeline": lifeline}, float(order["seconds"]), heard)
+        finally:
+            os.close(lifeline)
+            os.close(ours)
 
 
 async def _run(order: Mapping[str, Any], seconds: float, heard: Heard) -> dict[str, Any]:
@@ -60,6 +66,7 @@ async def _run(order: Mapping[str, Any], seconds: float, heard: Heard) -> dict[s
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,
             process_group=0,
+            pass_fds=[order["lifeline"]],
         )  # fmt: skip
     except OSError as error:
         raise WorkerFailed(f"cannot start the measuring process: {error.strerror or error}") from None

@@ -38,7 +38,7 @@ from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortl
 STAGE_SHARE = 4
 """One stage, size and split of a cohort takes at most this fraction of the remaining steps."""
 ROOTS_A_STEP = 4
-"""To put the Macs of a graph in order takes a step for so many of them."""
+"""Sorting the Macs of a graph counts as one step for this many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Candidate:
 
 
 def _joined(fleet: Fleet, macs: Mapping[str, Mac], lan: bool) -> Iterable[Collection[str]]:
-    """Macs among which groups can form: no group has Macs of two of these."""
+    """Sets of Macs such that every group that can form has all its Macs in one of them."""
     if not lan:
         return fleet.components
-    # Not worth a look at the whole fleet, as where only a few Macs are asked about.
+    # For a few Macs, finding the blocks of the whole fleet costs more than it saves.
     return fleet.blocks if len(macs) > MAX_RANKS else (macs,)
 
 

@@ -1,0 +1,62 @@
+"""What ``ctypes.CDLL(None)`` finds on macOS and not on Linux, and the other way round."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+PORT = 0x103
+TICKS = (4_000_000_000, 100_000, 9_000, 500)
+"""user, system, idle, nice. Ticks are unsigned, so user is given where signed ones would be negative."""
+PAGES = {"free": 1000, "active": 300, "inactive": 200, "wired": 50, "purgeable": 7, "speculative": 11, "compressor": 5}
+HOST_CPU_LOAD_INFO, HOST_VM_INFO64, KERN_INVALID_ARGUMENT = 3, 4, 4
+_VM_FIELDS = {"free": 0, "active": 4, "inactive": 8, "wired": 12, "purgeable": 88, "speculative": 92, "compressor": 128}
+"""Offsets in ``vm_statistics64`` (mach/vm_statistics.h)."""
+_REVISIONS = (38, 40)
+"""Sizes of ``vm_statistics64`` that callers may have, in units of 4 bytes."""
+
+_real = ctypes.CDLL
+
+
+def _mach_host_self() -> int:
+    return PORT
+
+
+def _host_statistics(port: int, flavor: int, answer: Any, count: Any) -> int:
+    if (port, flavor, count._obj.value) != (PORT, HOST_CPU_LOAD_INFO, 4):
+        return KERN_INVALID_ARGUMENT
+    ctypes.memmove(answer, (ctypes.c_uint * 4)(*TICKS), 16)
+    return 0
+
+
+def _host_statistics64(port: int, flavor: int, answer: Any, count: Any) -> int:
+    if (port, flavor) != (PORT, HOST_VM_INFO64) or count._obj.value not in _REVISIONS:
+        return KERN_INVALID_ARGUMENT
+    text = bytearray(152)
+    for name, offset in _VM_FIELDS.items():
+        text[offset : offset + 4] = PAGES[name].to_bytes(4, "little")
+    ctypes.memmove(answer, bytes(text), len(text))
+    return 0
+
+
+_FUNCTIONS: dict[str, Callable[..., int]] = {
+    "mach_host_self": _mach_host_self,
+    "host_statistics": _host_statistics,
+    "host_statistics64": _host_statistics64,
+}
+_MISSING = ("prctl", "unshare", "mount", "syscall")
+
+
+class Library(_real):
+    """A library; the one without a name is the process itself, that is, libSystem."""
+
+    def __getattr__(self, name: str) -> Any:
+        if self._name is None and name in _FUNCTIONS:
+            return _FUNCTIONS[name]
+        if self._name is None and name in _MISSING:
+            raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
+        return super().__getattr__(name)
+
+
+def apply() -> None:
+    """From now on, in this process."""
+    ctypes.CDLL = Library  # type: ignore[misc]

@@ -1,0 +1,181 @@
+"""The rules of macOS for one Python process."""
+
+import asyncio
+import errno
+import functools
+import os
+import resource
+import select
+import selectors
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from tests.darwin import kqueue, libsystem, platform
+
+PROC_VARIABLE = "THUNDERFLEET_TESTS_PROC"
+"""The environment variable with the folder of the hidden /proc."""
+
+SUN_PATH_BYTES = 104
+"""``sizeof(sun_path)`` of macOS, the final NUL included; Linux has 108."""
+
+IP_BOUND_IF, IPV6_BOUND_IF = 25, 125
+TCP_KEEPALIVE, TCP_RXT_CONNDROPTIME = 0x10, 0x80
+SO_BINDTOIFINDEX = 62
+
+_real_getrusage = resource.getrusage
+_real_poll = select.poll
+_real_setsockopt = socket.socket.setsockopt
+# By name, because type checkers for macOS do not know it.
+_selector: Any = vars(selectors)["EpollSelector"]
+_real_register, _real_unregister = _selector.register, _selector.unregister
+
+
+def apply(proc: Path) -> None:
+    """From now on, in this process. ``proc``: where /proc is."""
+    platform.apply()
+    libsystem.apply()
+    kqueue.Kqueue.PROC = proc
+    _apply_select()
+    _apply_named_pipes()
+    _apply_sockets()
+    _replace(resource, getrusage=_getrusage)
+    # Linux's own, which the standard library may have taken already.
+    for module, names in ((os, ("pidfd_open", "memfd_create", "setresuid", "setresgid")), (select, ("epoll",))):
+        for name in names:
+            if hasattr(module, name):
+                delattr(module, name)
+
+
+def _getrusage(who: int) -> resource.struct_rusage:
+    """With ``ru_maxrss`` in bytes, where Linux has KiB."""
+    found = list(_real_getrusage(who))
+    found[2] *= 1024
+    return resource.struct_rusage(found)
+
+
+class BlindPoll:
+    """``select.poll``, which on macOS reports a hang-up only of descriptors of which reading or writing was asked.
+
+    Apple's bugs rdar://37537852 (``events`` 0) and FB17447257 (POLLHUP alone).
+    """
+
+    USEFUL = select.POLLIN | select.POLLPRI | select.POLLOUT | select.POLLRDNORM | select.POLLWRNORM
+
+    def __init__(self) -> None:
+        self._poll = _real_poll()
+        self._blind: set[int] = set()
+
+    def register(self, fd: Any, eventmask: int = select.POLLIN | select.POLLPRI | select.POLLOUT) -> None:
+        """As of the standard library."""
+        number = fd if isinstance(fd, int) else fd.fileno()
+        if eventmask & self.USEFUL:
+            self._blind.discard(number)
+            self._poll.register(number, eventmask)
+        else:
+            self._blind.add(number)
+
+    def modify(self, fd: Any, eventmask: int) -> None:
+        """As of the standard library."""
+        self.unregister(fd)
+        self.register(fd, eventmask)
+
+    def unregister(self, fd: Any) -> None:
+        """As of the standard library."""
+        number = fd if isinstance(fd, int) else fd.fileno()
+        if number in self._blind:
+            self._blind.remove(number)
+        else:
+            self._poll.unregister(number)
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """As of the standard library."""
+        return self._poll.poll(timeout)
+
+
+def _replace(owner: Any, **functions: Callable[..., Any]) -> None:
+    for name, function in functions.items():
+        setattr(owner, name, function)
+
+
+def _apply_select() -> None:
+    names: dict[str, Any] = {"poll": BlindPoll, "kqueue": kqueue.Kqueue, "kevent": kqueue.Kevent}
+    for name in ("EV_ADD", "EV_DELETE", "EV_ENABLE", "EV_ONESHOT", "EV_CLEAR", "EV_EOF", "NOTE_EXIT"):
+        names[f"KQ_{name}"] = getattr(kqueue, name)
+    names |= {"KQ_FILTER_READ": kqueue.EVFILT_READ, "KQ_FILTER_PROC": kqueue.EVFILT_PROC}
+    for name, value in names.items():
+        setattr(select, name, value)
+
+
+def _apply_named_pipes() -> None:
+    """An event loop, which uses kqueue on macOS, does not learn of the end of a named pipe's last writer.
+
+    Nothing is reported of named pipes at all here, since none of our programs writes to one.
+    """
+    silent: dict[tuple[int, int], selectors.SelectorKey] = {}
+
+    def register(self: Any, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        if not kqueue.is_named_pipe(number):
+            return cast(selectors.SelectorKey, _real_register(self, fileobj, events, data))
+        return silent.setdefault((id(self), number), selectors.SelectorKey(fileobj, number, events, data))
+
+    def unregister(self: Any, fileobj: Any) -> selectors.SelectorKey:
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        key = silent.pop((id(self), number), None)
+        if key is None:
+            key = cast(selectors.SelectorKey, _real_unregister(self, fileobj))
+        return key
+
+    def remove_reader(self: Any, fd: Any) -> bool:
+        number = fd if isinstance(fd, int) else fd.fileno()
+        if silent.pop((id(self._selector), number), None) is not None:
+            return True
+        return bool(_real_remove_reader(self, fd))
+
+    _real_remove_reader = asyncio.SelectorEventLoop.remove_reader
+    _replace(_selector, register=register, unregister=unregister)
+    _replace(asyncio.SelectorEventLoop, remove_reader=remove_reader)
+
+
+def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def limited(self: socket.socket, address: Any) -> Any:
+        if self.family == socket.AF_UNIX and len(os.fsencode(address)) >= SUN_PATH_BYTES:
+            raise OSError("AF_UNIX path too long")
+        return function(self, address)
+
+    return limited
+
+
+def _apply_sockets() -> None:
+
+    def setsockopt(self: socket.socket, level: int, name: int, *value: Any) -> None:
+        for option in _options(self, level, name, value):
+            _real_setsockopt(self, *option)
+
+    for name in ("bind", "connect", "connect_ex"):
+        setattr(socket.socket, name, _limited(getattr(socket.socket, name)))
+    _replace(socket.socket, setsockopt=setsockopt)
+    for name in ("TCP_KEEPIDLE", "TCP_USER_TIMEOUT", "SO_BINDTODEVICE"):
+        if hasattr(socket, name):
+            delattr(socket, name)
+
+
+def _options(sock: socket.socket, level: int, name: int, value: tuple[Any, ...]) -> Iterable[tuple[Any, ...]]:
+    """What Linux has for an option of macOS. Raises OSError as macOS does."""
+    wanted = {socket.AF_INET: (socket.IPPROTO_IP, IP_BOUND_IF), socket.AF_INET6: (socket.IPPROTO_IPV6, IPV6_BOUND_IF)}
+    if (level, name) in wanted.values():
+        # ip6_ctloutput of XNU takes no other level than IPPROTO_IPV6.
+        if (level, name) != wanted.get(sock.family):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return [(socket.SOL_SOCKET, SO_BINDTOIFINDEX, *value)]
+    if (level, name) == (socket.IPPROTO_TCP, TCP_KEEPALIVE):
+        return [(socket.IPPROTO_TCP, _TCP_KEEPIDLE, *value)]
+    if (level, name) == (socket.IPPROTO_TCP, TCP_RXT_CONNDROPTIME):
+        return [(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, value[0] * 1000)]
+    return [(level, name, *value)]
+
+
+_TCP_KEEPIDLE, _TCP_USER_TIMEOUT = vars(socket)["TCP_KEEPIDLE"], vars(socket)["TCP_USER_TIMEOUT"]

@@ -1,0 +1,83 @@
+"""The rules hold, in this process and in those that it starts. Only with ``-p tests.darwin.plugin``."""
+
+import errno
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from thunderfleet_kubelet.containers import leftovers
+from thunderfleet_kubelet.node.usage import machine_usage
+from thunderfleet_kubelet.shim import processes
+
+from tests.darwin import libsystem, rules
+
+pytestmark = pytest.mark.skipif(rules.PROC_VARIABLE not in os.environ, reason="only under the rules of macOS")
+
+HANGS = """
+import os, select
+reader, writer = os.pipe()
+os.close(writer)
+poll = select.poll()
+poll.register(reader, int(__import__("sys").argv[1]))
+print(len(poll.poll(0)), hasattr(select, "epoll"))
+"""
+
+
+def test_there_is_no_proc_and_ps_speaks_bsd() -> None:
+    assert [str(path) for path in Path("/proc").rglob("*")] == ["/proc/self", "/proc/self/fd"]
+    assert os.listdir("/dev/fd")
+    assert processes.birth(os.getpid())
+    done = subprocess.run(["ps", "-ef"], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (1, "ps: illegal option -- e\n")
+
+
+def test_ps_hides_the_environment_of_apple_binaries_only() -> None:
+    env = {"MARK": "visible"}
+    apple = subprocess.Popen(["/bin/sleep", "60"], env=env)
+    other = subprocess.Popen([sys.executable, "-ISc", "input()"], env=env, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        lines = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, timeout=20, check=True)
+        found = {int(line.split()[0]): "MARK=visible" in line for line in lines.stdout.splitlines()}
+        assert (found[apple.pid], found[other.pid]) == (False, True)
+    finally:
+        for process in (apple, other):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(("mask", "seen"), [(0, "0"), (select.POLLHUP, "0"), (select.POLLIN, "1")])
+def test_poll_sees_a_hang_up_only_with_another_event_also_in_children(mask: int, seen: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS, str(mask)], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.split() == [seen, "False"]
+
+
+def test_loopback_addresses_do_not_exist_by_themselves() -> None:
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as sock:
+            sock.bind((address, 0))
+    with socket.socket() as sock, pytest.raises(OSError) as caught:
+        sock.bind(("127.64.0.1", 0))
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_a_socket_has_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as sock:
+        with pytest.raises(OSError, match="AF_UNIX path too long"):
+            sock.bind("s" * rules.SUN_PATH_BYTES)
+        sock.bind("s" * (rules.SUN_PATH_BYTES - 1))
+
+
+def test_our_modules_believe_that_this_is_macos_and_others_do_not() -> None:
+    assert "/private/tmp" in leftovers.SHARED_FOLDERS
+    assert sys.platform == "linux"
+
+
+def test_the_usage_of_a_mac_is_what_its_kernel_says() -> None:
+    user, system, _, nice = libsystem.TICKS
+    pages = libsystem.PAGES["active"] + libsystem.PAGES["wired"] + libsystem.PAGES["compressor"]
+    assert machine_usage() == ((user + system + nice) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
