@@ -96,8 +96,8 @@ class ModelSource(ApiModel):
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
-        description="Commit of the repository that a copy in a Hugging Face cache must have; main accepts every commit. The "
-        "commit of other copies is not known, so they are always accepted.",
+        description="Full hash of the commit (the folder below snapshots) that a copy in a Hugging Face cache must have; main "
+        "accepts every commit. The commit of other copies is not known, so they are always accepted.",
     )
 
 
@@ -150,7 +150,9 @@ class Memory(ApiModel):
         default=4, description="Maximum number of requests that run at the same time; further requests wait."
     )
     cached_tokens: Count = Field(default=65536, description="Capacity of the prompt cache in tokens.")
-    headroom_percent: Percent = Field(default=10, description="Safety margin on top of the reserved memory, in percent.")
+    headroom_percent: Percent = Field(
+        default=10, description="Safety margin in percent of everything that a rank reserves, including its weights."
+    )
 
 
 class Server(ApiModel):
@@ -198,7 +200,8 @@ class Recovery(ApiModel):
 
     max_restarts: Count = Field(
         default=10,
-        description="Maximum number of restarts of a group. The count is reset when the group has been Ready for 10 minutes.",
+        description="Maximum number of restarts of a group; then its state is GaveUp until the spec changes. The count is "
+        "reset when the group has been Ready for 10 minutes.",
     )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=10, description="Delay before the first restart in seconds; it doubles with every restart."
@@ -350,8 +353,8 @@ class Predicted(ApiModel):
     )
     decode_error_percent: Count | None = Field(
         default=None,
-        description="Difference between the uncorrected prediction of the generation rate and the rate that the group's "
-        "benchmark measured, in percent of the measured rate.",
+        description="Absolute difference between the uncorrected prediction of the generation rate and the rate that the "
+        "group's benchmark measured, in percent of the measured rate.",
     )
 
 

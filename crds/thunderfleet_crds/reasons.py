@@ -449,7 +449,7 @@ class Reason(StrEnum):
     GAVE_UP = (
         "GaveUp",
         "The runner has used all attempts of spec.bootstrap.attempts and reported no cause.",
-        "Read the log of rank 0: `kubectl logs -l thunderfleet.io/deployment=NAME,thunderfleet.io/rank=0`.",
+        "Read the log of rank 0: `kubectl logs --tail=-1 -l thunderfleet.io/deployment=NAME,thunderfleet.io/rank=0`.",
         (FAILURE,),
     )
 

@@ -3,8 +3,6 @@
 A thin layer over the transport of the official client (``kubernetes.aio``). The generated classes are not used: objects that
 Thunderfleet owns are applied server-side from pydantic models, and custom resources have no generated class. The layer adds
 credentials that are read again when they rotate, a time limit on every request, typed errors and paged lists.
-
-Needs the ``kubernetes`` package, which every extra but the runner's brings.
 """
 
 import json

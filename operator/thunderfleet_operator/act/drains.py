@@ -1,4 +1,4 @@
-"""Groups that are to drain: rank 0 is asked after a short notice, and since when is remembered.
+"""Groups that must drain: asks rank 0 of each after a short notice, and remembers since when it drains.
 
 Which groups drain follows from plan and status in every round. Only the time is kept here: an operator that restarts counts
 again from zero, and the runner's own limits hold meanwhile.

@@ -1,6 +1,6 @@
 """The operator's part of a NodeProfile's status: the groups that have the Mac, and whether placements avoid it.
 
-Agents read the groups: they measure no cable that a running group uses, and probe the Macs that they share a group with. The
+Agents read the groups: they measure no cable that a running group uses, and dial the Macs that they share a group with. The
 groups follow from plans and pods. Only a quarantine is kept in the status itself, until the Mac reboots.
 """
 

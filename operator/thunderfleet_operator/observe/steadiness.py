@@ -1,8 +1,9 @@
 """Which cables have worked long enough since their last interruption.
 
 A cable that was interrupted counts as steady when it has worked for 30 s, and after each further interruption for twice as
-long, up to half an hour; then its interruptions are forgotten. So a group that follows a cable that comes and goes moves less
-and less often. Where nothing else will do, a cable is used earlier by one step: after its first interruption at once.
+long, half an hour at most. After half an hour of work its interruptions are forgotten. So a group that follows a cable that
+comes and goes moves less and less often. Where nothing else will do, a cable is used earlier by one step: after its first
+interruption at once.
 
 Only here and in memory: an operator that restarts takes every cable that works as steady. The clock is monotonic, because steps
 of the wall clock must not make a cable steady. What is unknown is neither an interruption nor its end.

@@ -21,7 +21,7 @@ request      the question
 speed        predicted tokens per second
 chips        what chips can do, until a Mac has measured itself
 fleet        Macs, cables and what they have reached
-blocks       parts of a fleet that no single Mac connects
+blocks       parts of a fleet that stay connected without any one of their Macs
 model        what a model needs
 buckets      buckets of measured rates
 units        quantities as text

@@ -1,4 +1,4 @@
-"""``thunderfleet-operator plan``: the planner on files, without a cluster, to answer "what would happen if".
+"""``thunderfleet-operator plan``: the planner on files or a cluster, without changing it, to answer "what would happen if".
 
 The fleet is the output of ``kubectl get nodes,np,tbl,md,pods -A -o yaml``, edited at will. If the list includes ConfigMaps, the
 plans in them say which queue pairs and cables other groups use; otherwise this is derived from the status of ModelDeployments.

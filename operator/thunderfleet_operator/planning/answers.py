@@ -53,7 +53,7 @@ class KnownAnswers:
         return None
 
     def where_before(self, group: int, question: WherePlaced) -> Unplaceable | None:
-        """Why the group had no placement when the same was last answered."""
+        """Why the group had no placement when the same request was last answered."""
         known = self._where.get(group)
         if known is None or not isinstance(known.answer, Unplaceable) or not known.question.same_request(question):
             return None

@@ -1,9 +1,8 @@
 """Hops of a ring without a Thunderbolt cable, relayed by the supervisors over mutual TLS.
 
-Anyone who reaches a ring's port can run code in the rank, and MLX has neither encryption nor authentication. So where no cable
-connects two ranks, both use loopback only: the dialling rank connects to its own supervisor, which passes the bytes to the
-peer's supervisor, which connects to its own rank. Either supervisor may have opened the connection between them, so it is
-enough that the Macs reach each other in one direction.
+MLX neither encrypts nor authenticates a ring. So where no cable connects two ranks, both use loopback only: the dialling rank
+connects to its own supervisor, which passes the bytes to the peer's supervisor, which connects to its own rank. Either
+supervisor may have opened the connection between them, so it is enough that the Macs reach each other in one direction.
 
 A relay is transparent: bytes in order, at the speed of the slower end (nothing is buffered beyond the sockets), half-closes,
 and losses. The end of a connection together with its rank is expected; one that is lost under a running rank is a fault

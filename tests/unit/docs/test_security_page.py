@@ -159,7 +159,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_chart.py::test_a_bound_token_names_its_node",
         "e2e/test_chart.py::test_a_token_without_a_node_writes_nothing",
     ),
-    "A ValidatingAdmissionPolicy accepts writes": ("np-own", "np-other", "link-own", "link-other", "link-between-others"),
+    "ValidatingAdmissionPolicies limit each agent": (
+        *("np-own", "np-other", "link-own", "link-other", "link-between-others"),
+        "e2e/test_chart.py::test_the_receiver_measures",
+    ),
     "Connections between agents use": ("agent-peers", "unit/agent/test_reach.py::test_strangers_and_wrong_names_are_refused"),
     "**Runners** have no Kubernetes credentials": (f"{MATRIX}::test_runners_have_no_credentials",),
     "Members of a group authenticate": (

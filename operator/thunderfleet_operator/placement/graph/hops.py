@@ -3,7 +3,7 @@
 JACCL needs a cable that supports RDMA at both ends, and free queue pairs on both devices. A ring needs a connection from each
 rank to the next. A Thunderbolt cable with addresses at both ends provides one in both directions, even if only one end detects
 the other, unless an agent has dialled one of these addresses and not reached it. Over a LAN, only what an agent has reached
-counts. Such a hop is relayed by the supervisors, as anyone who reaches a ring's port can run code there. Supervisors can open
+counts. Such a hop is relayed by the supervisors, because MLX neither encrypts nor authenticates a ring. Supervisors can open
 the relay from either end, so reachability in one direction is enough.
 """
 
