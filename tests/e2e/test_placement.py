@@ -57,7 +57,11 @@ START_SECONDS = 400.0
 @pytest.fixture(scope="module")
 def line() -> Iterator[Line]:
     with on_fleet(FLEET, "shapes", "THUNDERFLEET_E2E_SHAPES", "operator.replicas=1", ends=1) as found:
-        until(lambda: seen_from(found) == {ONE_END: 1}, "every other cable is seen from both ends")
+        until(
+            lambda: seen_from(found) == {ONE_END: 1},
+            "every other cable is seen from both ends",
+            describe=lambda: f"{seen_from(found)} {found.kubectl('get', 'tbl')}",
+        )
         for shape, macs in (("mesh", MESH), ("ring", RING)):
             found.kubectl("label", "nodes", *macs, f"shape={shape}", "--overwrite")
         found.kubectl("label", "nodes", "mesh-1", "ring-1", "pair=hub", "--overwrite")
@@ -67,8 +71,9 @@ def line() -> Iterator[Line]:
 
 
 def seen_from(line: Line) -> dict[str, int]:
-    """How many ends see each cable that fewer than two see."""
-    ends = {link["metadata"]["name"]: len(link["status"]["endpoints"]) for link in line.items("tbl") if "status" in link}
+    """How many ends see each cable that fewer than two see. An end that does not see the other one is listed too."""
+    links = {link["metadata"]["name"]: link.get("status", {}).get("endpoints", []) for link in line.items("tbl")}
+    ends = {name: sum(end.get("seesPeer", False) for end in listed) for name, listed in links.items()}
     return {name: count for name, count in ends.items() if count < 2}
 
 
