@@ -121,7 +121,7 @@ class Kubelet:
         user = KubeletUser.here()
         users = pod_users(config, user)
         own = own_image.here(package_version(), other_users=users is not None)
-        if own.problem:
+        if own.problem and own.name not in config.images:
             log.warning("pods cannot use the programs of this installation: %s", own.problem)
         settings = pod_settings(config, machine, identity.server, self.addresses.current, own)
         self.pods = PodManager(

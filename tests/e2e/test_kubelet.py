@@ -656,7 +656,7 @@ def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:
 
 
 def test_a_mac_is_kept_awake_while_pods_run(fleet: Fleet) -> None:
-    """A recorded caffeinate waits with tail for the end of the kubelet that it was told to wait for."""
+    """A recorded caffeinate runs tail, which ends when the process that -w names ends."""
     fleet.running("probed")
     machine = fleet.cluster.machines[MAC]
     waits = machine.run(["pgrep", "-af", r"tail -s 5 --pid=[0-9]+ -f /dev/null"], seconds=20).stdout.split()

@@ -64,6 +64,7 @@ class MachinePool:
             "podUsers": {"first": first_user(str(self.folder.root), index), "count": USERS},
             # All machines share the disk of this one. A developer's disk is often nearly full, and the images are not pulled.
             "evictionHard": EVICTION,
+            # Kubelets run from the user's own installation, which other users often cannot read; pods run from a copy.
             "images": {self.spec.image.name: self.spec.image.folder},
         }
         if machine.machine.kind != "mac":

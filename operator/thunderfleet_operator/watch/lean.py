@@ -93,7 +93,7 @@ class Packed(NamedTuple):
         return cls(version(item), item["metadata"].get("uid"), text, models)
 
     def unpack(self) -> Json:
-        """The object, made anew. Strings that are equal in many objects are the same, also in values made from them."""
+        """A new copy of the object. Strings that are equal in many objects are the same, also in values made from them."""
         item: Json = _interned(json.loads(zlib.decompress(self.text)))
         if self.models is not None:
             item["status"]["models"] = self.models

@@ -1,7 +1,7 @@
 """Maps image names to folders on this machine.
 
 A container is a native process, so an image is a folder: programs in ``bin/``, and optionally ``config.json``, the ``config``
-object of an OCI image. The kubelet's configuration names the folders; ``own_image`` is there without that.
+object of an OCI image. The kubelet's configuration names the folders, except that of ``own_image``.
 """
 
 import json
@@ -45,15 +45,13 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str |
     """
     folder = images.get(name)
     if folder is None:
-        known = ", ".join(sorted(images)) or "none"
-        message = (
-            f"image {name!r} is not on this machine: {missing}"
-            if missing
-            else (
+        message = f"image {name!r} is not on this machine: {missing}"
+        if missing is None:
+            known = ", ".join(sorted(images)) or "none"
+            message = (
                 f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
                 f"configuration (configured: {known})"
             )
-        )
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
     if not folder.is_dir():
         raise ImageError(

@@ -20,9 +20,14 @@ class OwnImage:
     problem: str = ""
 
     @property
+    def name(self) -> str:
+        """The image's name in pods."""
+        return f"{REPOSITORY}:{self.version}"
+
+    @property
     def images(self) -> dict[str, Path]:
         """Name and folder; empty if pods cannot use it."""
-        return {} if self.problem else {f"{REPOSITORY}:{self.version}": self.folder}
+        return {} if self.problem else {self.name: self.folder}
 
     def missing(self, name: str) -> str | None:
         """What to do about an image of this project that this machine does not have; None for other images."""
