@@ -35,6 +35,7 @@ GROUPS = {
     "desk": (
         "e2e/test_cables",
         "e2e/test_relay",
+        "e2e/test_forgery",
         "e2e/test_addresses",
     ),
 }
@@ -49,7 +50,6 @@ LONGEST = (
     "e2e/test_placement",
     "default fleet",
     "desk",
-    "e2e/test_forgery",
     "e2e/test_placement_moves",
     "e2e/test_measure",
     # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.
