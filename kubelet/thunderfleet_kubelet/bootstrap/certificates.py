@@ -19,6 +19,8 @@ from cryptography.x509.oid import NameOID
 from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
+from thunderfleet_kubelet.bootstrap.errors import join_again
+
 log = logging.getLogger(__name__)
 
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -122,8 +124,9 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
                         raise
     except TimeoutError:
         raise CertificateError(
-            f"certificate request {name} was not signed within {limit:g} s: approve it (kubectl certificate approve {name}), "
-            "or check that the controller manager runs, which signs approved requests"
+            f"certificate request {name} was not signed within {limit:g} s and is not used any more. The next one (from "
+            "`thunderfleet-kubelet join`, or from the running kubelet) must be approved within that time: `kubectl get csr`, "
+            "`kubectl certificate approve NAME`. Or check that the controller manager runs, which signs approved requests"
         ) from None
     pair = Pair(key, certificate)
     _check(pair)
@@ -173,10 +176,10 @@ def read_pair(file: Path) -> Pair | None:
         return None
     mark = text.find(b"-----BEGIN CERTIFICATE-----")
     if mark <= 0 or b"PRIVATE KEY-----" not in text[:mark]:
-        raise CertificateError(f"{file}: no key and certificate found; delete it and join again")
+        raise CertificateError(f"{file}: no key and certificate found; delete it and {join_again()}")
     pair = Pair(text[:mark], text[mark:])
     try:
         _check(pair)
     except ValueError as error:
-        raise CertificateError(f"{file}: {error}; delete it and join again") from None
+        raise CertificateError(f"{file}: {error}; delete it and {join_again()}") from None
     return pair
