@@ -6,10 +6,11 @@ with the certificate, because a token may not read Nodes; and only after that is
 
 from pathlib import Path
 
+from thunderfleet_lib.csr.names import CLIENT_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.tls import write_private
 
-from thunderfleet_kubelet.bootstrap.certificates import CLIENT_SIGNER, obtain
+from thunderfleet_kubelet.bootstrap.certificates import obtain
 from thunderfleet_kubelet.bootstrap.discovery import Server, fetch_ca
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, identity_folder, save_identity
