@@ -232,7 +232,7 @@ def files() -> str:
         "# Files\n\n## Configuration of the kubelet\n\n",
         "A YAML file that `thunderfleet-kubelet join --config FILE` names. Every setting has a default.\n\n",
         *_file_rows("setting", described),
-        "\n## Fleet file\n\nA YAML file that `thunderfleet up FLEET` starts as a local cluster. ",
+        "\n## Fleet file\n\nA YAML file that `thunderfleet local up FLEET` starts as a local cluster. ",
         "[examples/fleet.yaml](../../examples/fleet.yaml) is the default.\n\n",
         *_file_rows("key", fleet),
     ]

@@ -52,7 +52,7 @@ def decide_client(request: Request, exists: bool) -> Verdict:
     if not bound and exists:
         return Verdict(
             "Deny",
-            f"Node {name} exists and the token is not bound to it: use the token that `thunderfleet token --node {name}` "
+            f"Node {name} exists and the token is not bound to it: use the token that `thunderfleet local token --node {name}` "
             f"prints, delete the Node (kubectl delete node {name}), or set another nodeName",
         )
     return Verdict("Approve", f"the token is bound to Node {name}" if bound else f"Node {name} does not exist yet")

@@ -103,7 +103,7 @@ class Credentials:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
                     "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop the "
-                    f"kubelet and join again with a new token (`thunderfleet token --node {name}` on a local cluster); "
+                    f"kubelet and join again with a new token (`thunderfleet local token --node {name}` on a local cluster); "
                     "containers keep running"
                 ) from None
             raise

@@ -96,7 +96,7 @@ def test_an_unbound_token_does_not_take_over_a_node(joining: Joining) -> None:
         refused = joining.join("taken", token, *more)
         assert refused.returncode == 1
         assert "Node taken exists" in refused.stderr
-        assert "thunderfleet token --node taken" in refused.stderr
+        assert "thunderfleet local token --node taken" in refused.stderr
         assert not joining.joined("taken")
     assert {condition["type"] for item in joining.requests("taken") for condition in item["status"]["conditions"]} == {"Denied"}
     cluster.kubectl("delete", "node", "taken")

@@ -21,8 +21,8 @@ CERTIFICATE_SECONDS = 120.0
 def _refusal(server: Server, error: ApiError, what: str) -> JoinError:
     if error.status == 401:
         return JoinError(
-            f"{server.url} rejected the token: it has expired or is mistyped; create a new one with `thunderfleet token` on a "
-            "local cluster, with `kubeadm token create` on others"
+            f"{server.url} rejected the token: it has expired or is mistyped; create a new one with `thunderfleet local token` "
+            "on a local cluster, with `kubeadm token create` on others"
         )
     if error.status == 403:
         return JoinError(

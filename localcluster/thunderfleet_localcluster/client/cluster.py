@@ -135,7 +135,9 @@ class Cluster:
         parsed = parse_fleet(text, file)
         mode, reason = choose_network(network)
         if running(folder):
-            raise LocalClusterError(f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet down`")
+            raise LocalClusterError(
+                f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet local down`"
+            )
         plan_layout(parsed, mode)
         if mode == "loopback":
             check_addresses(parsed)
@@ -168,7 +170,7 @@ class Cluster:
         """The running cluster ``name``. Raises LocalClusterError if it is not running."""
         folder = cluster_folder(name, directory)
         if not running(folder):
-            raise LocalClusterError(f"no cluster is running in {folder.root}; start one with `thunderfleet up`")
+            raise LocalClusterError(f"no cluster is running in {folder.root}; start one with `thunderfleet local up`")
         try:
             state = json.loads(folder.state.read_text())
         except FileNotFoundError as error:

@@ -51,7 +51,7 @@ def test_an_unbound_token_becomes_a_new_node_only() -> None:
     assert decide(_joining(), False).action == "Approve"
     verdict = decide(_joining(), True)
     assert verdict.action == "Deny"
-    for text in ("Node studio-1 exists", "thunderfleet token --node studio-1", "kubectl delete node studio-1"):
+    for text in ("Node studio-1 exists", "thunderfleet local token --node studio-1", "kubectl delete node studio-1"):
         assert text in verdict.reason
 
 

@@ -121,7 +121,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{STRANGERS}::test_a_stranger_at_every_stage",
         "unit/runner/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
     ),
-    "A local cluster (`thunderfleet up`)": ADVICE,
+    "A local cluster (`thunderfleet local up`)": ADVICE,
     "API server | its address": ("api-version", "version"),
     "etcd, scheduler, controller manager": (
         "etcd",
@@ -147,7 +147,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
-    "`thunderfleet token --node NAME`": (
+    "`thunderfleet local token --node NAME`": (
         f"{JOINING}::test_a_bound_token_joins_its_name_and_no_other",
         f"{JOINING}::test_a_bound_token_takes_over_its_node_when_told_to",
     ),
