@@ -77,10 +77,16 @@ def _type(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         words = [", ".join(f"`{value}`" for value in schema["enum"])]
     if "minimum" in schema or "maximum" in schema:
-        words.append(f"{schema.get('minimum', '')} to {schema.get('maximum', '')}".strip())
+        words.append(_bounds(schema.get("minimum"), schema.get("maximum")))
     if schema.get("default") not in (None, {}, []):
         words.append(f"default `{schema['default']}`" if not isinstance(schema["default"], dict) else "")
     return "; ".join(word for word in words if word)
+
+
+def _bounds(least: int | None, most: int | None) -> str:
+    if least is None:
+        return f"at most {most}"
+    return f"at least {least}" if most is None else f"{least} to {most}"
 
 
 def _cell(text: object) -> str:

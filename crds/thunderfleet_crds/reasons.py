@@ -82,7 +82,8 @@ class Reason(StrEnum):
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
         "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
-        "Give the port an IPv4 address, such as `sudo ifconfig en2 inet 10.0.0.1/30`.",
+        "Give both ends of the cable IPv4 addresses of one network, such as `sudo ifconfig en2 inet 10.0.0.1/30` on one Mac "
+        "and 10.0.0.2/30 on the other.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     COMMAND_FAILED = (
@@ -201,8 +202,10 @@ class Reason(StrEnum):
     BOTH_ENDS = ("BothEnds", "Both ends detect each other.", "", (On.SYMMETRIC,))
     ONE_END = (
         "OneEnd",
-        "Only one end detects the other, because a display or hub is in between. The link works.",
-        "No action is required; connect the Macs directly to detect the link at both ends.",
+        "Only one end reports that it detects the other: a display or hub is in between and the link works, or the other Mac "
+        "does not report its end. The message says which.",
+        "None for a display or hub; connect the Macs directly to detect the link at both ends. Otherwise do what the message "
+        "says.",
         (On.SYMMETRIC,),
     )
     NO_END = ("NoEnd", "Neither end detects the other.", "Plug the cable in.", (On.SYMMETRIC,))
@@ -212,7 +215,8 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = (
         "ModelNotFound",
         "No Mac has the model in a model folder, or the folder of the model is gone from a Mac of the group.",
-        "Copy the model to `ORGANIZATION/NAME` below a folder of `agent.modelFolders`, or change spec.model.",
+        "Copy the model to `ORGANIZATION/NAME` below a folder of `agent.modelFolders`, or change spec.model; if the message "
+        "names other commits, set spec.model.revision to one of them or to main.",
         (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
     MODEL_INCOMPLETE = (
@@ -448,7 +452,8 @@ class Reason(StrEnum):
     )
     GAVE_UP = (
         "GaveUp",
-        "The runner has used all attempts of spec.bootstrap.attempts and reported no cause.",
+        "The runner has used all attempts of spec.bootstrap.attempts and reported no cause. This is not the state "
+        "GaveUp of a group, which has used all restarts of spec.recovery.maxRestarts.",
         "Read the log of rank 0: `kubectl logs --tail=-1 -l thunderfleet.io/deployment=NAME,thunderfleet.io/rank=0`.",
         (FAILURE,),
     )

@@ -126,7 +126,12 @@ def _cluster_commands(commands: _Parsers) -> None:
         "--inside", action="store_true", help="print the command for one of the cluster's machines instead of this machine"
     )
     node = commands.add("node", "delete a machine's Node")
-    node.add_argument("action", choices=("remove",), help="remove: delete the Node, so that its name can be used again")
+    node.add_argument(
+        "action",
+        choices=("remove",),
+        help="remove: delete the Node; stop its kubelet or switch its machine off first, since a "
+        "kubelet that runs registers the Node again",
+    )
     node.add_argument("node", metavar="NODE", help="Node name")
     component = commands.add("component", "kill, start, freeze or thaw a program of the control plane")
     component.add_argument(

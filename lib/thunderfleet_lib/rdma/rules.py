@@ -133,7 +133,8 @@ def _no_address(mac: str, port: Port) -> str:
     if port.address:
         again = f"`sudo ifconfig {port.interface} inet {port.address}`"
         return f"{found}, though {port.interface} has {port.address}: run {again} on {mac} to set it again"
-    return f"{found}: give {port.interface} an address, such as `sudo ifconfig {port.interface} inet 10.0.0.1/30`"
+    command = f"`sudo ifconfig {port.interface} inet 10.0.0.1/30`"
+    return f"{found}: give both ends of the cable addresses of one network, such as {command} here and 10.0.0.2/30 there"
 
 
 _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {

@@ -4,6 +4,7 @@ profile            the status and labels of this Mac's NodeProfile
 hardware           chip, cores, memory and how much of it the GPU may use
 network            interfaces, their kinds and addresses; which interface a Thunderbolt port is
 thunderbolt        Thunderbolt ports and RDMA devices
+failures           what failed while reading facts, and what to do about it
 inventory          condition InventoryComplete: commands that failed or contradict each other
 rdma_ready         condition RDMAReady: this Mac's side of RDMA
 bridges            condition BridgeFree: Thunderbolt ports that are members of a bridge

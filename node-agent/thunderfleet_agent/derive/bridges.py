@@ -57,7 +57,7 @@ def leave_bridge(members: Mapping[str, str], facts: Facts) -> str:
     services = [service for service in facts.services or () if service.device in by_bridge]
     for service in services:
         if service.enabled:
-            text += f", and `networksetup -setnetworkserviceenabled '{service.name}' off` to make it permanent"
+            text += f", and `sudo networksetup -setnetworkserviceenabled '{service.name}' off` to make it permanent"
     if facts.services is not None and not services:
         order = " ".join(SERVICE_ORDER_COMMAND)
         text += f" (`{order}` lists no service for {', '.join(sorted(by_bridge))}, so the bridge may return after a restart)"

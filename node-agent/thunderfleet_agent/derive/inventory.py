@@ -9,6 +9,7 @@ from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, DEVINFO_COMMAND
 from thunderfleet_lib.rdma.rules import interface_of
 
 from thunderfleet_agent.derive.condition import ConditionValue
+from thunderfleet_agent.derive.failures import fix, message
 from thunderfleet_agent.derive.network import expected_interfaces, port_interfaces
 from thunderfleet_agent.derive.thunderbolt import address_without_gid
 from thunderfleet_agent.observe.facts import Facts, Source
@@ -20,14 +21,18 @@ _IFCONFIG, _DEVICES, _DEVINFO = (" ".join(command) for command in (IFCONFIG_COMM
 
 def inventory_complete(facts: Facts) -> ConditionValue:
     """Whether every command succeeded, completely and without contradicting another."""
-    problems = [str(facts.failures[source]) for source in Source if source in facts.failures]
+    failed = [(source, facts.failures[source]) for source in Source if source in facts.failures]
+    told = [f"{message(source, failure)}: {fix(source, failure)}" for source, failure in failed]
+    problems = []
     if facts.thunderbolt:
         problems += [f"`{THUNDERBOLT}`: {problem}" for problem in facts.thunderbolt.problems]
     problems += _missing_interfaces(facts)
     problems += _rdma_contradictions(facts)
-    if not problems:
-        return ConditionValue(True, Reason.COMPLETE, "every command succeeded")
-    return ConditionValue(False, Reason.COMMAND_FAILED, "; ".join(problems))
+    if problems:
+        told.append(f"{'; '.join(problems)}: run these commands on this Mac and check their output")
+    if told:
+        return ConditionValue(False, Reason.COMMAND_FAILED, "; ".join(told))
+    return ConditionValue(True, Reason.COMPLETE, "every command succeeded")
 
 
 def _missing_interfaces(facts: Facts) -> Iterator[str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thunderfleet_crds.nodeprofile import NodeProfileStatus, ThunderboltPort
-from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
-from thunderfleet_lib.hostcmd import Failure, FailureKind
 from thunderfleet_lib.rdma import rules
 
+from thunderfleet_agent.derive.failures import fix, message
 from thunderfleet_agent.derive.rdma_ready import THIS_MAC
 from thunderfleet_agent.observe.collector import QUESTIONS
-from thunderfleet_agent.observe.facts import RDMA_SOURCES, Facts, Source
+from thunderfleet_agent.observe.facts import Facts, Source
 
 PROVIDES = {
     Source.THUNDERBOLT: "ports, speeds, peers, hubs",
@@ -45,27 +44,9 @@ def as_values(status: NodeProfileStatus, facts: Facts) -> dict[str, object]:
     return {"sources": sources, "problems": problems(status, facts)}
 
 
-def fix(source: Source, failure: Failure) -> str:
-    """What to do about a command that failed."""
-    rdma = source in RDMA_SOURCES
-    if source is Source.MODELS:
-        return "give the agent's user read permission for these folders"
-    if failure.kind is FailureKind.ABSENT:
-        if source is Source.RUNTIME:
-            return "the command is part of Thunderfleet: run the agent from its image, or put the image's bin folder on PATH"
-        if rdma:
-            return "the command is part of macOS 26.2 or newer: update this Mac"
-        return "the command is part of macOS: put /usr/sbin, /usr/bin and /sbin on PATH"
-    if failure.kind is FailureKind.TIMED_OUT:
-        if rdma:
-            return rules.explain(Reason.STACK_HUNG, THIS_MAC)
-        return "run the command on this Mac; if it hangs, reboot this Mac"
-    return "run the command on this Mac to see why"
-
-
 def problems(status: NodeProfileStatus, facts: Facts) -> list[str]:
     """Every problem, with its fix."""
-    found = [f"{failure}: {fix(source, failure)}" for source, failure in sorted(facts.failures.items())]
+    found = [f"{message(source, failure)}: {fix(source, failure)}" for source, failure in sorted(facts.failures.items())]
     for c in status.conditions:
         if c.status is ConditionStatus.TRUE or (c.type == ConditionType.INVENTORY_COMPLETE and facts.failures):
             continue

@@ -154,7 +154,7 @@ class Collector:
         failures.pop(Source.MODELS, None)
         if self.library.problems:
             folders = " ".join(f"--model-folder {root}" for root in self.library.roots)
-            text = "cannot be read completely: " + "; ".join(self.library.problems)
+            text = "the model folders cannot be read completely: " + "; ".join(self.library.problems)
             failures[Source.MODELS] = Failure(folders, FailureKind.UNREADABLE, text)
         self.facts = replace(self.facts, models=self.library.models, failures=MappingProxyType(failures))
 

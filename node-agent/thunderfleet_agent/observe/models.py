@@ -112,7 +112,7 @@ def find(roots: Sequence[Path]) -> tuple[list[Folder], list[str]]:
                 folders.setdefault(folder.path, folder)
     found = [folders[path] for path in sorted(folders)]
     if len(found) > MAX_MODELS:
-        problems.append(f"found {len(found)} models, only the first {MAX_MODELS} by path are published")
+        problems.append(f"found {len(found)} models; only the first {MAX_MODELS} by path are published")
     return found[:MAX_MODELS], problems
 
 

@@ -61,7 +61,10 @@ def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
     if end.address is None and not end.reported:
         return None
     if end.address is None:
-        text = f"{end.node} has no address at its end: give the port an IPv4 address, such as 10.0.0.1/30"
+        text = (
+            f"{end.node} has no address at its end: give both ends IPv4 addresses of one network, such as 10.0.0.1/30 and "
+            "10.0.0.2/30"
+        )
         return CableFault(Reason.NO_IPV4_ADDRESS, text)
     text = f"the address of {end.node} at its end changed from {entry.ring_address} to {end.address}"
     return CableFault(Reason.ADDRESS_LOST, text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.placement import Fleet, Mac, Request
-from thunderfleet_operator.placement.eligibility import wanted_model
+from thunderfleet_operator.placement.eligibility import other_revisions, wanted_model
 from thunderfleet_operator.placement.explain.explanation import NO_MACS
 
 LISTED = 8
@@ -51,6 +51,16 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
         )
     if not macs:
         return Resolution(False, Reason.NO_MACS, NO_MACS)
+    others = {model.revision for mac in macs for model in other_revisions(mac, request)}
+    if others:
+        commits = _names(sorted(str(commit) for commit in others))
+        holders = _names([mac.name for mac in macs if other_revisions(mac, request)])
+        return Resolution(
+            False,
+            Reason.MODEL_NOT_FOUND,
+            f"commit {request.revision} of {what} was not found on any Mac; {holders} has commit {commits}: set "
+            "spec.model.revision to the full hash of one of them, or to main for any commit",
+        )
     looked = _names([_folders(mac) for mac in macs])
     where = f"to {request.repository} below" if request.repository else "there; the path must be below"
     advice = f"copy it {where} a folder of the chart's value agent.modelFolders"

@@ -45,8 +45,19 @@ def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
     )
 
 
+def other_revisions(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
+    """Copies of the requested repository on this Mac's disk whose commit is another than the requested one."""
+    if request.path is not None:
+        return ()
+    wanted = {model.path for model in wanted_model(mac, request)}
+    return tuple(model for model in mac.models if model.repository == request.repository and model.path not in wanted)
+
+
 def _model_reason(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
+    if not found and (others := other_revisions(mac, request)):
+        commits = " and ".join(str(model.revision) for model in others[:2])
+        return f"has commit {commits} of {request.model}, not {request.revision}, which spec.model.revision asks for"
     if not found:
         return f"does not have {request.model} on disk; copy it into one of its model folders"
     for model in found:

@@ -85,11 +85,11 @@ def _decode(speed: SpeedReport | None) -> str:
 def _predicted(speed: SpeedReport) -> str:
     text = f"{speed.decode_tokens_per_second:g} tokens/s, prompts {speed.prefill_tokens_per_second:g} tokens/s (one request)"
     if speed.correction_percent is not None:
-        text += f"; benchmarks of this fleet changed the generation rate by {speed.correction_percent - 100:+d} %"
+        text += f"; tokens/s includes a correction by {speed.correction_percent - 100:+d} % from benchmarks of this fleet"
     measured = speed.measured_decode_tokens_per_second
     if not measured or speed.error_percent is None:
         return text
-    without = " without that change" if speed.correction_percent is not None else ""
+    without = " without that correction" if speed.correction_percent is not None else ""
     return f"{text}; measured: {measured:g} tokens/s (the prediction is off by {speed.error_percent:+d} %{without})"
 
 

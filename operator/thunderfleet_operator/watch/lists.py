@@ -40,7 +40,11 @@ class Lists:
                     await self._fill(collection)
                     break
                 except ApiError as error:
-                    advice = "; install the CRDs (helm install thunderfleet)" if error.status == 404 else ""
+                    advice = (
+                        "; the CRD is missing: run helm upgrade with the chart, which contains it"
+                        if error.status == 404
+                        else ""
+                    )
                     log.warning("cannot list %s: %s%s; retrying in %.0f s", collection.name, error, advice, RETRY_SECONDS)
                     await asyncio.sleep(RETRY_SECONDS)
 

@@ -135,7 +135,7 @@ def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:
     assert status.os is None and status.thunderbolt is not None
     complete = condition(status, "InventoryComplete")
     assert complete.status is ConditionStatus.FALSE
-    assert complete.message == "`sw_vers` exited with code 1: no such file"
+    assert complete.message == "`sw_vers` exited with code 1: no such file: run the command on this Mac to see why"
 
 
 def test_facts_that_only_one_command_shows_are_reported(shapes: Any) -> None:

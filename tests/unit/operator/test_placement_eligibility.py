@@ -56,6 +56,26 @@ def unsized(path: str, problem: str) -> ModelFacts:
             "does not have org/m on disk; copy it into one of its model folders",
         ),
         (
+            MAC,
+            replace(REQUEST, revision="def"),
+            "has commit abc of org/m, not def, which spec.model.revision asks for",
+        ),
+        (
+            replace(MAC, models=(replace(MODEL, path="/n", revision="ab"), MODEL)),
+            replace(REQUEST, revision="def"),
+            "has commit ab and abc of org/m, not def, which spec.model.revision asks for",
+        ),
+        (
+            replace(MAC, models=(replace(MODEL, repository="org/other"),)),
+            replace(REQUEST, revision="def"),
+            "does not have org/m on disk; copy it into one of its model folders",
+        ),
+        (
+            MAC,
+            Request(path="/n", repository="org/m", revision="def"),
+            "does not have /n on disk; copy it into one of its model folders",
+        ),
+        (
             replace(MAC, models=(replace(MODEL, complete=False, problem="x is missing"),)),
             REQUEST,
             "has an incomplete copy of the model at /m: x is missing",

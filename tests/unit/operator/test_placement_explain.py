@@ -19,7 +19,9 @@ from thunderfleet_operator.placement import (
     Unplaceable,
     plan,
 )
-from thunderfleet_operator.placement.explain.miss import Miss, by_message, listed, named
+from thunderfleet_operator.placement.cohorts import cohorts
+from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_SETTING, Miss, by_message, listed, named
+from thunderfleet_operator.placement.explain.obstacles import helpful_macs
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -200,6 +202,41 @@ def test_macs_with_other_software_or_files_are_named() -> None:
     other = Fleet([mac("a", 6, facts), mac("b", 6, model(5, 4))], [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(other, request(min_nodes=2)).near_misses)
     assert "b has different files of /models/a at /models/a than the others" in messages
+
+
+def test_a_mac_needs_only_a_setting_if_it_has_the_files_and_the_software() -> None:
+    facts = model(5, 5)
+    (cohort,) = cohorts({"a": mac("a", 9, facts)}, request())
+
+    def costs(transport: Transport) -> dict[str, int]:
+        cordoned = [
+            mac("b", 9, facts, schedulable=False),
+            mac("c", 9, facts, schedulable=False, backends=frozenset({"ring"})),
+            mac("d", 9, facts, schedulable=False, backends=frozenset()),
+            mac("e", 9, facts, schedulable=False, mlx_version="9"),
+            mac("f", 9, model(5, 4), schedulable=False),
+        ]
+        found = helpful_macs(cordoned, request(), cohort, transport, len(cordoned))  # type: ignore[arg-type]
+        return {name: obstacle.cost for name, obstacle in found.items()}
+
+    other = {"e": COST_CABLE, "f": COST_CABLE}
+    assert costs(Transport.NONE) == {"b": COST_SETTING, "c": COST_SETTING, "d": COST_SETTING, **other}
+    assert costs(Transport.RING) == {"b": COST_SETTING, "c": COST_SETTING, "d": COST_CABLE, **other}
+    assert costs(Transport.JACCL) == {"b": COST_SETTING, "c": COST_CABLE, "d": COST_CABLE, **other}
+
+
+def test_a_mac_with_just_enough_memory_is_mended_rather_than_one_with_too_little() -> None:
+    facts = model(5, 5)
+    macs = [mac("a", 4, facts), mac("b", 4, facts, schedulable=False), mac("c", 10, facts, ready=False)]
+    messages = [miss.message for miss in refused(Fleet(macs), request()).near_misses if miss.transport is Transport.NONE]
+    assert "one Mac: c is not Ready: switch it on, or check its kubelet" in messages
+
+
+def test_no_more_macs_than_there_are_refuse_a_split() -> None:
+    facts = replace(model(5, 5), pipeline_refusal="no pipeline")
+    found = refused(Fleet([mac("a", 4, facts), mac("b", 4, facts)], [cable("a", "b")]), request(split=Split.TENSOR))
+    assert any("over 2 Macs" in miss.message for miss in found.near_misses)
+    assert not any("over 3 Macs" in miss.message for miss in found.near_misses)
 
 
 def test_a_reason_that_a_near_miss_gives_is_not_repeated() -> None:

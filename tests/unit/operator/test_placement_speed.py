@@ -233,13 +233,13 @@ def test_plan_shows_the_correction_and_how_far_a_prediction_is_off() -> None:
         return render._predicted(found)
 
     rates = "20 tokens/s, prompts 331 tokens/s (one request)"
-    change = "; benchmarks of this fleet changed the generation rate by -20 %"
+    change = "; tokens/s includes a correction by -20 % from benchmarks of this fleet"
     off = "; measured: 16 tokens/s (the prediction is off by +25 %)"
     assert shown(Speed(20.04, 331.4), None) == rates
     assert shown(Speed(20.04, 331.4), 16) == rates + off
     assert shown(Speed(20.04, 331.4, 0.8), None) == rates + change
     assert shown(Speed(20.04, 331.4, 0.8), 20) == (
-        f"{rates}{change}; measured: 20 tokens/s (the prediction is off by +25 % without that change)"
+        f"{rates}{change}; measured: 20 tokens/s (the prediction is off by +25 % without that correction)"
     )
 
 

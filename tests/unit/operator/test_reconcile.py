@@ -177,7 +177,7 @@ async def test_backoff_doubles_and_the_budget_ends(world: World) -> None:
     world.later(1000)
     await world.round()
     assert world.md.status.groups[0].state == "GaveUp" and world.md.status.groups[0].epoch == 3
-    assert "2 of 2 restarts used (spec.recovery.maxRestarts); change spec to retry" in world.condition("Degraded")[2]
+    assert "2 of 2 restarts used; to retry, raise spec.recovery.maxRestarts" in world.condition("Degraded")[2]
     world.edit(memory={"contextTokens": 1024})
     await world.round()
     assert world.md.status.groups[0].epoch == 4 and world.md.status.groups[0].restarts == 0
@@ -209,6 +209,23 @@ async def test_missing_model_is_named_and_mends_itself(world: World, make_model:
     await world.round()
     assert world.condition("ModelResolved")[0] == world.condition("Placed")[0] == "True"
     assert plan_of(world, 1).ranks[0].node == "mini" and plan_of(world, 1).model == "nope/x"
+
+
+async def test_another_commit_of_the_model_is_named(world: World, make_model: Any) -> None:
+    copy = {**make_model(GIB, "/hub/x"), "repository": "org/x", "revision": "abc"}
+    world.put(NODEPROFILES, {"metadata": {"name": "mini"}, "status": {"runtime": {"backends": ["ring"]}, "models": [copy]}})
+    world.deploy(model={"repository": "org/x", "revision": "def"})
+    await world.round()
+    assert world.condition("ModelResolved") == (
+        "False",
+        "ModelNotFound",
+        "commit def of repository org/x was not found on any Mac; mini has commit abc: set spec.model.revision to the full "
+        "hash of one of them, or to main for any commit",
+    )
+    assert world.condition("Placed")[1:] == ("ModelNotResolved", "no Mac has the model: see condition ModelResolved")
+    world.edit(model={"repository": "org/x", "revision": "main"})
+    await world.round()
+    assert world.condition("ModelResolved")[0] == world.condition("Placed")[0] == "True"
 
 
 async def test_no_room_names_every_mac_and_mends_itself(world: World) -> None:

@@ -140,8 +140,8 @@ CONVERSATIONS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ),
     (
         ("Which Macs can I use?", "Which Macs are supported?", "Does my Mac work?"),
-        "Any Mac with Apple silicon can join. RDMA needs Thunderbolt 5, which the M4 Pro, the M4 Max, the M3 Ultra and "
-        "later chips have.",
+        "Any Mac with Apple silicon can join. RDMA needs Thunderbolt 5, which the M3 Ultra has, and the Pro, Max and Ultra "
+        "chips since the M4.",
     ),
     (
         ("Which Macs are wired together?", "Which Macs are connected?", "Who is connected to whom?"),

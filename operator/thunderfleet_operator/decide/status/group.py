@@ -163,7 +163,7 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
         return _Stage(GroupPhase.PENDING, outcome.blocked.message)
     if step.step is Step.GIVE_UP:
         most = deployment.spec.recovery.max_restarts
-        used = f"{restarts} of {most} restarts used (spec.recovery.maxRestarts); change spec to retry"
+        used = f"{restarts} of {most} restarts used; to retry, raise spec.recovery.maxRestarts"
         return _Stage(GroupPhase.GAVE_UP, used + _because(failure))
     if step.step is Step.BACK_OFF and step.until is not None and by_cable(failure) and failure is not None:
         return _Stage(GroupPhase.BACKING_OFF, f"{failure.message}; the group is placed elsewhere if this lasts")
