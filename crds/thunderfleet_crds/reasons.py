@@ -164,7 +164,7 @@ class Reason(StrEnum):
     CONNECTED = ("Connected", "The cable is connected.", "", (On.CONNECTED,))
     CABLE_DEGRADED = (
         "Degraded",
-        "The cable carries much less than its negotiated speed.",
+        "The cable carries less than half of what is expected: over RDMA its negotiated speed, over TCP 2 Gb/s.",
         "Use another cable, without a hub in between.",
         (On.CONNECTED,),
     )
@@ -683,7 +683,7 @@ class Reason(StrEnum):
     UNKNOWN = (
         "Unknown",
         "A rank failed with an error that Thunderfleet does not know.",
-        "Report a bug with the message and the archive of `thunderfleet support`.",
+        "Report a bug with the message and the archive of `thunderfleet support --kubeconfig FILE`.",
         (FAILURE,),
     )
 

@@ -171,7 +171,7 @@ async def _join(arguments: argparse.Namespace) -> None:
 async def _run(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import app
     from thunderfleet_kubelet.bootstrap import identity as identities
-    from thunderfleet_kubelet.bootstrap.errors import JoinError
+    from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 
     root = arguments.root.resolve()
     known = identities.load_identity(root)
@@ -185,8 +185,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
-            f"the certificate in {known.folder} has expired; join again with a new token (`thunderfleet local token --node "
-            f"{known.node_name}` on a local cluster)"
+            f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
         )
     with app.only_one(root):
         await app.run(root, identity, config)

@@ -14,7 +14,7 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     read_pair,
     usable,
 )
-from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 
@@ -55,7 +55,7 @@ class Credentials:
         self._expires = expires
         client = read_pair(identity.client)
         if client is None:
-            raise JoinError(f"{identity.client} not found; join again")
+            raise JoinError(f"{identity.client} not found; {join_again(identity.node_name)}")
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -103,8 +103,7 @@ class Credentials:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
                     "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop the "
-                    f"kubelet and join again with a new token (`thunderfleet local token --node {name}` on a local cluster); "
-                    "containers keep running"
+                    f"kubelet and {join_again(name)}; containers keep running"
                 ) from None
             raise
 

@@ -71,8 +71,13 @@ def parser() -> argparse.ArgumentParser:
         "Write a .tar.gz archive with logs, Kubernetes objects and versions. It contains no Secrets; tokens, keys and "
         "passwords in logs and objects are replaced by [redacted]",
     )
-    support.add_argument("--kubeconfig", type=Path, help="file with the cluster to collect from (default: a local cluster)")
-    support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
+    support.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to collect from (default: the local cluster; if it does not run, $KUBECONFIG or "
+        "~/.kube/config)",
+    )
+    support.add_argument("--context", help="context of the kubeconfig (default: its current context)")
     support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
     demo = commands.add(
         "demo", "run the demo: start a cluster, serve a model on two Macs, recover from a failure", cluster=False

@@ -20,6 +20,8 @@ from thunderfleet_lib import tls
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, NODES, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
+from thunderfleet_kubelet.bootstrap.errors import join_again
+
 log = logging.getLogger(__name__)
 
 RENEW_AT = 0.8
@@ -119,8 +121,10 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
     except TimeoutError:
         approver = "Thunderfleet's operator" if signer == SERVING_SIGNER else "the controller manager"
         raise CertificateError(
-            f"certificate request {name} was not signed within {limit:g} s: check that {approver} runs, which approves it (or "
-            f"approve it yourself: kubectl certificate approve {name}), and the controller manager, which signs it"
+            f"certificate request {name} was not signed within {limit:g} s and is not used any more. Check that {approver} "
+            "runs, which approves the next one (from `thunderfleet-kubelet join`, or from the running kubelet), and the "
+            "controller manager, which signs it. Or approve that one yourself in time: `kubectl get csr`, "
+            "`kubectl certificate approve NAME`"
         ) from None
     pair = Pair(key, certificate)
     _check(pair)
@@ -170,10 +174,10 @@ def read_pair(file: Path) -> Pair | None:
         return None
     mark = text.find(b"-----BEGIN CERTIFICATE-----")
     if mark <= 0 or b"PRIVATE KEY-----" not in text[:mark]:
-        raise CertificateError(f"{file}: no key and certificate found; delete it and join again")
+        raise CertificateError(f"{file}: no key and certificate found; delete it and {join_again()}")
     pair = Pair(text[:mark], text[mark:])
     try:
         _check(pair)
     except ValueError as error:
-        raise CertificateError(f"{file}: {error}; delete it and join again") from None
+        raise CertificateError(f"{file}: {error}; delete it and {join_again()}") from None
     return pair

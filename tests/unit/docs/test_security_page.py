@@ -109,6 +109,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_kubelet.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
+    "agent: throughput |": ("unit/agent/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",),
+    "agent: ring |": UNPROTECTED,
     "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
     "operator | `operator.metricsPort`": ("operator-metrics", "operator-healthz"),
     "runner: control": (
@@ -121,6 +123,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{STRANGERS}::test_a_stranger_at_every_stage",
         "unit/runner/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
     ),
+    "runner: relay of a ring": ("unit/runner/test_relay_group.py::test_strays_at_the_relays_ports_are_harmless",),
     "A local cluster (`thunderfleet local up`)": ADVICE,
     "API server | its address": ("api-version", "version"),
     "etcd, scheduler, controller manager": (
@@ -159,6 +162,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**On other clusters**": ADVICE,
     "kubeadm binds the ClusterRole": ADVICE,
     "Where that matters, delete": ADVICE,
+    "If it has ended, run": ADVICE,
     "**Serving certificates**": (
         "csr-approve-serving",
         f"{LIVE_CERTIFICATES}::test_the_operator_approves_the_certificate_of_a_mac",
@@ -269,9 +273,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "The priority classes `system-cluster-critical`": ("pod-priority", f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs"),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,
+    "A container sees the files of the Mac": ADVICE,
+    "Its volumes are below": (
+        "unit/kubelet/test_pods_running.py::test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name",
+    ),
     "Model folders must be readable": ADVICE,
     "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
     # Requests and models
+    "The values of that Secret are read": ("unit/runner/test_supervisor_cli.py::test_every_value_of_the_secret_is_a_key",),
+    "To revoke an API key": ADVICE,
     "A group whose `spec.server.apiKeySecret`": (
         "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
         "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_stops_the_supervisor",

@@ -192,7 +192,7 @@ async def test_obtaining_ends_with_a_sentence(answer: Any, words: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_obtaining_has_a_limit_that_says_what_to_do() -> None:
-    with pytest.raises(CertificateError, match="kubectl certificate approve csr-1"):
+    with pytest.raises(CertificateError, match=r"csr-1 was not signed .*`kubectl get csr`"):
         await ask(Signer(), limit=0.05)
 
 

@@ -1,8 +1,10 @@
 """The command line: help, bad input, and clusters that are not there."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
+from thunderfleet_localcluster import paths
 from thunderfleet_localcluster.cli import main, moved
 from thunderfleet_localcluster.cli_commands import LOCAL_COMMANDS
 from thunderfleet_localcluster.client import launch
@@ -65,7 +67,28 @@ def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["local", "status", *where]) == 1
     for command in (["kubeconfig"], ["token"], ["machine", "off", "a"], ["node", "remove", "a"], ["component", "off", "etcd"]):
         assert main(["local", *command[:1], *where, *command[1:]]) == 1
-    assert "start one with `thunderfleet local up`" in capsys.readouterr().err
+    assert f"start one with `thunderfleet local up --dir {tmp_path / 'c'}`" in capsys.readouterr().err
+
+
+def test_a_cluster_that_does_not_run_is_told_from_those_that_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "state_folder", lambda: tmp_path)
+    with pytest.raises(LocalClusterError, match=r"start one with `thunderfleet local up`$"):
+        Cluster.attach()
+    (tmp_path / "notes").touch()
+    demo = ClusterFolder(tmp_path / "demo")
+    demo.root.mkdir()
+    with demo.lock.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LocalClusterError, match=r"`thunderfleet local up`, or name a running one: --name demo$"):
+            Cluster.attach()
+        with pytest.raises(
+            LocalClusterError, match=r"`thunderfleet local up --name other`, or name a running one: --name demo$"
+        ):
+            Cluster.attach("other")
+        with pytest.raises(
+            LocalClusterError, match=r"already running in .*; stop it with `thunderfleet local down --name demo`"
+        ):
+            Cluster.start(name="demo", network="loopback")
 
 
 def test_a_stale_folder_is_no_cluster(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_near_misses_are_ordered_by_the_cost_of_mending_them() -> None:
 def test_sizes_that_differ_read_differently() -> None:
     facts = model(15 * GIB + GIB // 5)
     found = refused(Fleet([mac("a", 15 * GIB, facts)]), request(max_nodes=1))
-    assert found.message == f"{PATH} cannot be placed on a Mac: a has 15.0 GiB free, the whole model needs 15.2 GiB"
+    assert found.message == f"{PATH} cannot be placed: a has 15.0 GiB free, the whole model needs 15.2 GiB"
     pair = model(*[15 * GIB] * 2)
     fleet = Fleet([mac("a", 15 * GIB, pair), mac("b", 15 * GIB - GIB // 5, pair)], [cable("a", "b")])
     message = refused(fleet, request(min_nodes=2, transport=Transport.RING)).near_misses[0].message
@@ -198,7 +198,7 @@ def test_macs_with_other_software_or_files_are_named() -> None:
     macs = [mac("a", 6, facts, mlx_version="1"), mac("b", 6, facts, mlx_version="2", mlx_lm_version="3")]
     fleet = Fleet(macs, [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(fleet, request(min_nodes=2)).near_misses)
-    assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown)" in messages
+    assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown) (install the same versions on all)" in messages
     other = Fleet([mac("a", 6, facts), mac("b", 6, model(5, 4))], [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(other, request(min_nodes=2)).near_misses)
     assert "b has different files of /models/a at /models/a than the others" in messages
@@ -243,8 +243,8 @@ def test_a_reason_that_a_near_miss_gives_is_not_repeated() -> None:
     facts = model(5, 5)
     macs = [mac("a", 6, facts, schedulable=False), mac("b", 6, facts, quarantine="fault")]
     assert refused(Fleet(macs, [cable("a", "b")]), request(min_nodes=2)).message == (
-        f"{PATH} cannot be placed on 2 Macs: JACCL mesh, JACCL ring, TCP ring of a, b: a is cordoned (kubectl uncordon a); "
-        "b is quarantined until it reboots: fault"
+        f"{PATH} cannot be placed on 2 or more Macs: JACCL mesh, JACCL ring, TCP ring of a, b: a is cordoned "
+        "(kubectl uncordon a); b is quarantined until it reboots: fault"
     )
 
 
