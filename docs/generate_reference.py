@@ -240,7 +240,7 @@ def files() -> str:
         "default. A changed file takes effect when the kubelet is restarted (`sudo launchctl kickstart -k "
         "system/io.thunderfleet.kubelet`).\n\n",
         *_file_rows("setting", described),
-        "\n## Fleet file\n\nA YAML file that `thunderfleet up FLEET` starts as a local cluster. ",
+        "\n## Fleet file\n\nA YAML file that `thunderfleet local up FLEET` starts as a local cluster. ",
         "[examples/fleet.yaml](../../examples/fleet.yaml) is the default.\n\n",
         *_file_rows("key", fleet),
     ]

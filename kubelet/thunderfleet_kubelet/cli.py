@@ -62,15 +62,15 @@ def parser() -> argparse.ArgumentParser:
     token = join.add_mutually_exclusive_group(required=True)
     token.add_argument(
         "--token",
-        help="bootstrap token, as `thunderfleet token` or `kubeadm token create` prints it; every user of the machine can "
-        "read it",
+        help="bootstrap token, as `thunderfleet local token` or `kubeadm token create` prints it; every user of the machine "
+        "can read it",
     )
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
         metavar="sha256:HEX",
-        help="hash of the public key of the cluster's CA, as `thunderfleet token` or `kubeadm token create "
+        help="hash of the public key of the cluster's CA, as `thunderfleet local token` or `kubeadm token create "
         "--print-join-command` prints it",
     )
     join.add_argument("--replace", action="store_true", help="replace an existing Node of the same name")

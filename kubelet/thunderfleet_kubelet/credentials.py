@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_kubelet.bootstrap.certificates import (
-    CLIENT_SIGNER,
-    SERVING_SIGNER,
     CertificateError,
     Pair,
     obtain,

@@ -144,7 +144,7 @@ class Cluster:
         if running(folder):
             option = _option(name, directory)
             raise LocalClusterError(
-                f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet down{option}`"
+                f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet local down{option}`"
             )
         plan_layout(parsed, mode)
         if mode == "loopback":
@@ -178,7 +178,7 @@ class Cluster:
         """The running cluster ``name``. Raises LocalClusterError if it is not running."""
         folder = cluster_folder(name, directory)
         if not running(folder):
-            start = f"no cluster is running in {folder.root}; start one with `thunderfleet up{_option(name, directory)}`"
+            start = f"no cluster is running in {folder.root}; start one with `thunderfleet local up{_option(name, directory)}`"
             others = [] if directory else running_beside(folder)
             raise LocalClusterError(f"{start}, or name a running one: --name {', --name '.join(others)}" if others else start)
         try:

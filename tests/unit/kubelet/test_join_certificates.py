@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet.bootstrap import renewer
 from thunderfleet_kubelet.bootstrap.certificates import (
-    CLIENT_SIGNER,
-    SERVING_SIGNER,
     CertificateError,
     Pair,
     csr_object,
@@ -29,6 +27,7 @@ from thunderfleet_kubelet.bootstrap.certificates import (
 )
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.tls import write_private
 

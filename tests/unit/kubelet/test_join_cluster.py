@@ -226,7 +226,7 @@ async def test_a_ca_that_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> N
 
 async def test_a_token_that_ran_out(cluster: Cluster, tmp_path: Path) -> None:
     cluster.tokens.clear()
-    with pytest.raises(JoinError, match=r"expired .* `thunderfleet token`") as caught:
+    with pytest.raises(JoinError, match=r"expired .* `thunderfleet local token`") as caught:
         await do(cluster, tmp_path / "root")
     assert TOKEN not in str(caught.value)
     assert identities.load_identity(tmp_path / "root") is None
