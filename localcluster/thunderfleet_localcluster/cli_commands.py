@@ -120,7 +120,7 @@ def _machine(arguments: argparse.Namespace) -> int:
         return 0
     argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not argv:
-        raise LocalClusterError("no command; use: thunderfleet machine exec MACHINE -- COMMAND", usage=True)
+        raise LocalClusterError("no command; use: thunderfleet local machine exec MACHINE -- COMMAND", usage=True)
     done = machine.run(argv, seconds=EXEC_SECONDS)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
@@ -176,7 +176,8 @@ def _component(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _support(arguments: argparse.Namespace) -> int:
+def support(arguments: argparse.Namespace) -> int:
+    """``thunderfleet support``."""
     with Progress() as progress:
         path, problems = write_archive(
             arguments.output, arguments.kubeconfig, arguments.context, arguments.name, arguments.dir, progress.running
@@ -187,7 +188,7 @@ def _support(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+LOCAL_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "up": _up,
     "programs": _programs,
     "down": _down,
@@ -203,5 +204,5 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "rdma": _rdma,
     "command": _damage,
     "component": _component,
-    "support": _support,
 }
+"""Those of ``thunderfleet local``."""

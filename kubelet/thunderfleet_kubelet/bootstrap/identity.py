@@ -10,7 +10,7 @@ from thunderfleet_lib.tls import write_private
 
 from thunderfleet_kubelet.bootstrap.certificates import Pair, read_pair, usable
 from thunderfleet_kubelet.bootstrap.discovery import Server
-from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load_identity(root: Path) -> NodeIdentity | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise JoinError(f"{file}: cannot read ({error}); delete {folder} and join again") from None
+        raise JoinError(f"{file}: cannot read ({error}); delete {folder} and {join_again(options=' --replace')}") from None
 
 
 def save_identity(root: Path, server: Server, node_name: str, config_file: Path | None, ca: bytes, pair: Pair) -> NodeIdentity:

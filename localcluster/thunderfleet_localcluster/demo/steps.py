@@ -128,8 +128,8 @@ def show_how_to_go_on(session: Session) -> None:
     say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
     say("      kubectl get md,np,tbl,pods")
-    say(f"      {sys.argv[0]} status --name {NAME}    # processes, addresses, logs")
-    say(f"      {sys.argv[0]} down --name {NAME}      # stop it")
+    say(f"      {sys.argv[0]} local status --name {NAME}    # processes, addresses, logs")
+    say(f"      {sys.argv[0]} local down --name {NAME}      # stop it")
 
 
 def leftovers(folder: ClusterFolder) -> list[str]:

@@ -176,5 +176,5 @@ def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, reque
     if request.policy is not None and choice.speed >= threshold(found, kept, request.policy) * speed:
         nodes = ", ".join(found.nodes)
         return f"{nodes}; currently predicted {speed:.3g} tokens/s instead of {choice.speed:.3g} (policy {request.policy})"
-    text = _scores_better(found, running) if choice.speed * ALIKE >= speed else None
+    text = _scores_better(found, running) if choice.speed * ALIKE > speed else None
     return text or _scores_better(kept, running)

@@ -174,7 +174,7 @@ def _top(choices: Sequence[Choice]) -> float:
 def _fastest(choices: Sequence[Choice]) -> Choice:
     """The best score among those that are about as fast as the fastest."""
     least = _top(choices) / ALIKE
-    return min((choice for choice in choices if choice.speed >= least), key=lambda choice: choice.candidate.order)
+    return min((choice for choice in choices if choice.speed > least), key=lambda choice: choice.candidate.order)
 
 
 def threshold(one: Candidate, kept: Candidate, policy: PlacementPolicy) -> float:

@@ -124,7 +124,7 @@ def test_no_transport_that_mlx_does_not_support(wanted: RequestedTransport) -> N
     fleet = Fleet(macs, (cable("a", "b"),))
     found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted, min_nodes=2)))
     assert found.reason == "TransportUnavailable"
-    assert "of a, b: each of a, b runs an MLX without the jaccl backend" in found.message
+    assert "of a, b: each of a, b runs an MLX without the jaccl backend (it needs macOS 26.2 or newer)" in found.message
     assert f"each of a, b cannot use {wanted}: its MLX 0.32.4 supports only ring" in found.message
 
 

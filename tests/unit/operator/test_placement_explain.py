@@ -19,7 +19,9 @@ from thunderfleet_operator.placement import (
     Unplaceable,
     plan,
 )
-from thunderfleet_operator.placement.explain.miss import Miss, by_message, listed, named
+from thunderfleet_operator.placement.cohorts import cohorts
+from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_SETTING, Miss, by_message, listed, named
+from thunderfleet_operator.placement.explain.obstacles import helpful_macs
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -76,7 +78,7 @@ def test_near_misses_are_ordered_by_the_cost_of_mending_them() -> None:
 def test_sizes_that_differ_read_differently() -> None:
     facts = model(15 * GIB + GIB // 5)
     found = refused(Fleet([mac("a", 15 * GIB, facts)]), request(max_nodes=1))
-    assert found.message == f"{PATH} cannot be placed on a Mac: a has 15.0 GiB free, the whole model needs 15.2 GiB"
+    assert found.message == f"{PATH} cannot be placed: a has 15.0 GiB free, the whole model needs 15.2 GiB"
     pair = model(*[15 * GIB] * 2)
     fleet = Fleet([mac("a", 15 * GIB, pair), mac("b", 15 * GIB - GIB // 5, pair)], [cable("a", "b")])
     message = refused(fleet, request(min_nodes=2, transport=Transport.RING)).near_misses[0].message
@@ -196,18 +198,53 @@ def test_macs_with_other_software_or_files_are_named() -> None:
     macs = [mac("a", 6, facts, mlx_version="1"), mac("b", 6, facts, mlx_version="2", mlx_lm_version="3")]
     fleet = Fleet(macs, [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(fleet, request(min_nodes=2)).near_misses)
-    assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown)" in messages
+    assert "b runs MLX 2 with mlx-lm 3, the others MLX 1 with mlx-lm (unknown) (install the same versions on all)" in messages
     other = Fleet([mac("a", 6, facts), mac("b", 6, model(5, 4))], [cable("a", "b")])
     messages = " ".join(miss.message for miss in refused(other, request(min_nodes=2)).near_misses)
     assert "b has different files of /models/a at /models/a than the others" in messages
+
+
+def test_a_mac_needs_only_a_setting_if_it_has_the_files_and_the_software() -> None:
+    facts = model(5, 5)
+    (cohort,) = cohorts({"a": mac("a", 9, facts)}, request())
+
+    def costs(transport: Transport) -> dict[str, int]:
+        cordoned = [
+            mac("b", 9, facts, schedulable=False),
+            mac("c", 9, facts, schedulable=False, backends=frozenset({"ring"})),
+            mac("d", 9, facts, schedulable=False, backends=frozenset()),
+            mac("e", 9, facts, schedulable=False, mlx_version="9"),
+            mac("f", 9, model(5, 4), schedulable=False),
+        ]
+        found = helpful_macs(cordoned, request(), cohort, transport, len(cordoned))  # type: ignore[arg-type]
+        return {name: obstacle.cost for name, obstacle in found.items()}
+
+    other = {"e": COST_CABLE, "f": COST_CABLE}
+    assert costs(Transport.NONE) == {"b": COST_SETTING, "c": COST_SETTING, "d": COST_SETTING, **other}
+    assert costs(Transport.RING) == {"b": COST_SETTING, "c": COST_SETTING, "d": COST_CABLE, **other}
+    assert costs(Transport.JACCL) == {"b": COST_SETTING, "c": COST_CABLE, "d": COST_CABLE, **other}
+
+
+def test_a_mac_with_just_enough_memory_is_mended_rather_than_one_with_too_little() -> None:
+    facts = model(5, 5)
+    macs = [mac("a", 4, facts), mac("b", 4, facts, schedulable=False), mac("c", 10, facts, ready=False)]
+    messages = [miss.message for miss in refused(Fleet(macs), request()).near_misses if miss.transport is Transport.NONE]
+    assert "one Mac: c is not Ready: switch it on, or check its kubelet" in messages
+
+
+def test_no_more_macs_than_there_are_refuse_a_split() -> None:
+    facts = replace(model(5, 5), pipeline_refusal="no pipeline")
+    found = refused(Fleet([mac("a", 4, facts), mac("b", 4, facts)], [cable("a", "b")]), request(split=Split.TENSOR))
+    assert any("over 2 Macs" in miss.message for miss in found.near_misses)
+    assert not any("over 3 Macs" in miss.message for miss in found.near_misses)
 
 
 def test_a_reason_that_a_near_miss_gives_is_not_repeated() -> None:
     facts = model(5, 5)
     macs = [mac("a", 6, facts, schedulable=False), mac("b", 6, facts, quarantine="fault")]
     assert refused(Fleet(macs, [cable("a", "b")]), request(min_nodes=2)).message == (
-        f"{PATH} cannot be placed on 2 Macs: JACCL mesh, JACCL ring, TCP ring of a, b: a is cordoned (kubectl uncordon a); "
-        "b is quarantined until it reboots: fault"
+        f"{PATH} cannot be placed on 2 or more Macs: JACCL mesh, JACCL ring, TCP ring of a, b: a is cordoned "
+        "(kubectl uncordon a); b is quarantined until it reboots: fault"
     )
 
 

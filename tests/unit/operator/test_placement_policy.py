@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,11 @@ from thunderfleet_operator.placement import (
     confirm,
     plan,
     predict,
+    present,
 )
+from thunderfleet_operator.placement.search.budget import StepBudget
+from thunderfleet_operator.placement.search.candidates import Candidate
+from thunderfleet_operator.placement.speed import Speed
 
 GIB = 2**30
 BOTH = frozenset({"ring", "jaccl"})
@@ -234,3 +239,91 @@ def test_only_so_many_macs_more_than_the_fewest_are_looked_at(monkeypatch: pytes
     monkeypatch.setattr("thunderfleet_operator.placement.policy.MORE_MACS", more)
     fleet = Fleet(macs("abcd", "M3 Ultra", 80, 200, model(38, 80, 4)), mesh("abcd"))
     assert len(chosen(fleet).nodes) == size
+
+
+Rate = Callable[[Sequence[str], PlacedSplit], float]
+
+
+def predicts(monkeypatch: pytest.MonkeyPatch, rate: Rate) -> None:
+    """Predicts these rates, of which the sizes of models could not make any two exactly a threshold apart."""
+
+    def of(candidate: Candidate, _: Request) -> Speed:
+        return Speed(rate(candidate.nodes, candidate.split), 1.0)
+
+    def most(_: ModelFacts, members: Sequence[Mac], transport: Transport, split: PlacedSplit, **more: object) -> Speed:
+        return Speed(rate([mac.name for mac in members], split), 1.0)
+
+    for module in ("policy", "planner"):
+        monkeypatch.setattr(f"thunderfleet_operator.placement.{module}.predicted", of)
+    monkeypatch.setattr("thunderfleet_operator.placement.policy.predict", most)
+
+
+@pytest.mark.parametrize(("policy", "rate"), [(FEWEST, 20.0), (FASTEST, 11.0)])
+def test_a_threshold_that_is_just_reached_suffices(
+    monkeypatch: pytest.MonkeyPatch, policy: PlacementPolicy, rate: float
+) -> None:
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)), mesh("ab"))
+    predicts(monkeypatch, lambda nodes, split: rate if len(nodes) == 2 and split is Split.TENSOR else 10.0)
+    assert shape(chosen(fleet, policy)) == ("ab", Split.TENSOR)
+    running = Request(path="/m", memory=NO_KV, policy=policy, current=("a",))
+    assert f"instead of {rate:.3g}" in (better(fleet, running) or "")
+    predicts(monkeypatch, lambda nodes, split: rate - 0.1 if len(nodes) == 2 and split is Split.TENSOR else 10.0)
+    assert len(chosen(fleet, policy).nodes) == 1 and better(fleet, running) is None
+
+
+@pytest.mark.parametrize(("policy", "rate"), [(FEWEST, 15.0), (FASTEST, 11.0)])
+def test_tensor_parallelism_that_is_just_fast_enough_is_taken(
+    monkeypatch: pytest.MonkeyPatch, policy: PlacementPolicy, rate: float
+) -> None:
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)), mesh("ab"))
+    predicts(monkeypatch, lambda _, split: rate if split is Split.TENSOR else 10.0)
+    assert shape(chosen(fleet, policy, min_nodes=2)) == ("ab", Split.TENSOR)
+    predicts(monkeypatch, lambda _, split: rate - 0.1 if split is Split.TENSOR else 10.0)
+    assert shape(chosen(fleet, policy, min_nodes=2)) == ("ab", Split.PIPELINE)
+
+
+def test_speeds_a_tenth_apart_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = model(38, 80, 4)
+    # Of Macs that are alike, the score takes the one with less memory.
+    fleet = Fleet([*macs("a", "M4 Max", 40, 50, facts), *macs("b", "M3 Ultra", 80, 100, facts)])
+    predicts(monkeypatch, lambda nodes, _: 11.0 if "b" in nodes else 10.0)
+    found = chosen(fleet)
+    assert found.nodes == ("b",)
+    assert [entry.why for entry in found.runners_up] == ["predicted 10 tokens/s instead of 11 (policy Fewest)"]
+    predicts(monkeypatch, lambda nodes, _: 10.9 if "b" in nodes else 10.0)
+    found = chosen(fleet)
+    assert found.nodes == ("a",)
+    assert [entry.why for entry in found.runners_up] == ["uses Macs with 100 GiB free instead of 50 GiB"]
+
+
+def test_a_runner_up_that_is_a_tenth_slower_loses_by_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = model(38, 80, 4)
+    fleet = Fleet([*macs("a", "M4 Max", 40, 100, facts), *macs("b", "M3 Ultra", 80, 50, facts)])
+    predicts(monkeypatch, lambda nodes, _: 11.0 if "b" in nodes else 10.0)
+    assert [entry.why for entry in chosen(fleet).runners_up] == ["predicted 10 tokens/s instead of 11 (policy Fewest)"]
+
+
+def test_fewer_macs_are_better_if_they_are_about_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)), mesh("ab"))
+    running = Request(path="/m", memory=NO_KV, policy=FEWEST, current=("a", "b"))
+    predicts(monkeypatch, lambda nodes, _: 10.9 if len(nodes) == 2 else 10.0)
+    assert better(fleet, running) == "a; currently JACCL mesh instead of one Mac"
+    predicts(monkeypatch, lambda nodes, _: 11.0 if len(nodes) == 2 else 10.0)
+    assert better(fleet, running) is None
+
+
+def test_every_question_has_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = []
+
+    def budget(steps: int) -> StepBudget:
+        budgets.append(steps)
+        return StepBudget(steps)
+
+    monkeypatch.setattr("thunderfleet_operator.placement.planner.StepBudget", budget)
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)), mesh("ab"))
+    request = Request(path="/m", memory=NO_KV, current=("a",))
+    found = plan(fleet, request)
+    assert isinstance(found, Placement)
+    assert confirm(fleet, request, found) and present(fleet, request, found.transport, found.split)
+    assert better(fleet, request) is None
+    assert len(budgets) == 5 and set(budgets) == {400_000}

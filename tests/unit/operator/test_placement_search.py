@@ -248,6 +248,24 @@ def test_a_ring_follows_the_direction_of_its_hops() -> None:
     assert sets(graph_of({name: 9 for name in names}, dict(list(one_way.items())[:6])), Transport.RING, 7, ANY) == []
 
 
+@pytest.mark.parametrize(("count", "first"), [(128, "grow"), (129, "walk")])
+def test_rings_of_up_to_128_macs_that_all_reach_each_other_are_grown(
+    monkeypatch: pytest.MonkeyPatch, count: int, first: str
+) -> None:
+    names = [f"m{i:03d}" for i in range(count)]
+    everywhere = {(one, other): Hop(100) for one in names for other in names if one != other}
+    hops = {one: {other: everywhere[one, other] for other in names if other != one} for one in names}
+    macs = [Mac(name, None, 9) for name in names]
+    graph = HopGraph(macs, hops.__getitem__, Buckets((100,), LINK_STEP), Buckets((), MEMORY_STEP))
+    taken: list[str] = []
+    for way in ("grow", "walk"):
+        monkeypatch.setattr(f"thunderfleet_operator.placement.search.sets.{way}", lambda *_, way=way: taken.append(way))
+    search = SetSearch(graph, 3, ANY, Shortlist(1), StepBudget(10_000), lambda *_: None)
+    search_sets(search, Transport.RING)
+    # Later roots have fewer Macs after them.
+    assert taken[0] == first and taken[1:] == ["grow"] * (count - 3)
+
+
 # --- memory ---
 
 
