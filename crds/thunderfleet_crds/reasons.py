@@ -114,7 +114,8 @@ class Reason(StrEnum):
     SPEED_UNKNOWN = (
         "SpeedUnknown",
         "Neither end reports a negotiated speed.",
-        "Run `system_profiler SPThunderboltDataType` on both Macs.",
+        "Run `system_profiler SPThunderboltDataType` on both Macs. If the port shows no speed, replug the cable, then reboot "
+        "the Mac; if it shows one, report a bug with the output.",
         (On.RDMA_USABLE,),
     )
     BELOW_THUNDERBOLT5 = (
@@ -131,7 +132,7 @@ class Reason(StrEnum):
     DISABLED = (
         "Disabled",
         "Benchmarks are disabled.",
-        "Set `agent.measure.enabled` to true in the chart's values.",
+        "Set `agent.measure.enabled`, and `enabled` of at least one benchmark, to true in the chart's values.",
         (On.BENCHMARKS_FRESH,),
     )
     BENCHMARK_FAILED = (
@@ -228,7 +229,8 @@ class Reason(StrEnum):
     MODEL_UNREADABLE = (
         "ModelUnreadable",
         "The supervisor cannot read a file of the model.",
-        "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`.",
+        "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`. Every folder above it needs "
+        "`a+x` too, so keep models outside of home folders.",
         (FAILURE,),
     )
     MODEL_UNSUPPORTED = (
@@ -499,8 +501,9 @@ class Reason(StrEnum):
     )
     KILLED_TOO_OFTEN = (
         "KilledTooOften",
-        "Loaded ranks were killed twice within an hour on this Mac, so no rank starts there for the rest of that hour.",
-        "Find the cause in the earlier failures (`kubectl describe md NAME`); to continue now, `kubectl delete pod POD`.",
+        "Loaded ranks were killed twice within an hour on this Mac, so the pod starts no rank for the rest of that hour.",
+        "Find the cause in the earlier failures (`kubectl describe md NAME`). The operator places the group again after "
+        "spec.recovery.backoffLimitSeconds; to continue now, `kubectl delete pod POD`.",
         (FAILURE,),
     )
     RANK_NOT_STARTED = (

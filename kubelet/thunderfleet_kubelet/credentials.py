@@ -1,8 +1,10 @@
 """The node's certificates in use: renewed in time, and replaced everywhere without a restart."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
@@ -17,6 +19,8 @@ from thunderfleet_kubelet.bootstrap.certificates import (
 from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
+
+log = logging.getLogger(__name__)
 
 CLIENT_WAIT_SECONDS = 300.0
 # Somebody approves these; after this time a new request is sent.
@@ -59,7 +63,7 @@ class Credentials:
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
-        serving = read_pair(identity.serving)
+        serving = _damaged_is_none(identity.serving)
         if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), addresses()):
             serving = None
         self.can_serve = asyncio.Event()
@@ -132,6 +136,15 @@ class Credentials:
         self._serving_changed()
         self._expires("serving", _end(pair))
         self.can_serve.set()
+
+
+def _damaged_is_none(file: Path) -> Pair | None:
+    """The pair in ``file``; None if it is damaged, since a node can request another certificate for its server."""
+    try:
+        return read_pair(file)
+    except CertificateError:
+        log.warning("%s is damaged; requesting another certificate", file)
+        return None
 
 
 def _end(pair: Pair) -> float:

@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         type=str.lower,
         default="rdma",
         choices=("rdma", "ring"),
-        help="transport between the two Macs (only with link)",
+        help="transport over cables (only with link); must be the chart value agent.measure.rdma.transport",
     )
     measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac ($HOST_IP)")
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")

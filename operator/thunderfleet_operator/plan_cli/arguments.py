@@ -16,7 +16,9 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited, and may include configmaps; - is stdin",
     )
     plan.add_argument(
-        "--context", metavar="NAME", help="read the fleet from the cluster of this context of $KUBECONFIG instead"
+        "--context",
+        metavar="NAME",
+        help="read the fleet from the cluster of this context of $KUBECONFIG (default: ~/.kube/config) instead",
     )
     plan.add_argument("--deployment", type=Path, metavar="FILE", help="file with one ModelDeployment; - is stdin")
     plan.add_argument(
@@ -24,8 +26,8 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         action="append",
         default=[],
         metavar="CHANGE",
-        help="plan as if this cable were plugged in, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); may be "
-        "repeated",
+        help="plan as if this cable were plugged in, in place of those in its ports, such as 'cable studio-1:1 studio-2:1 80' "
+        "(Mac:port, Gb/s); may be repeated",
     )
     plan.add_argument("--without", action="append", default=[], metavar="MAC", help="plan without this Mac; may be repeated")
     plan.add_argument(

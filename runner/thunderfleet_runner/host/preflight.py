@@ -107,7 +107,7 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
     except OSError as error:
         text = (
             f"the model in {folder} on node {entry.node} cannot be read: {error.strerror} ({error.filename}); let all users of "
-            f"the Mac read it: sudo chmod -R a+rX {folder}"
+            f"the Mac read it (sudo chmod -R a+rX {folder}) and enter all folders above it"
         )
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNREADABLE, text)) from error
 
