@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     below = _Parsers(local, "local_command")
     _cluster_commands(below)
     _fault_commands(below)
+    _run_command(commands)
     support = commands.add(
         "support",
         "write an archive for a support request: logs, objects and versions, no secrets",
@@ -84,6 +85,39 @@ def parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--keep", action="store_true", help="leave the cluster running and print how to use it")
     return top
+
+
+def _run_command(commands: _Parsers) -> None:
+    run = commands.add(
+        "run",
+        "serve a model in any cluster, and chat with it",
+        "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
+        "afterwards. Models are not downloaded yet: it must be in a model folder of the Macs. Exit code 3: the model cannot be "
+        "placed as things are. Example: thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'",
+        cluster=False,
+    )
+    run.add_argument("model", metavar="MODEL", help="organization/name, as in a model folder of the Macs")
+    run.add_argument(
+        "--prompt", metavar="TEXT", help="answer this prompt and exit (default: standard input, or a chat at a terminal)"
+    )
+    run.add_argument("--name", dest="deployment", metavar="NAME", help="name of the ModelDeployment (default: made from MODEL)")
+    run.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
+    run.add_argument(
+        "--timeout", type=_seconds, default=1800.0, metavar="SECONDS", help="how long to wait until the model serves"
+    )
+    run.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
+    )
+    run.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86400:
+        raise ValueError(text)
+    return seconds
 
 
 def _cluster_commands(commands: _Parsers) -> None:
@@ -237,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             checked_name(parsed.name)
         if parsed.command == "local":
             return cli_commands.LOCAL_COMMANDS[parsed.local_command](parsed)
-        return cli_commands.support(parsed)
+        return cli_commands.COMMANDS[parsed.command](parsed)
     except LocalClusterError as error:
         print(f"thunderfleet: {error}", file=sys.stderr)
         return 2 if error.usage else 1

@@ -17,6 +17,7 @@ from thunderfleet_localcluster.fleet.file import load_fleet
 from thunderfleet_localcluster.paths import cluster_folder
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
+from thunderfleet_localcluster.run import command
 from thunderfleet_localcluster.support.command import write_archive
 
 EXEC_SECONDS = 600
@@ -176,8 +177,7 @@ def _component(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def support(arguments: argparse.Namespace) -> int:
-    """``thunderfleet support``."""
+def _support(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         path, problems = write_archive(
             arguments.output, arguments.kubeconfig, arguments.context, arguments.name, arguments.dir, progress.running
@@ -188,6 +188,8 @@ def support(arguments: argparse.Namespace) -> int:
     return 0
 
 
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {"run": command.run, "support": _support}
+"""Those of ``thunderfleet`` that work with any cluster."""
 LOCAL_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "up": _up,
     "programs": _programs,

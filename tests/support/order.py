@@ -24,6 +24,7 @@ GROUPS = {
         "e2e/test_lifecycle",
         "e2e/test_line",
         "e2e/test_monitoring",
+        "e2e/test_run",
         "e2e/test_trust_matrix",
     ),
     # Each worker would start the cluster without Nodes once more.

@@ -16,6 +16,8 @@ from thunderfleet_lib.csr.names import NODE_PREFIX, NODES
 WAIT_SECONDS = 60.0
 """How long a request may name addresses that its Node does not publish. A kubelet whose address has changed asks for a
 certificate and updates its Node at the same time."""
+ADDRESSES = 64
+"""How many addresses of one Node count. A kubelet writes them itself, and could write a megabyte of them."""
 CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 """On Nodes that run an API server. The admission plugin NodeRestriction keeps kubelets from setting it themselves."""
 _LOCALHOST = frozenset({"127.0.0.1", "::1"})
@@ -134,8 +136,9 @@ def plain_address(text: str) -> str:
 
 
 def published_addresses(node: Json) -> frozenset[str]:
-    """The addresses in the status of a Node object."""
-    return frozenset(plain_address(str(one.get("address"))) for one in (node.get("status") or {}).get("addresses") or [])
+    """The addresses in the status of a Node object, at most ``ADDRESSES``."""
+    listed = (node.get("status") or {}).get("addresses") or []
+    return frozenset(plain_address(str(one.get("address"))) for one in listed[:ADDRESSES])
 
 
 def is_control_plane(node: Json) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import platform
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +15,7 @@ from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.image import version
-from thunderfleet_localcluster.paths import DEFAULT_NAME
+from thunderfleet_localcluster.paths import DEFAULT_NAME, users_kubeconfig
 from thunderfleet_localcluster.support.archive import Archive
 from thunderfleet_localcluster.support.redact import redact_object, redact_text
 from thunderfleet_localcluster.support.requests import OBJECTS, LogRequest, ObjectRequest, pod_logs, trimmed
@@ -64,7 +63,7 @@ def write_archive(
             cluster = Cluster.attach(name, directory)
             kubeconfig = cluster.kubeconfig
         except LocalClusterError as error:
-            kubeconfig = _users_kubeconfig() if name == DEFAULT_NAME and directory is None else None
+            kubeconfig = users_kubeconfig() if name == DEFAULT_NAME and directory is None else None
             if kubeconfig is None:
                 text = f"{error}; for a cluster that is not local, name its kubeconfig with --kubeconfig FILE"
                 raise LocalClusterError(text, usage=error.usage) from error
@@ -78,14 +77,6 @@ def write_archive(
         asyncio.run(_collect(archive, kubeconfig, context, tell))
         archive.add_problems()
     return path, archive.problems
-
-
-def _users_kubeconfig() -> Path | None:
-    """What kubectl would use: $KUBECONFIG, or ~/.kube/config if it exists."""
-    if named := os.environ.get("KUBECONFIG"):
-        return Path(named)
-    usual = Path.home() / ".kube" / "config"
-    return usual if usual.is_file() else None
 
 
 def _add_local(archive: Archive, cluster: Cluster) -> None:

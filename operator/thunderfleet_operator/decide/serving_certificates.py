@@ -43,7 +43,7 @@ def decide(observed: ObservedRequests) -> CertificatesDecision:
 
 def _verdict(observed: ObservedRequests, read: ReadRequest) -> Verdict:
     if isinstance(read.content, str):
-        return Verdict("Deny", read.content)
+        return Verdict(action="Deny", reason=read.content)
     node = observed.node
     others = {
         address: next(iter(names))

@@ -7,6 +7,7 @@ import pytest
 from cryptography import x509
 from thunderfleet_lib.csr.parse import REQUEST_BYTES, parse
 from thunderfleet_lib.csr.rules import (
+    ADDRESSES,
     CONTROL_PLANE_LABEL,
     WAIT_SECONDS,
     Surroundings,
@@ -118,6 +119,8 @@ def test_addresses_are_compared_and_not_their_spelling() -> None:
     node = {"status": {"addresses": [{"type": "InternalIP", "address": "FD00:0::1"}, {"type": "Hostname", "address": "a"}]}}
     assert published_addresses(node) == {"fd00::1", "a"}
     assert published_addresses({"metadata": {}}) == frozenset()
+    many = {"status": {"addresses": [{"address": f"10.0.{number // 256}.{number % 256}"} for number in range(10_000)]}}
+    assert len(published_addresses(many)) == ADDRESSES
     assert decide(csr(addresses=("fd00::1",))).action == "Approve"
     twice = decide(csr(addresses=(OWN, f"::ffff:{OWN}")))
     assert (twice.action, "without duplicates" in twice.reason) == ("Deny", True)

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.demo.follow import condition, is_ready, waiting_for, without_scheduler_noise
 from thunderfleet_localcluster.demo.model import the_model
+from thunderfleet_localcluster.run.follow import condition, is_ready, waiting_for, without_scheduler_noise
 
 
 def deployment(conditions: dict[str, tuple[str, str]], generation: int = 2) -> dict[str, Any]:

@@ -44,3 +44,16 @@ def is_ready(deployment: Json, parallelism: str | None = None) -> bool:
     groups = deployment.get("status", {}).get("groups", [])
     split = parallelism is None or (bool(groups) and groups[0].get("parallelism") == parallelism)
     return ready.get("status") == "True" and current and split
+
+
+def obstacle(deployment: Json) -> str | None:
+    """Why the newest spec cannot be placed as things are; None while there is hope without a change."""
+    for name in ("ModelResolved", "Placed"):
+        found = condition(deployment, name)
+        current = found.get("observedGeneration") == deployment["metadata"]["generation"]
+        if found.get("status") == "False" and current:
+            return f"{found.get('reason')}: {found.get('message')}"
+    degraded = condition(deployment, "Degraded")
+    if degraded.get("status") == "True" and degraded.get("reason") == "GaveUp":
+        return f"GaveUp: {degraded.get('message')}"
+    return None
