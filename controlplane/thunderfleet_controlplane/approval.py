@@ -44,15 +44,19 @@ def decide_client(request: Request, exists: bool) -> Verdict:
     if request.usages not in CLIENT_USAGES:
         return Verdict("Deny", wrong_usages(request, "client auth"))
     if request.dns_names or request.addresses:
-        return Verdict("Deny", "a client certificate has no DNS names and addresses")
+        return Verdict("Deny", "a request for a client certificate must not have DNS names or addresses")
     bound = bound_names(request.groups)
     if bound and name not in bound:
         names = ", ".join(sorted(bound))
-        return Verdict("Deny", f"the token is for Node {names}, not for {name}: set nodeName, or use a token for {name}")
+        return Verdict(
+            "Deny",
+            f"the token is for Node {names}, not for {name}: set nodeName in the file of --config, or use a token for {name}",
+        )
     if not bound and exists:
         return Verdict(
             "Deny",
             f"Node {name} exists and the token is not bound to it: use the token that `thunderfleet local token --node {name}` "
-            f"prints, delete the Node (kubectl delete node {name}), or set another nodeName",
+            f"prints, delete the Node (kubectl delete node {name}), or set another nodeName in the file "
+            "of --config",
         )
     return Verdict("Approve", f"the token is bound to Node {name}" if bound else f"Node {name} does not exist yet")

@@ -203,9 +203,9 @@ class Recovery(ApiModel):
 
     max_restarts: Count = Field(
         default=10,
-        description="Maximum number of restarts of a group; then its state is GaveUp until this number is raised or a field of "
-        "spec changes that the ranks depend on, which replicas, recovery and placement are not. The count is reset when "
-        "the group has been Ready for 10 minutes.",
+        description="Maximum number of restarts of a group; after them its state is GaveUp. To start it again, raise this "
+        "number, or change any field of spec outside of replicas, recovery and placement. The count is reset when the group "
+        "has been Ready for 10 minutes.",
     )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=10, description="Delay before the first restart in seconds; it doubles with every restart."

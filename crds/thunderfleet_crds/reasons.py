@@ -328,9 +328,9 @@ class Reason(StrEnum):
     )
     NOT_YET_OBSERVED = (
         "NotYetObserved",
-        "The agents have not reported yet which Macs reach each other.",
+        "No Mac is known to be reachable from all others: the agents have not reported yet, or their connections fail.",
         "Wait a minute; if the reason stays, check that the agent's pods run: `kubectl get pods -A -l "
-        "app.kubernetes.io/component=agent`.",
+        "app.kubernetes.io/component=agent`, and status.reachability of the NodeProfiles.",
         (On.PLACED, On.READY),
     )
     FORBIDDEN = (

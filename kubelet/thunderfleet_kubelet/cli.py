@@ -43,7 +43,10 @@ def parser() -> argparse.ArgumentParser:
             "--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder for the node's identity and its pods"
         )
         one.add_argument(
-            "--config", type=Path, metavar="FILE", help="YAML configuration file; run defaults to the file given to join"
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="YAML configuration file; `thunderfleet-kubelet run` without it uses the file that was given to join",
         )
         one.add_argument(
             "--log-file",

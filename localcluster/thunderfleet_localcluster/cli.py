@@ -224,9 +224,9 @@ def _fault_commands(commands: _Parsers) -> None:
     jaccl.add_argument(
         "points",
         metavar="JSON",
-        help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at, the point of failure; errno; '
-        "device, one RDMA device instead of all; attempts, a list of attempts of the group instead of all; delaySeconds, wait "
-        "before it; hang, true to never return; fail, false to only wait. "
+        help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at (the point of '
+        "failure), errno, device (only this RDMA device), attempts (a list: only these attempts of the group), delaySeconds "
+        "(wait so long first), hang (true: never return), fail (false: only wait). "
         f"Points: {', '.join(POINTS)}",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")

@@ -91,7 +91,8 @@ def usable_identity(root: Path, server: Server | None, node_name: str | None) ->
         )
     if node_name is not None and identity.node_name != node_name:
         raise JoinError(
-            f"{root} has the identity of node {identity.node_name}, not of {node_name}; use another --root, or the old name"
+            f"{root} has the identity of node {identity.node_name}, not of {node_name}; use another --root, or "
+            f"set nodeName: {identity.node_name} in the file of --config"
         )
     pair, now = read_pair(identity.client), datetime.now(UTC)
     if pair is not None and now < pair.leaf.not_valid_before_utc:

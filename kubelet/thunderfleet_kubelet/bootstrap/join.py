@@ -40,8 +40,8 @@ async def _check_name(kube: Kube, node_name: str) -> None:
     renewed = ((lease or {}).get("spec") or {}).get("renewTime")
     seen = f"Lease last renewed at {renewed}" if renewed else "without a Lease"
     raise JoinError(
-        f"a Node named {node_name} already exists ({seen}); set another nodeName, or use --replace if this machine "
-        "replaces that one and the kubelet there has stopped"
+        f"a Node named {node_name} already exists ({seen}); set another nodeName in the file of --config, or use --replace "
+        "if this machine replaces that one and the kubelet there has stopped"
     )
 
 

@@ -108,4 +108,4 @@ class Score:
         for part, field_name in PARTS.items():
             if getattr(self, field_name) != getattr(winner, field_name):
                 return sentences[part].format(mine=mine[part], theirs=theirs[part], self=self, winner=winner)
-        return "equal score; the winner has more free memory or comes first by name"
+        return "equal score; the order of the Macs by free memory, then by name, decides"

@@ -129,7 +129,8 @@ def test_runners_up_say_why_they_lost(files: Any, world: World, capsys: Any) -> 
     world.cable("studio-3", "studio-4")
     assert run(files()) == 0
     assert (
-        "    studio-3, studio-4  TCP ring   Pipeline  equal score; the winner has more free memory" in capsys.readouterr().out
+        "    studio-3, studio-4  TCP ring   Pipeline  equal score; the order of the Macs by free memory"
+        in capsys.readouterr().out
     )
     assert run(files(), "--runners-up", "0") == 0
     assert "runners-up: none" in capsys.readouterr().out

@@ -50,7 +50,8 @@ class HopObstacles:
     def _problem(self, cable: Cable) -> str:
         problem = (rdma_problem(cable) if self._rdma else ring_problem(self._fleet, cable)) or "cannot be used"
         full = [f"RDMA device {end.device} of {end.node}" for end in (cable.a, cable.b) if end.device and end.queue_pairs < 1]
-        more = f", and {' and '.join(full)} {'have' if len(full) > 1 else 'has'} no free queue pairs"
+        has = "have" if len(full) > 1 else "has"
+        more = f", and {' and '.join(full)} {has} no free queue pairs, because other groups use them"
         return problem + more if self._rdma and cable.rdma_problem is not None and full else problem
 
 
