@@ -103,7 +103,7 @@ def _run_command(commands: _Parsers) -> None:
     run.add_argument("--name", dest="deployment", metavar="NAME", help="name of the ModelDeployment (default: made from MODEL)")
     run.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
     run.add_argument(
-        "--timeout", type=_seconds, default=1800.0, metavar="SECONDS", help="how long to wait until the model serves"
+        "--timeout", type=_seconds, default=1800, metavar="SECONDS", help="how long to wait until the model serves"
     )
     run.add_argument(
         "--kubeconfig",

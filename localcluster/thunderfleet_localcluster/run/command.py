@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -147,6 +148,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"thunderfleet: {error}", file=sys.stderr)
         return NOT_PLACEABLE
     say(f"{service.model} is served at {endpoint}")
+    # There is nothing to clean up, and in a chat Ctrl-C means something else than SIGTERM or a closed terminal.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     conversation = Conversation(service.model, service.connection.proxy, os.environ.get(KEY_VARIABLE))
     if prompt is not None:
         _answer(service, conversation, endpoint, prompt)
@@ -174,8 +178,14 @@ def _prompt(given: str | None) -> str | None:
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has enough, as in `thunderfleet run … | head`. That is no fault of the endpoint, and Python must not
+        # complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1) from None
 
 
 def _answer(service: Service, conversation: Conversation, endpoint: str, prompt: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -287,6 +288,7 @@ def test_a_chat(run: Run, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, c
             return True
 
     def typed(_: str) -> str:
+        assert {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)} == {signal.SIG_DFL}, "they end it"
         try:
             return next(lines)
         except StopIteration:
@@ -346,6 +348,21 @@ def test_an_obstacle_is_of_the_newest_spec() -> None:
 def test_what_ends_the_wait(run: Run, state: Json | ApiError, code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Server(state), "--prompt", "Hi", "--timeout", "0.1") == code
     assert text in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_ends_the_answer(run: Run, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `thunderfleet run … | head`; the endpoint is not at fault, so it is not asked again."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    endpoint.answers = [(200, event("Hel") + event("lo") + DONE)]
+    monkeypatch.setattr("sys.stdout", Closed())
+    monkeypatch.setattr("os.dup2", lambda *_: 0)
+    with pytest.raises(SystemExit) as caught:
+        run(Server(deployment(*READY, endpoint=endpoint.url)), "--prompt", "Hi")
+    assert caught.value.code == 1 and len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "x"])
