@@ -76,7 +76,7 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise LocalClusterError(f"the endpoint sent no event of a chat: {error}") from error
+            raise LocalClusterError(f"the endpoint sent something other than the events of a chat: {error}") from error
         if "error" in event:
             raise NotServing(f"the answer ended with an error: {_message(event)}")
         for choice in event.get("choices") or []:

@@ -104,7 +104,10 @@ class Service:
 
     @property
     def _what_stays(self) -> str:
-        return f"the ModelDeployment stays and is placed when that has changed (kubectl delete {self.kubectl} removes it)"
+        return (
+            f"the ModelDeployment stays: kubectl describe {self.kubectl} shows its state, kubectl delete {self.kubectl} "
+            "removes it"
+        )
 
     async def _read(self, kube: Kube) -> Json:
         try:
@@ -125,8 +128,8 @@ def _unreachable(error: ApiError) -> Json:
 def _refused(service: Service, error: ApiError) -> LocalClusterError:
     if error.status == 404:
         return LocalClusterError(
-            "the cluster has no ModelDeployments: install the chart (helm install thunderfleet), or check that namespace "
-            f"{service.connection.namespace} exists"
+            "the cluster does not have the kind ModelDeployment: install the chart (docs/install.md); or the namespace "
+            f"{service.connection.namespace} does not exist"
         )
     return LocalClusterError(f"cannot use {service.kubectl}: {error}")
 

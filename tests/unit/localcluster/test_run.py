@@ -134,7 +134,7 @@ def test_an_answer_cannot_control_the_terminal(endpoint: Endpoint) -> None:
             r"refused \(400\): the prompt is too long",
         ),
         (401, b"", LocalClusterError, "set THUNDERFLEET_API_KEY"),
-        (200, b"data: nonsense\n\n", LocalClusterError, "no event of a chat"),
+        (200, b"data: nonsense\n\n", LocalClusterError, "something other than the events of a chat"),
     ],
 )
 def test_a_turn_that_fails_is_forgotten(
@@ -316,7 +316,6 @@ def test_a_group_that_moves_is_asked_again(run: Run, endpoint: Endpoint, capsys:
     [
         (("ModelResolved", "False", "ModelNotFound"),),
         (("ModelResolved", "True", "Found"), ("Placed", "False", "NotEnoughMacs")),
-        (("ModelResolved", "True", "Found"), ("Placed", "True", "Placed"), ("Degraded", "True", "GaveUp")),
     ],
 )
 def test_a_model_that_cannot_be_placed_ends_with_three(
@@ -326,6 +325,16 @@ def test_a_model_that_cannot_be_placed_ends_with_three(
     said = capsys.readouterr().err
     reason = conditions[-1][2]
     assert f"{reason}: because of {reason}; the ModelDeployment stays" in said
+
+
+def test_a_group_that_has_used_all_restarts_ends_it_and_one_that_restarts_does_not() -> None:
+    # The reason of Degraded is that of the last failure, whatever becomes of the group.
+    found = deployment(*LOADS, ("Degraded", "True", "GaveUp"))
+    found["status"]["groups"] = [{"state": "BackingOff"}]
+    assert obstacle(found) is None
+    found = deployment(*LOADS, ("Degraded", "True", "OutOfMemory"))
+    found["status"]["groups"] = [{"state": "Ready"}, {"state": "GaveUp"}]
+    assert obstacle(found) == "GaveUp: because of OutOfMemory"
 
 
 def test_an_obstacle_is_of_the_newest_spec() -> None:
