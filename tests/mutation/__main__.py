@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Results:
-    """Results by mutant, module and tests, so that a change of either tries the mutant again."""
+    """Results by mutant. A change of its module tries it again, and a change of the tests if it survived them."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, threading.Lock()
@@ -51,19 +51,19 @@ class Results:
 
     def get(self, mutant: Mutant) -> str | None:
         """Which tests noticed it, "" for none; None when it has not been tried."""
-        return self._known.get(self._id(mutant))
+        return self._known.get(self._id(mutant, noticed=True)) or self._known.get(self._id(mutant, noticed=False))
 
     def add(self, mutant: Mutant, noticed: str) -> None:
         """Keeps a result at once, so that an interrupted run loses none."""
-        name = self._id(mutant)
+        name = self._id(mutant, noticed=bool(noticed))
         entry = {"id": name, "program": mutant.module.program, "noticed": noticed, "line": mutant.line, "key": mutant.key}
         with self._lock, self._file.open("a", encoding="utf-8") as file:
             self._known[name] = noticed
             file.write(json.dumps(entry) + "\n")
 
     @staticmethod
-    def _id(mutant: Mutant) -> str:
-        tests = unit_tests(ROOT, mutant.module)
+    def _id(mutant: Mutant, *, noticed: bool) -> str:
+        tests = [] if noticed else unit_tests(ROOT, mutant.module)
         text = mutant.code + "".join((ROOT / test).read_text() for test in tests)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

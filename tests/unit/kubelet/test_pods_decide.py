@@ -411,6 +411,8 @@ def test_waiting_states() -> None:
     ending = container_of(pod(metadata=DELETED), seen(attempts={"a": (exited(1),)}, problems=problem))
     assert ending["state"]["terminated"]["exitCode"] == 1
     assert ending["lastState"] == {}
+    over = container_of(pod(restartPolicy="Never"), seen(attempts={"a": (exited(1),)}, problems=problem))
+    assert over["state"]["terminated"]["exitCode"] == 1
     inited = pod(inits=({"name": "i"},))
     assert container_of(inited, seen())["state"]["waiting"] == {"reason": "PodInitializing"}
     assert status_of(inited, seen())["initContainerStatuses"][0]["state"]["waiting"] == {"reason": "ContainerCreating"}

@@ -233,6 +233,10 @@ def test_the_columns() -> None:
     assert (status.ready, status.replicas, status.ready_replicas) == ("2/2", 2, 2)
     assert (status.nodes, status.transport, status.model) == ("a,b", "Ring", "org/tiny")
     assert status.endpoint == "http://10.0.0.1:20000/v1" and status.observed_generation == 3
+    long = deployment(1)
+    by_path = long.spec.model.model_copy(update={"repository": None, "path": f"/m/{'o' * 100}/{'n' * 60}"})
+    long = long.model_copy(update={"spec": long.spec.model_copy(update={"model": by_path})})
+    assert build(long, [outcome()], FOUND, (), NOW).model == f"{'o' * 67}/{'n' * 60}"
     none = built(UNPLACED)
     assert (none.ready, none.replicas, none.endpoint, none.nodes, none.transport) == ("0/1", 0, None, None, None)
     assert none.highest_epoch is None, "no group was ever placed"

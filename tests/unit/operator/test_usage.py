@@ -11,7 +11,7 @@ from thunderfleet_operator.decide.account import Account
 from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.plans import Epoch, accepted, group_views, newest_epochs
 from thunderfleet_operator.observe.plans import read_epoch as read_signed
-from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports
+from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, proven
 from thunderfleet_operator.observe.pods import read_pod as read_signed_pod
 from thunderfleet_operator.observe.proofs import TRUSTING, Finding, Proof
 from thunderfleet_operator.observe.usage import Taken, Usage
@@ -287,6 +287,21 @@ def test_a_pod_without_labels_or_status() -> None:
     assert (found.unschedulable_since, found.proof) == (None, Proof.NONE)
 
 
+@pytest.mark.parametrize(
+    ("uid", "listed", "is_ours"),
+    [("uid", {"name": "p", "uid": "pod-uid"}, True), ("uid", {"name": "p", "uid": "other"}, False), ("of another", {}, False)],
+)
+def test_an_unsigned_pod_that_status_lists_as_terminating_is_the_operators(
+    uid: str, listed: dict[str, str], is_ours: bool
+) -> None:
+    found = replace(pod(0), proof=Proof.UNKNOWN_KEY, name="p", uid="pod-uid")
+    metadata = {"name": "md", "namespace": "ns", "uid": uid}
+    spec = {"model": {"repository": "org/tiny"}}
+    status = {"terminatingPods": [listed or {"name": "p", "uid": "pod-uid"}]}
+    deployment = ModelDeployment.load({"metadata": metadata, "spec": spec, "status": status})
+    assert (proven(found, deployment).owner is not None) == is_ours
+
+
 def test_what_a_pod_says_of_itself() -> None:
     looping = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
     status = {
@@ -302,6 +317,9 @@ def test_what_a_pod_says_of_itself() -> None:
     assert (found.phase, found.message, found.restarts) == ("Failed", "Evicted", 3)
     assert found.waiting == "CrashLoopBackOff: back-off 10s"
     assert (found.scheduled, found.running, found.crash_looping, found.evicted, found.ready) == (True, True, True, True, False)
+    ends = {"state": {"terminated": {"message": " now "}}, "lastState": {"terminated": {"message": "before"}}}
+    ended = read_pod({"metadata": {"name": "x"}, "status": {"containerStatuses": [ends]}})
+    assert ended.last_words == "now"
     waits = read_pod(
         {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "Pulling"}}}]}}
     )
