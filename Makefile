@@ -45,11 +45,11 @@ install: .venv/ready ## Virtual environment from the hashed requirements
 
 .PHONY: programs
 programs: install ## Build the control plane, kubectl and helm, once, into a cache outside the repository
-	@$(BIN)/thunderfleet programs
+	@$(BIN)/thunderfleet local programs
 
 .PHONY: prometheus
 prometheus: install ## Build Prometheus and promtool, once, for the tests of metrics, alerts and dashboard
-	@$(BIN)/thunderfleet programs --monitoring
+	@$(BIN)/thunderfleet local programs --monitoring
 
 .PHONY: demo
 demo: install ## A fleet of recorded Macs, the chart, a model deployed, a completion answered (KEEP=1: leave it running)
@@ -155,7 +155,7 @@ docs: install ## Generate docs/reference from the code
 dist: programs ## Wheel and chart, into dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build -t wheel -d dist
-	"$$($(BIN)/thunderfleet programs)/helm" package charts/thunderfleet -d dist
+	"$$($(BIN)/thunderfleet local programs)/helm" package charts/thunderfleet -d dist
 
 .PHONY: requirements
 requirements: ## Upgrade and pin all requirements (needs uv)

@@ -236,9 +236,11 @@ def files() -> str:
     fleet["$defs"]["End"] = {"type": "string"}
     parts = [
         "# Files\n\n## Configuration of the kubelet\n\n",
-        "A YAML file that `thunderfleet-kubelet join --config FILE` names. Every setting has a default.\n\n",
+        "A YAML file that `--config FILE` of `thunderfleet-kubelet join`, `run` or `launchd-plist` names. Every setting has a "
+        "default. A changed file takes effect when the kubelet is restarted (`sudo launchctl kickstart -k "
+        "system/io.thunderfleet.kubelet`).\n\n",
         *_file_rows("setting", described),
-        "\n## Fleet file\n\nA YAML file that `thunderfleet up FLEET` starts as a local cluster. ",
+        "\n## Fleet file\n\nA YAML file that `thunderfleet local up FLEET` starts as a local cluster. ",
         "[examples/fleet.yaml](../../examples/fleet.yaml) is the default.\n\n",
         *_file_rows("key", fleet),
     ]

@@ -5,8 +5,8 @@ setup       certificates, kubeconfigs and command lines of one control plane
 components  command lines of etcd, API server, controller manager and scheduler; objects that joining needs
 pki         certificate authorities, certificates, kubeconfigs
 pki_files   where certificates and keys are
-approver    approves certificates of kubelets
-approval    which certificates are approved, and why; pure
+approver    approves certificates of kubelets that join, and serving certificates until the operator is installed
+approval    which requests of bootstrap tokens are approved, and why; pure
 go/         the Go modules that the programs are built from
 tokens      bootstrap tokens, and the Node that one is bound to; pure
 """

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODES, SERVING_SIGNER
+
 from thunderfleet_controlplane.pki_files import ClusterPki
-from thunderfleet_controlplane.tokens import BOOTSTRAPPERS, CLIENT_SIGNER, NODES, SERVING_SIGNER
+from thunderfleet_controlplane.tokens import BOOTSTRAPPERS
 
 SERVICES = "10.96.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
+OPERATOR_ROLE = "thunderfleet-operator"
+"""The ClusterRole of the chart's operator."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,14 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
                 "resourceNames": [CLIENT_SIGNER, SERVING_SIGNER],
                 "verbs": ["approve"],
             },
-            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
+            # Whether the operator is installed, which decides serving certificates then.
+            {
+                "apiGroups": ["rbac.authorization.k8s.io"],
+                "resources": ["clusterroles"],
+                "resourceNames": [OPERATOR_ROLE],
+                "verbs": ["get"],
+            },
         ],
     }
     binding = f"{rbac}/clusterrolebindings"

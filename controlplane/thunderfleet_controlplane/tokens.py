@@ -1,4 +1,4 @@
-"""Bootstrap tokens, how one is bound to the name of a Node, and the names of signers and groups. Pure.
+"""Bootstrap tokens, and how one is bound to the name of a Node. Pure.
 
 The API server makes the groups in a token's Secret groups of its user, and shows them in each certificate request. So a group
 that holds a Node's name is all that an approver needs.
@@ -8,17 +8,14 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-SERVING_SIGNER = "kubernetes.io/kubelet-serving"
-CLIENT_SIGNER = "kubernetes.io/kube-apiserver-client-kubelet"
-NODES = "system:nodes"
-"""The group of all Nodes."""
+from thunderfleet_lib.csr.names import NODE_NAME
+
 BOOTSTRAPPERS = "system:bootstrappers"
 """The group of all bootstrap tokens."""
 USER_PREFIX = "system:bootstrap:"
 _NODE_GROUP = f"{BOOTSTRAPPERS}:thunderfleet:node:"
 # What the API server accepts in auth-extra-groups.
 _GROUP = re.compile(r"system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]")
-NODE_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 NODE_LIMIT = 256 - len(_NODE_GROUP.removeprefix(f"{BOOTSTRAPPERS}:"))
 
 

@@ -79,16 +79,18 @@ class ModelSource(ApiModel):
 
     repository: Name | None = Field(
         default=None,
-        description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for it in "
-        "their model folders; nothing is downloaded.",
+        description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for a "
+        "folder of this name below their model folders (a name without an owner is directly below one), and in Hugging Face "
+        "caches; nothing is downloaded.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
-            "x-message": "repository must have the form owner/name, with letters, digits, '.', '_' and '-'",
+            "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-'",
         },
     )
     path: Path | None = Field(
         default=None,
-        description="Absolute path of the model's directory on the nodes.",
+        description="Absolute path of the model's directory on the nodes, below one of the agents' model folders (the chart's "
+        "value agent.modelFolders): agents find no others.",
         json_schema_extra={
             "x-rule": "self.startsWith('/') && !self.contains('/../') && !self.endsWith('/..')",
             "x-message": "path must be the absolute path of a directory on the nodes, without '..'",
@@ -163,7 +165,8 @@ class Server(ApiModel):
     )
     api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Name of a Secret in the namespace; each value in it is an accepted API key. If unset, no key is required.",
+        description="Name of a Secret in the namespace; each value in it is an accepted API key. The values are read when a "
+        "pod of the group starts: after a change, delete the pods. If unset, no key is required.",
     )
 
 
@@ -200,9 +203,9 @@ class Recovery(ApiModel):
 
     max_restarts: Count = Field(
         default=10,
-        description="Maximum number of restarts of a group; then its state is GaveUp until this number is raised or a field of "
-        "spec changes that the ranks depend on, which replicas, recovery and placement are not. The count is reset when "
-        "the group has been Ready for 10 minutes.",
+        description="Maximum number of restarts of a group; after them its state is GaveUp. To start it again, raise this "
+        "number, or change any field of spec outside of replicas, recovery and placement. The count is reset when the group "
+        "has been Ready for 10 minutes.",
     )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=10, description="Delay before the first restart in seconds; it doubles with every restart."
@@ -417,11 +420,11 @@ class Unplaceable(ApiModel):
 
 
 class TerminatingPod(ApiModel):
-    """A pod of an earlier epoch that has not terminated, because its Node does not respond. It is never force-deleted."""
+    """A pod that terminates: of an earlier epoch, or of a group that no longer exists. It is never force-deleted."""
 
     name: Name = Field(description="Name of the pod.")
     uid: UUID | None = Field(default=None, description="UID of the pod.")
-    node: Name | None = Field(default=None, description="Name of the Node that does not respond.")
+    node: Name | None = Field(default=None, description="Name of the pod's Node.")
     since: Time | None = Field(default=None, description="Time at which the pod was deleted.")
 
 
@@ -444,7 +447,7 @@ class BenchmarkResult(ApiModel):
     prompt_tokens: Count | None = Field(default=None, description="Length of the prompt in tokens.")
     generation_tokens: Count | None = Field(default=None, description="Number of generated tokens.")
     group: Count | None = Field(default=None, description="Number of the group that was measured.")
-    epoch: Count | None = Field(default=None, description="Epoch of the group.")
+    epoch: Count | None = Field(default=None, description="Number of the group's placement (epoch) that was measured.")
     world_size: Count | None = Field(default=None, description="Number of ranks of the group.")
     transport: PlacedTransport | None = Field(default=None, description="Transport of the group.")
     parallelism: PlacedSplit | None = Field(default=None, description="Parallelism of the group.")
@@ -487,7 +490,9 @@ class ModelDeploymentStatus(ApiModel):
         description="Why groups cannot be placed: rejected placements, closest to a fit first, then Nodes that cannot be used.",
     )
     terminating_pods: Annotated[tuple[TerminatingPod, ...], Field(max_length=256)] = Field(
-        default=(), description="Pods of earlier epochs that have not terminated, because their Nodes do not respond."
+        default=(),
+        description="Pods that terminate: of earlier epochs, or of groups that no longer exist. If one stays here for more "
+        "than a minute, its Node probably does not respond.",
     )
     benchmark: BenchmarkResult | None = Field(default=None, description="Result of the most recent benchmark.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(

@@ -159,7 +159,7 @@ class Thunderbolt(ApiModel):
     ports: Annotated[tuple[ThunderboltPort, ...], Field(max_length=16)] = Field(
         default=(), description="Thunderbolt ports, by receptacle.", json_schema_extra={"x-list-keys": ["receptacle"]}
     )
-    links: Count = Field(default=0, description="Number of connected computers, for display.")
+    links: Count = Field(default=0, description="Number of connections to other computers, for display.")
 
 
 class RDMADevice(ApiModel):
@@ -293,7 +293,9 @@ class Model(ApiModel):
     )
     experts: Count | None = Field(default=None, description="Number of experts of each layer; unset for dense models.")
     prefill_workspace_bytes: Int64 | None = Field(
-        default=None, description="Peak working memory of one full prefill step at the start of a sequence in bytes."
+        default=None,
+        description="Peak working memory of one full step of reading a prompt (prefill; 2,048 tokens) at the start of a "
+        "sequence in bytes.",
     )
     prefill_workspace_bytes_per_token: Int64 | None = Field(
         default=None, description="Additional working memory of a prefill step per token of preceding context in bytes."
@@ -331,7 +333,7 @@ class GroupUse(ApiModel):
     """Group that is placed on the Mac. The operator writes the entry before it creates pods, so that benchmarks stop first."""
 
     name: Name = Field(description="Name of the group: <namespace>/<deployment>-<index>.")
-    epoch: Count = Field(description="Epoch of the group.")
+    epoch: Count = Field(description="Number of the group's placement, which increases with each one (epoch).")
     nodes: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(), description="Names of the group's Nodes, by rank."
     )

@@ -114,7 +114,8 @@ class Reason(StrEnum):
     SPEED_UNKNOWN = (
         "SpeedUnknown",
         "Neither end reports a negotiated speed.",
-        "Run `system_profiler SPThunderboltDataType` on both Macs.",
+        "Run `system_profiler SPThunderboltDataType` on both Macs. If the port shows no speed, replug the cable, then reboot "
+        "the Mac; if it shows one, report a bug with the output.",
         (On.RDMA_USABLE,),
     )
     BELOW_THUNDERBOLT5 = (
@@ -131,7 +132,7 @@ class Reason(StrEnum):
     DISABLED = (
         "Disabled",
         "Benchmarks are disabled.",
-        "Set `agent.measure.enabled` to true in the chart's values.",
+        "Set `agent.measure.enabled`, and `enabled` of at least one benchmark, to true in the chart's values.",
         (On.BENCHMARKS_FRESH,),
     )
     BENCHMARK_FAILED = (
@@ -164,7 +165,7 @@ class Reason(StrEnum):
     CONNECTED = ("Connected", "The cable is connected.", "", (On.CONNECTED,))
     CABLE_DEGRADED = (
         "Degraded",
-        "The cable carries much less than its negotiated speed.",
+        "The cable carries less than half of what is expected: over RDMA its negotiated speed, over TCP 2 Gb/s.",
         "Use another cable, without a hub in between.",
         (On.CONNECTED,),
     )
@@ -228,7 +229,8 @@ class Reason(StrEnum):
     MODEL_UNREADABLE = (
         "ModelUnreadable",
         "The supervisor cannot read a file of the model.",
-        "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`.",
+        "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`. Every folder above it needs "
+        "`a+x` too, so keep models outside of home folders.",
         (FAILURE,),
     )
     MODEL_UNSUPPORTED = (
@@ -326,9 +328,9 @@ class Reason(StrEnum):
     )
     NOT_YET_OBSERVED = (
         "NotYetObserved",
-        "The agents have not reported yet which Macs reach each other.",
+        "No Mac is known to be reachable from all others: the agents have not reported yet, or their connections fail.",
         "Wait a minute; if the reason stays, check that the agent's pods run: `kubectl get pods -A -l "
-        "app.kubernetes.io/component=agent`.",
+        "app.kubernetes.io/component=agent`, and status.reachability of the NodeProfiles.",
         (On.PLACED, On.READY),
     )
     FORBIDDEN = (
@@ -499,8 +501,9 @@ class Reason(StrEnum):
     )
     KILLED_TOO_OFTEN = (
         "KilledTooOften",
-        "Loaded ranks were killed twice within an hour on this Mac, so no rank starts there for the rest of that hour.",
-        "Find the cause in the earlier failures (`kubectl describe md NAME`); to continue now, `kubectl delete pod POD`.",
+        "Loaded ranks were killed twice within an hour on this Mac, so the pod starts no rank for the rest of that hour.",
+        "Find the cause in the earlier failures (`kubectl describe md NAME`). The operator places the group again after "
+        "spec.recovery.backoffLimitSeconds; to continue now, `kubectl delete pod POD`.",
         (FAILURE,),
     )
     RANK_NOT_STARTED = (
@@ -683,7 +686,7 @@ class Reason(StrEnum):
     UNKNOWN = (
         "Unknown",
         "A rank failed with an error that Thunderfleet does not know.",
-        "Report a bug with the message and the archive of `thunderfleet support`.",
+        "Report a bug with the message and the archive of `thunderfleet support --kubeconfig FILE`.",
         (FAILURE,),
     )
 

@@ -43,7 +43,10 @@ def parser() -> argparse.ArgumentParser:
             "--root", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="folder for the node's identity and its pods"
         )
         one.add_argument(
-            "--config", type=Path, metavar="FILE", help="YAML configuration file; run defaults to the file given to join"
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="YAML configuration file; `thunderfleet-kubelet run` without it uses the file that was given to join",
         )
         one.add_argument(
             "--log-file",
@@ -62,15 +65,15 @@ def parser() -> argparse.ArgumentParser:
     token = join.add_mutually_exclusive_group(required=True)
     token.add_argument(
         "--token",
-        help="bootstrap token, as `thunderfleet token` or `kubeadm token create` prints it; every user of the machine can "
-        "read it",
+        help="bootstrap token, as `thunderfleet local token` or `kubeadm token create` prints it; every user of the machine "
+        "can read it",
     )
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(
         "--ca-hash",
         required=True,
         metavar="sha256:HEX",
-        help="hash of the public key of the cluster's CA, as `thunderfleet token` or `kubeadm token create "
+        help="hash of the public key of the cluster's CA, as `thunderfleet local token` or `kubeadm token create "
         "--print-join-command` prints it",
     )
     join.add_argument("--replace", action="store_true", help="replace an existing Node of the same name")
@@ -171,7 +174,7 @@ async def _join(arguments: argparse.Namespace) -> None:
 async def _run(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import app
     from thunderfleet_kubelet.bootstrap import identity as identities
-    from thunderfleet_kubelet.bootstrap.errors import JoinError
+    from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 
     root = arguments.root.resolve()
     known = identities.load_identity(root)
@@ -185,8 +188,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
-            f"the certificate in {known.folder} has expired; join again with a new token (`thunderfleet token --node "
-            f"{known.node_name}` on a local cluster)"
+            f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
         )
     with app.only_one(root):
         await app.run(root, identity, config)

@@ -86,7 +86,7 @@ class Config(_Settings):
     node_status_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
     """Interval between checks of the machine. The Node's status is written when it changes, and once a day."""
     lease_seconds: Annotated[int, Field(ge=4, le=3600)] = 40
-    """The duration of the Lease; it is renewed four times as often."""
+    """The duration of the Lease in seconds; the kubelet renews it after a quarter of that."""
     certificate_seconds: Annotated[int, Field(ge=600, le=315_360_000)] = 31_536_000
     """The requested lifetime of certificates; the cluster may shorten it. They are renewed after 80 % of it."""
     eviction_hard: dict[str, str] = {}

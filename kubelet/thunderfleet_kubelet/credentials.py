@@ -1,23 +1,26 @@
 """The node's certificates in use: renewed in time, and replaced everywhere without a restart."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_kubelet.bootstrap.certificates import (
-    CLIENT_SIGNER,
-    SERVING_SIGNER,
     CertificateError,
     Pair,
     obtain,
     read_pair,
     usable,
 )
-from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
+
+log = logging.getLogger(__name__)
 
 CLIENT_WAIT_SECONDS = 300.0
 # Somebody approves these; after this time a new request is sent.
@@ -56,11 +59,11 @@ class Credentials:
         self._expires = expires
         client = read_pair(identity.client)
         if client is None:
-            raise JoinError(f"{identity.client} not found; join again")
+            raise JoinError(f"{identity.client} not found; {join_again(identity.node_name)}")
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
-        serving = read_pair(identity.serving)
+        serving = _damaged_is_none(identity.serving)
         if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), addresses()):
             serving = None
         self.can_serve = asyncio.Event()
@@ -104,8 +107,7 @@ class Credentials:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
                     "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop the "
-                    f"kubelet and join again with a new token (`thunderfleet token --node {name}` on a local cluster); "
-                    "containers keep running"
+                    f"kubelet and {join_again(name)}; containers keep running"
                 ) from None
             raise
 
@@ -134,6 +136,15 @@ class Credentials:
         self._serving_changed()
         self._expires("serving", _end(pair))
         self.can_serve.set()
+
+
+def _damaged_is_none(file: Path) -> Pair | None:
+    """The pair in ``file``; None if it is damaged, since a node can request another certificate for its server."""
+    try:
+        return read_pair(file)
+    except CertificateError:
+        log.warning("%s is damaged; requesting another certificate", file)
+        return None
 
 
 def _end(pair: Pair) -> float:

@@ -2,6 +2,7 @@
 
 backoff     exponential back-off with limit and jitter
 clock       clocks that count sleep
+csr         certificate requests of kubelets: parser and rules
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects

@@ -3,8 +3,9 @@
 __main__        ``python -m thunderfleet_localcluster``
 cli             arguments and exit codes of ``thunderfleet``
 cli_commands    what its subcommands do
-status_view     the text of ``thunderfleet status``
+status_view     the text of ``thunderfleet local status``
 demo/           ``thunderfleet demo``
+run/            ``thunderfleet run``: serve a model in any cluster, and chat with it
 support/        ``thunderfleet support``: an archive for support requests
 client/         clusters from Python
 supervisor/     the process that runs one cluster

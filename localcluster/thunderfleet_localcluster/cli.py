@@ -1,6 +1,7 @@
 """The ``thunderfleet`` command: its arguments and exit codes."""
 
 import argparse
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,10 +22,10 @@ INTERRUPTED = 130
 
 
 class _Parsers:
-    """Adds subcommands that share the options of one cluster."""
+    """Adds subcommands that share the options of one cluster. ``dest``: the attribute that gets the subcommand's name."""
 
-    def __init__(self, top: argparse.ArgumentParser) -> None:
-        self._commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    def __init__(self, top: argparse.ArgumentParser, dest: str) -> None:
+        self._commands = top.add_subparsers(dest=dest, required=True, metavar="COMMAND")
         self._shared = argparse.ArgumentParser(add_help=False)
         self._shared.add_argument(
             "--name", default=DEFAULT_NAME, help="cluster name; clusters with different names can coexist"
@@ -50,28 +51,73 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="thunderfleet",
-        description="Run a local Kubernetes cluster with recorded Macs: a real control plane, no VM, no containers. A "
-        "recorded Mac "
-        "is a process on this machine that runs a kubelet, with commands that print what those of a Mac print.",
+        description="Run models on Macs wired by Thunderbolt, with Kubernetes. Clusters with real Macs are used with kubectl.",
         formatter_class=HelpFormatter,
     )
-    commands = _Parsers(top)
-    _cluster_commands(commands)
-    _fault_commands(commands)
+    commands = _Parsers(top, "command")
+    local = commands.add(
+        "local",
+        "run a local cluster with recorded Macs on this machine",
+        "Run a local Kubernetes cluster with recorded Macs: a real control plane, no VM, no containers. A recorded Mac is a "
+        "process on this machine that runs a kubelet, with commands that print what those of a Mac print",
+        cluster=False,
+    )
+    below = _Parsers(local, "local_command")
+    _cluster_commands(below)
+    _fault_commands(below)
+    _run_command(commands)
     support = commands.add(
         "support",
         "write an archive for a support request: logs, objects and versions, no secrets",
         "Write a .tar.gz archive with logs, Kubernetes objects and versions. It contains no Secrets; tokens, keys and "
         "passwords in logs and objects are replaced by [redacted]",
     )
-    support.add_argument("--kubeconfig", type=Path, help="file with the cluster to collect from (default: a local cluster)")
-    support.add_argument("--context", help="context of --kubeconfig (default: its current context)")
+    support.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to collect from (default: the local cluster; if it does not run, $KUBECONFIG or "
+        "~/.kube/config)",
+    )
+    support.add_argument("--context", help="context of the kubeconfig (default: its current context)")
     support.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
     demo = commands.add(
         "demo", "run the demo: start a cluster, serve a model on two Macs, recover from a failure", cluster=False
     )
     demo.add_argument("--keep", action="store_true", help="leave the cluster running and print how to use it")
     return top
+
+
+def _run_command(commands: _Parsers) -> None:
+    run = commands.add(
+        "run",
+        "serve a model in any cluster, and chat with it",
+        "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
+        "afterwards. Models are not downloaded yet: it must be in a model folder of the Macs. Exit code 3: the model cannot be "
+        "placed as things are. Example: thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'",
+        cluster=False,
+    )
+    run.add_argument("model", metavar="MODEL", help="organization/name, as in a model folder of the Macs")
+    run.add_argument(
+        "--prompt", metavar="TEXT", help="answer this prompt and exit (default: standard input, or a chat at a terminal)"
+    )
+    run.add_argument("--name", dest="deployment", metavar="NAME", help="name of the ModelDeployment (default: made from MODEL)")
+    run.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
+    run.add_argument(
+        "--timeout", type=_seconds, default=1800, metavar="SECONDS", help="how long to wait until the model serves"
+    )
+    run.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
+    )
+    run.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86400:
+        raise ValueError(text)
+    return seconds
 
 
 def _cluster_commands(commands: _Parsers) -> None:
@@ -178,9 +224,9 @@ def _fault_commands(commands: _Parsers) -> None:
     jaccl.add_argument(
         "points",
         metavar="JSON",
-        help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at, the point of failure; errno; '
-        "device, one RDMA device instead of all; attempts, a list of attempts of the group instead of all; delaySeconds, wait "
-        "before it; hang, true to never return; fail, false to only wait. "
+        help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at (the point of '
+        "failure), errno, device (only this RDMA device), attempts (a list: only these attempts of the group), delaySeconds "
+        "(wait so long first), hang (true: never return), fail (false: only wait). "
         f"Points: {', '.join(POINTS)}",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
@@ -194,9 +240,20 @@ def _fault_commands(commands: _Parsers) -> None:
     damage.add_argument("program", metavar="COMMAND", help=", ".join(MAC_COMMANDS))
 
 
+def moved(arguments: Sequence[str]) -> str | None:
+    """The new spelling of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
+    if not arguments or arguments[0] not in cli_commands.LOCAL_COMMANDS:
+        return None
+    return shlex.join(["thunderfleet", "local", *arguments])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 0: success, 1: failure, 2: invalid input, 130: interrupted."""
-    parsed = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if (new := moved(given)) is not None:
+        print(f"thunderfleet: `thunderfleet {given[0]}` is now `thunderfleet local {given[0]}`; run: {new}", file=sys.stderr)
+        return 2
+    parsed = parser().parse_args(given)
     if parsed.command == "demo":
         # It handles signals and errors itself; no other command needs its modules.
         from thunderfleet_localcluster.demo import demo
@@ -212,6 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if "name" in parsed:
             checked_name(parsed.name)
+        if parsed.command == "local":
+            return cli_commands.LOCAL_COMMANDS[parsed.local_command](parsed)
         return cli_commands.COMMANDS[parsed.command](parsed)
     except LocalClusterError as error:
         print(f"thunderfleet: {error}", file=sys.stderr)

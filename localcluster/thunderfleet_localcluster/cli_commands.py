@@ -17,6 +17,7 @@ from thunderfleet_localcluster.fleet.file import load_fleet
 from thunderfleet_localcluster.paths import cluster_folder
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
+from thunderfleet_localcluster.run import command
 from thunderfleet_localcluster.support.command import write_archive
 
 EXEC_SECONDS = 600
@@ -120,7 +121,7 @@ def _machine(arguments: argparse.Namespace) -> int:
         return 0
     argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not argv:
-        raise LocalClusterError("no command; use: thunderfleet machine exec MACHINE -- COMMAND", usage=True)
+        raise LocalClusterError("no command; use: thunderfleet local machine exec MACHINE -- COMMAND", usage=True)
     done = machine.run(argv, seconds=EXEC_SECONDS)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
@@ -187,7 +188,9 @@ def _support(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {"run": command.run, "support": _support}
+"""Those of ``thunderfleet`` that work with any cluster."""
+LOCAL_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "up": _up,
     "programs": _programs,
     "down": _down,
@@ -203,5 +206,5 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "rdma": _rdma,
     "command": _damage,
     "component": _component,
-    "support": _support,
 }
+"""Those of ``thunderfleet local``."""

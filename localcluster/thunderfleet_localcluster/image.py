@@ -1,8 +1,8 @@
 """The image of our programs, as a folder: a self-contained Python that every user can read.
 
-Containers run as an unprivileged user, who may not be able to read the Python that runs ``thunderfleet up``. So its files are
-collected in the cache: as hard links where the file system allows, else as copies. Our own packages are always copies, so that
-editing the sources does not change running pods. The folder's name is a hash of its content.
+Containers run as an unprivileged user, who may not be able to read the Python that runs ``thunderfleet local up``. So its files
+are collected in the cache: as hard links where the file system allows, else as copies. Our own packages are always copies, so
+that editing the sources does not change running pods. The folder's name is a hash of its content.
 """
 
 import compileall

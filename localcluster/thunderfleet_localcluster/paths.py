@@ -44,3 +44,11 @@ def state_folder() -> Path:
 def cluster_folder(name: str, directory: Path | None = None) -> ClusterFolder:
     """The folder of the cluster ``name``: ``directory`` if given, else the default. Raises LocalClusterError."""
     return ClusterFolder((directory or state_folder() / checked_name(name)).absolute())
+
+
+def users_kubeconfig() -> Path | None:
+    """What kubectl would use: $KUBECONFIG, or ~/.kube/config if it exists."""
+    if named := os.environ.get("KUBECONFIG"):
+        return Path(named)
+    usual = Path.home() / ".kube" / "config"
+    return usual if usual.is_file() else None

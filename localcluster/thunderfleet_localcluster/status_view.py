@@ -1,4 +1,4 @@
-"""The text of ``thunderfleet status``."""
+"""The text of ``thunderfleet local status``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

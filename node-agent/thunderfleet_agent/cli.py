@@ -50,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         "inspect",
         parents=[_models(), _common("warning")],
         help="print what the agent would publish",
-        description="Observe this Mac once and print what the agent would publish. Needs no cluster.",
+        description="Observe this Mac once and print what the agent would publish. Needs no cluster. The agent of a cluster "
+        "runs as another user: of the models, it publishes those below the folders of the chart's value agent.modelFolders.",
         formatter_class=HelpFormatter,
     )
     inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="output format")
@@ -130,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         type=str.lower,
         default="rdma",
         choices=("rdma", "ring"),
-        help="transport between the two Macs (only with link)",
+        help="transport over cables (only with link); must be the chart value agent.measure.rdma.transport",
     )
     measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac ($HOST_IP)")
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")
@@ -148,7 +149,8 @@ def _models() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATH",
-        help="folder with models as PATH/ORG/NAME, or a Hugging Face cache; absolute; may be repeated",
+        help="folder with models as PATH/ORG/NAME, or a Hugging Face cache; absolute; may be repeated. The Hugging Face cache "
+        "of this user ($HF_HUB_CACHE, $HF_HOME) is always read",
     )
     return parser
 

@@ -62,7 +62,9 @@ class Metrics:
         self.links = Gauge(f"{prefix}_links", "ThunderboltLinks that end at this Mac.", registry=self.registry)
         self.models = Gauge(f"{prefix}_models", "Models on the disk of this Mac.", registry=self.registry)
         self.published = Gauge(
-            f"{prefix}_published_timestamp_seconds", "Time of the last successful publishing round.", registry=self.registry
+            f"{prefix}_published_timestamp_seconds",
+            "Time of the last round that compared the objects of this Mac with the API, and wrote what differed.",
+            registry=self.registry,
         )
 
     def observed(self, source: Source, seconds: float, failure: Failure | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 from thunderfleet_lib.listener import allow_descriptors
 
+from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.group_client import GroupClient
@@ -29,7 +30,7 @@ from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, Cache, Collection
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -75,6 +76,7 @@ class Operator:
         writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity)
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now, lambda: self._add(DEPLOYMENTS))
+        certificates = CertificateController(kube, self._index, writer, _now)
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
@@ -86,6 +88,7 @@ class Operator:
             DEPLOYMENTS.name: self.reconciler.deployment,
             LINKS.name: links.round,
             NODEPROFILES.name: macs.round,
+            REQUESTS.name: certificates.round,
         }
         self._worker = Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill)
         self._took_over = False
@@ -130,6 +133,8 @@ class Operator:
             log.error("%s; using the keys that were read at the start", error)
         self._took_over = True
         self._add(DEPLOYMENTS, LINKS, NODEPROFILES)
+        for node in self._index.requests_of:
+            self.queue.add(work_key(REQUESTS, node))
 
     def _add(self, *collections: Collection) -> None:
         """Puts every object of these collections on the queue."""

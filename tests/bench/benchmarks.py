@@ -192,7 +192,7 @@ def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 ALL = (
-    Benchmark("up", "seconds of `thunderfleet up`", up),
+    Benchmark("up", "seconds of `thunderfleet local up`", up),
     Benchmark("first-token", "apply to the first token, against mlx.launch", first_token),
     Benchmark("decode", "tokens per second through the endpoint, against mlx_lm.server on two ranks", decode),
     Benchmark(

@@ -25,18 +25,12 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act.keys import unsigned_group_keys
 from thunderfleet_operator.act.operator_key import KEY_FIELD
 
-from tests.support.line import CHART, MANAGED, SYSTEM, Deploy, Deployment, Line, manifest, on_fleet
+from tests.support.line import CHART, MANAGED, SYSTEM, Deploy, Deployment, Line, manifest
 from tests.support.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-FLEET = """
-machines:
-  - {name: linux-1, kind: linux}
-  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
-  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
-"""
 ONE = {"nodes": {"min": 1, "max": 1}}
 KEY = "thunderfleet-operator-key"
 OPERATOR = "deployment/thunderfleet-operator"
@@ -51,9 +45,8 @@ ROLE = {
 
 
 @pytest.fixture(scope="module")
-def line() -> Iterator[Line]:
-    with on_fleet(FLEET, "forgery", "THUNDERFLEET_E2E_FORGERY", "operator.replicas=1") as found:
-        yield found
+def line(desk: Line) -> Line:
+    return desk
 
 
 @dataclass

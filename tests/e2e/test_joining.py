@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_kubelet.bootstrap.certificates import (
-    CLIENT_SIGNER,
-    CSRS,
-    SERVING_SIGNER,
     CertificateError,
     csr_object,
     new_key,
@@ -22,6 +19,7 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     usable,
 )
 from thunderfleet_kubelet.bootstrap.identity import load_identity
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.launch import kubelet_command
@@ -98,7 +96,7 @@ def test_an_unbound_token_does_not_take_over_a_node(joining: Joining) -> None:
         refused = joining.join("taken", token, *more)
         assert refused.returncode == 1
         assert "Node taken exists" in refused.stderr
-        assert "thunderfleet token --node taken" in refused.stderr
+        assert "thunderfleet local token --node taken" in refused.stderr
         assert not joining.joined("taken")
     assert {condition["type"] for item in joining.requests("taken") for condition in item["status"]["conditions"]} == {"Denied"}
     cluster.kubectl("delete", "node", "taken")
@@ -143,7 +141,7 @@ def test_a_token_gets_no_more_than_a_node(joining: Joining) -> None:
 
     async def ask(node: str, signer: str) -> str:
         async with Kube.with_files(cluster.server, ca, token=token) as kube:
-            csr = await kube.create(CSRS, csr_object(signing_request(new_key(), node, ["192.0.2.1"]), signer, SECONDS))
+            csr = await kube.create(REQUESTS, csr_object(signing_request(new_key(), node, ["192.0.2.1"]), signer, SECONDS))
             return str(csr["metadata"]["name"])
 
     for signer, text in (

@@ -463,7 +463,7 @@ def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None
     unknown = joining(fleet, tmp_path / "node", "late-1", token="abcdef.0123456789abcdef")
     assert unknown.returncode == 1
     assert "rejected the token" in unknown.stderr
-    assert "thunderfleet token" in unknown.stderr
+    assert "thunderfleet local token" in unknown.stderr
     mistyped = joining(fleet, tmp_path / "node", "late-1", token="nonsense")
     assert mistyped.returncode == 2
     assert "nonsense" not in mistyped.stderr
@@ -491,7 +491,7 @@ def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None
 def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
     unbound = joining(fleet, tmp_path / "node", LINUX, "--replace")
     assert unbound.returncode == 1
-    assert f"thunderfleet token --node {LINUX}" in unbound.stderr
+    assert f"thunderfleet local token --node {LINUX}" in unbound.stderr
     refused = joining(fleet, tmp_path / "node", LINUX, token=fleet.cluster.token(LINUX))
     assert refused.returncode == 1
     assert f"a Node named {LINUX} already exists (Lease last renewed at " in refused.stderr

@@ -512,7 +512,7 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(mode: str, moment: str, tmp_p
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
     folder = tmp_path / "cluster"
-    argv = ["up", str(fleet), "--dir", str(folder), "--network", mode, "--name", "interrupted"]
+    argv = ["local", "up", str(fleet), "--dir", str(folder), "--network", mode, "--name", "interrupted"]
     command = [sys.executable, "-u", "-m", "thunderfleet_localcluster", *argv]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -529,7 +529,11 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(mode: str, moment: str, tmp_p
 def test_up_and_down_by_command(tmp_path: Path) -> None:
     def run(*argv: str, code: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "thunderfleet_localcluster", *argv], capture_output=True, text=True, timeout=180, check=False
+            [sys.executable, "-m", "thunderfleet_localcluster", "local", *argv],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
         )
         assert done.returncode == code, done.stderr
         return done.stdout

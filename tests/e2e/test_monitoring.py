@@ -194,6 +194,43 @@ def test_alerts_fire_when_they_should(programs: Path, rules: Path, tmp_path: Pat
     promtool(programs, "test", "rules", str(path))
 
 
+def test_the_alert_about_requests_names_the_deployment(programs: Path, rules: Path, tmp_path: Path) -> None:
+    """By the labels of the PodMonitor, and without them by the address."""
+    runner = 'namespace="team",pod="qwen-0-0",thunderfleet_io_deployment="qwen"'
+    series = []
+    for labels in (f'instance="10.0.0.1:20000",{runner}', 'instance="10.0.0.2:20000"'):
+        for code, values in (("200", "0+60x60"), ("503", "0+30x60")):
+            name = f'thunderfleet_runner_requests_total{{{labels},endpoint="/v1/completions",code="{code}"}}'
+            series.append({"series": name, "values": values})
+    share = "More than 5 % of the responses of {} have had a status of 500 or above for 10 minutes."
+    log = "and the log of its rank 0."
+    expected = [
+        {
+            "exp_labels": {
+                **{"severity": "warning", "instance": "10.0.0.1:20000", "namespace": "team", "pod": "qwen-0-0"},
+                "thunderfleet_io_deployment": "qwen",
+            },
+            "exp_annotations": {
+                "summary": "ModelDeployment team/qwen fails requests",
+                "description": f"{share.format('pod qwen-0-0 at 10.0.0.1:20000')} See kubectl -n team describe md qwen {log}",
+            },
+        },
+        {
+            "exp_labels": {"severity": "warning", "instance": "10.0.0.2:20000"},
+            "exp_annotations": {
+                "summary": "The group at 10.0.0.2:20000 fails requests",
+                "description": f"{share.format('10.0.0.2:20000')} kubectl get md -A -o custom-columns=NAMESPACE:.metadata."
+                f"namespace,NAME:.metadata.name,ENDPOINT:.status.endpoint shows whose it is: see kubectl describe md {log}",
+            },
+        },
+    ]
+    alert = {"alertname": "ThunderfleetRequestErrors", "eval_time": "30m", "exp_alerts": expected}
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": [alert]}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    promtool(programs, "test", "rules", str(path))
+
+
 def test_what_is_exported_is_as_prometheus_wants_it(line: Line, pair: Deployment, programs: Path) -> None:
     pods = [*line.items("pods", "-n", SYSTEM), *line.items("pods", "-n", pair.namespace)]
     assert len(pods) > 4

@@ -25,6 +25,7 @@ from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial import NODE_HEADER
 from thunderfleet_crds.plan import GROUP_TLS_NAME
 from thunderfleet_kubelet.bootstrap.certificates import new_key, signing_request
+from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.hostcmd import Host
 from thunderfleet_localcluster.client.cluster import Cluster
 
@@ -129,9 +130,9 @@ def waiting_pod(namespace: str, name: str) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
-def pending_request(name: str) -> Json:
-    """A request for a certificate that no approver decides about."""
-    spec = {"request": _csr("studio-1"), "signerName": "example.com/matrix", "usages": ["client auth"]}
+def pending_request(name: str, signer: str) -> Json:
+    """A request for a certificate that no approver decides about: of another signer, or not of a kubelet."""
+    spec = {"request": _csr("studio-1"), "signerName": signer, "usages": ["server auth"]}
     return {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
@@ -237,8 +238,12 @@ def subject(line: Line, the_pair: Deployment, tmp_path_factory: pytest.TempPathF
         )
         stack.callback(line.kubectl, "delete", "rolebinding,serviceaccount", names[0], "-n", SYSTEM, "--ignore-not-found")
         stack.callback(line.kubectl, "delete", "pod", "waits", "-n", group.namespace, "--ignore-not-found")
-        stack.callback(line.kubectl, "delete", "csr", f"matrix-{group.namespace}", "--ignore-not-found")
-        line.kubectl("create", "-f", "-", text=yaml.safe_dump(pending_request(f"matrix-{group.namespace}")))
+        for name, signer in (
+            (f"matrix-{group.namespace}", "example.com/matrix"),
+            (f"matrix-serving-{group.namespace}", SERVING_SIGNER),
+        ):
+            stack.callback(line.kubectl, "delete", "csr", name, "--ignore-not-found")
+            line.kubectl("create", "-f", "-", text=yaml.safe_dump(pending_request(name, signer)))
         line.kubectl("create", "-f", "-", text=yaml.safe_dump(waiting_pod(group.namespace, "waits")))
         line.kubectl("create", "-f", "-", text=yaml.safe_dump(waiting_pod(keyed.namespace, "theirs")))
         keyed.kubectl("create", "secret", "generic", "theirs", "--from-literal=password=x")
@@ -267,6 +272,8 @@ def verdict(status: int, text: str) -> str:
         return "policy"
     if status == 403 and " cannot " in text:
         return "role"
+    if status == 403 and "not permitted to approve requests with signerName" in text:
+        return "signer"
     if status == 403 and "node" in text:
         return "node"
     return f"{status}: {text[:300]}"

@@ -8,11 +8,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from tests.mutation import equivalent
-from tests.mutation.modules import PURE, pure, unit_tests
+from tests.mutation.modules import PURE, UNIT, pure, unit_tests
 from tests.mutation.mutants import Mutant, sample
 from tests.mutation.trial import Reaches, Trial, TrialError
 
@@ -89,9 +91,8 @@ def _sample(programs: Sequence[str], number: int, seed: int) -> list[Mutant]:
 def _try(chosen: Sequence[Mutant], results: Results, jobs: int, seconds: float) -> None:
     """Tries every mutant without a result; ``jobs`` at once, each in a copy of the checkout."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-    for mutant in chosen:
-        if results.get(mutant) is None:
-            waiting.put(mutant)
+    for mutant in _in_turns([mutant for mutant in chosen if results.get(mutant) is None]):
+        waiting.put(mutant)
     print(f"{waiting.qsize()} of {len(chosen)} mutants to try", flush=True)
     began, failures, reaches = time.monotonic(), list[str](), Reaches()
 
@@ -118,6 +119,14 @@ def _try(chosen: Sequence[Mutant], results: Results, jobs: int, seconds: float) 
         thread.join()
     if failures:
         sys.exit(failures[0])
+
+
+def _in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """One for each folder of tests in turn, so that the jobs measure the reach of different programs at the same time."""
+    folders = defaultdict[str, list[Mutant]](list)
+    for mutant in mutants:
+        folders[UNIT[mutant.module.program]].append(mutant)
+    return [mutant for mutant in chain.from_iterable(zip_longest(*folders.values())) if mutant is not None]
 
 
 def _report(programs: Sequence[str], chosen: Sequence[Mutant], results: Results) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 # Modules that decide and compute. Those that wait, write or talk are tested by other means.
 PURE = {
-    "lib": ("lib/thunderfleet_lib", "backoff parsing quantity rdma/*"),
+    "lib": ("lib/thunderfleet_lib", "backoff csr/* parsing quantity rdma/*"),
     "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/*"),
     "placement": ("operator/thunderfleet_operator/placement", "**/*"),
     "agent": (
@@ -22,7 +22,10 @@ PURE = {
         "kubelet/thunderfleet_kubelet",
         "pods/decide/* node/status serving/parameters containers/inputs/environment",
     ),
-    "localcluster": ("localcluster/thunderfleet_localcluster", "fleet/* network/plan recorded/thunderbolt recorded/rdma"),
+    "localcluster": (
+        "localcluster/thunderfleet_localcluster",
+        "fleet/* network/plan recorded/thunderbolt recorded/rdma run/follow run/manifest",
+    ),
 }
 UNIT = {program: f"tests/unit/{'operator' if program == 'placement' else program}" for program in PURE}
 

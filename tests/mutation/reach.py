@@ -53,8 +53,9 @@ def run(root: Path, paths: Sequence[Path], files: Sequence[str], folder: Path, e
         [*command, "-m", "not slow and not soak", *files],
         cwd=root,
         env=dict(environment),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         timeout=SECONDS,
         check=True,
     )

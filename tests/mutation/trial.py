@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.mutation import reach
-from tests.mutation.modules import pure, unit_tests
+from tests.mutation.modules import UNIT, pure, unit_tests
 from tests.mutation.mutants import Mutant
 from tests.mutation.reach import Reach
 
@@ -71,9 +71,9 @@ class Trial:
         if outside and files:
             yield "all", files
 
-    def measure(self, program: str) -> Reach:
-        """Which tests run which lines of the program's pure modules."""
-        modules = pure(self._folder, [program])
+    def measure(self, programs: Sequence[str]) -> Reach:
+        """Which tests run which lines of the pure modules of these programs, which have the same tests."""
+        modules = pure(self._folder, programs)
         with tempfile.TemporaryDirectory(prefix="reach-") as folder:
             try:
                 return reach.run(
@@ -81,7 +81,7 @@ class Trial:
                     self._environment(),
                 )  # fmt: skip
             except subprocess.CalledProcessError as error:
-                raise TrialError(f"without a mutant the unit tests of {program} fail") from error
+                raise TrialError(f"without a mutant the unit tests of {programs[0]} fail:\n{error.stdout}") from error
 
     def _baseline(self, tests: Sequence[str]) -> float:
         """Seconds, by the clock, that the tests take without a mutant."""
@@ -124,14 +124,16 @@ class Trial:
 
 
 class Reaches:
-    """The reach of each program, measured once, by the first trial that needs it."""
+    """The reach of the programs of each folder of tests, measured once, by the first trial that needs it."""
 
     def __init__(self) -> None:
-        self._lock, self._known = threading.Lock(), dict[str, Reach]()
+        self._locks = {folder: threading.Lock() for folder in UNIT.values()}
+        self._known = dict[str, Reach]()
 
     def of(self, program: str, trial: Trial) -> Reach:
         """Raises TrialError."""
-        with self._lock:
-            if program not in self._known:
-                self._known[program] = trial.measure(program)
-            return self._known[program]
+        folder = UNIT[program]
+        with self._locks[folder]:
+            if folder not in self._known:
+                self._known[folder] = trial.measure([name for name in UNIT if UNIT[name] == folder])
+            return self._known[folder]

@@ -13,6 +13,7 @@ trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
 order        which worker runs which file, and in which order
+csr          certificate requests of kubelets
 audit        who wrote what to the API server, from its audit log
 api          reads from the API server without a kubectl process for each
 """

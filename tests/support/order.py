@@ -20,9 +20,11 @@ GROUPS = {
     # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
     "default fleet": (
         "e2e/test_bad_input",
+        "e2e/test_certificates",
         "e2e/test_lifecycle",
         "e2e/test_line",
         "e2e/test_monitoring",
+        "e2e/test_run",
         "e2e/test_trust_matrix",
     ),
     # Each worker would start the cluster without Nodes once more.
@@ -35,6 +37,7 @@ GROUPS = {
     "desk": (
         "e2e/test_cables",
         "e2e/test_relay",
+        "e2e/test_forgery",
         "e2e/test_addresses",
     ),
 }
@@ -49,7 +52,6 @@ LONGEST = (
     "e2e/test_placement",
     "default fleet",
     "desk",
-    "e2e/test_forgery",
     "e2e/test_placement_moves",
     "e2e/test_measure",
     # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.

@@ -30,6 +30,7 @@ OUTCOMES = {
     "401": "refused: not authenticated",
     "role": "refused: no role allows it (RBAC, or the Node authorizer for kubelets)",
     "node": "refused by the admission plugin NodeRestriction",
+    "signer": "refused by the admission plugin CertificateApproval: no role allows it for this signer",
     "policy": "refused by an admission policy of the chart",
 }
 
@@ -94,16 +95,19 @@ def _token_for(pod: str) -> Json:
     return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [], **bound}}
 
 
-def _csr(request: str) -> Json:
+def _csr(request: str, signer: str = "kubernetes.io/kube-apiserver-client-kubelet") -> Json:
     spec = {
         "request": request,
-        "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
-        "usages": ["digital signature", "client auth"],
+        "signerName": signer,
+        "usages": ["digital signature", "server auth" if signer.endswith("serving") else "client auth"],
         "expirationSeconds": 3600,
     }
     return _object("CertificateSigningRequest", "matrix", "certificates.k8s.io/v1", spec=spec)
 
 
+APPROVED: Json = {
+    "status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Matrix", "message": "by a test"}]}
+}
 HOST_FOLDER: Json = {"volumes": [{"name": "host", "hostPath": {"path": "/etc"}}]}
 MANAGED = {"labels": {"app.kubernetes.io/managed-by": "thunderfleet-operator"}}
 SIGNED = {"annotations": {"thunderfleet.io/signature": "v1.matrix"}}
@@ -568,11 +572,26 @@ API: dict[str, tuple[Action, ...]] = {
             _csr("$othercsr"),
         ),
         Action(
+            "csr-serving-other",
+            "ask for a serving certificate of Mac 2's kubelet",
+            f"POST {CSRS}",
+            "401 yes role role role role role role role node yes",
+            _csr("$othercsr", "kubernetes.io/kubelet-serving"),
+        ),
+        Action(
             "csr-approve",
-            "approve such a request",
+            "approve a request for a certificate of another signer than that of serving certificates",
             f"PATCH {CSRS}/matrix-$a/approval",
-            "401 yes role role role role role role role role role",
-            {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Matrix", "message": "by a test"}]}},
+            "401 yes role role role role role signer role role role",
+            APPROVED,
+            MERGE,
+        ),
+        Action(
+            "csr-approve-serving",
+            "approve a request for a serving certificate",
+            f"PATCH {CSRS}/matrix-serving-$a/approval",
+            "401 yes role role role role role yes role role role",
+            APPROVED,
             MERGE,
         ),
     ),

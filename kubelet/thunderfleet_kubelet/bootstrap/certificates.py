@@ -17,15 +17,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_lib import tls
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, NODES, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Json, Kube
+
+from thunderfleet_kubelet.bootstrap.errors import join_again
 
 log = logging.getLogger(__name__)
 
-CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-CLIENT_SIGNER = "kubernetes.io/kube-apiserver-client-kubelet"
-SERVING_SIGNER = "kubernetes.io/kubelet-serving"
-NODES_GROUP = "system:nodes"
-USER_PREFIX = "system:node:"
 RENEW_AT = 0.8
 POLL_SECONDS = 0.5
 POLL_LIMIT_SECONDS = 5.0
@@ -55,7 +53,7 @@ class Pair:
 
 def user_of(node: str) -> str:
     """The user name of a node's kubelet."""
-    return USER_PREFIX + node
+    return NODE_PREFIX + node
 
 
 def new_key() -> bytes:
@@ -67,7 +65,7 @@ def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> byt
     """A signing request (PEM) for a node's kubelet: a server with ``addresses``, a client without."""
     private = serialization.load_pem_private_key(key, None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
-    return tls.build_request(tls.subject(user_of(node), [NODES_GROUP]), private, addresses)
+    return tls.build_request(tls.subject(user_of(node), [NODES]), private, addresses)
 
 
 def csr_object(request: bytes, signer: str, seconds: int) -> Json:
@@ -104,7 +102,7 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
     Raises CertificateError (denied, or not in time) and ApiError (the request failed).
     """
     key = new_key()
-    csr = await kube.create(CSRS, csr_object(signing_request(key, node, addresses), signer, seconds))
+    csr = await kube.create(REQUESTS, csr_object(signing_request(key, node, addresses), signer, seconds))
     name = str(csr["metadata"]["name"])
     log.info("sent certificate request %s (%s)", name, signer)
     pause = POLL_SECONDS
@@ -114,16 +112,19 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
                 await asyncio.sleep(pause)
                 pause = min(pause * 1.3, POLL_LIMIT_SECONDS)
                 try:
-                    csr = await kube.get(f"{CSRS}/{name}")
+                    csr = await kube.get(f"{REQUESTS}/{name}")
                 except ApiError as error:
                     if error.status == 404:
                         raise CertificateError(f"certificate request {name} was deleted before it was signed") from None
                     if not error.transient:
                         raise
     except TimeoutError:
+        approver = "Thunderfleet's operator, which approves it, and " if signer == SERVING_SIGNER else ""
         raise CertificateError(
-            f"certificate request {name} was not signed within {limit:g} s: approve it (kubectl certificate approve {name}), "
-            "or check that the controller manager runs, which signs approved requests"
+            f"certificate request {name} was not signed within {limit:g} s; approving it now has no effect, because a new "
+            "request follows, from the next `thunderfleet-kubelet join` or from the running kubelet. Check that "
+            f"{approver}the controller manager, which signs it, run. Or approve the new request yourself within {limit:g} s: "
+            "`kubectl get csr`, `kubectl certificate approve NAME`"
         ) from None
     pair = Pair(key, certificate)
     _check(pair)
@@ -173,10 +174,10 @@ def read_pair(file: Path) -> Pair | None:
         return None
     mark = text.find(b"-----BEGIN CERTIFICATE-----")
     if mark <= 0 or b"PRIVATE KEY-----" not in text[:mark]:
-        raise CertificateError(f"{file}: no key and certificate found; delete it and join again")
+        raise CertificateError(f"{file}: no key and certificate found; delete it and {join_again()}")
     pair = Pair(text[:mark], text[mark:])
     try:
         _check(pair)
     except ValueError as error:
-        raise CertificateError(f"{file}: {error}; delete it and join again") from None
+        raise CertificateError(f"{file}: {error}; delete it and {join_again()}") from None
     return pair

@@ -63,7 +63,8 @@ def check_token(text: str) -> str:
     """Returns a well-formed token. Raises UsageError, without the token in the message because it is secret."""
     if not TOKEN.fullmatch(text):
         raise UsageError(
-            "--token: must be 6 lower-case letters or digits, a dot, and 16 more, as `thunderfleet token` or kubeadm prints it"
+            "--token: must be 6 lower-case letters or digits, a dot, and 16 more, as `thunderfleet local token` or kubeadm "
+            "prints it"
         )
     return text
 
@@ -72,7 +73,7 @@ def check_hash(text: str) -> str:
     """Returns a well-formed hash. Raises UsageError."""
     if not HASH.fullmatch(text):
         raise UsageError(
-            f"--ca-hash {text}: must be sha256: and 64 lower-case hexadecimal digits, as printed by `thunderfleet token` "
+            f"--ca-hash {text}: must be sha256: and 64 lower-case hexadecimal digits, as printed by `thunderfleet local token` "
             "or kubeadm"
         )
     return text
@@ -164,6 +165,7 @@ async def fetch_ca(server: Server, wanted: str) -> bytes:
             seen = ", ".join(ca_hash(one) for one in shown) or "none"
             raise JoinError(
                 f"{server.url}: no CA with hash {wanted}, found {seen}; the token was not sent. Use --server and --ca-hash "
-                "from one output of `thunderfleet token` or kubeadm; a wrong hash means another cluster or a man in the middle"
+                "from one output of `thunderfleet local token` or kubeadm; a wrong hash means another cluster or a man in the "
+                "middle"
             )
     return found.public_bytes(serialization.Encoding.PEM)

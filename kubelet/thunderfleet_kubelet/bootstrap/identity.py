@@ -10,7 +10,7 @@ from thunderfleet_lib.tls import write_private
 
 from thunderfleet_kubelet.bootstrap.certificates import Pair, read_pair, usable
 from thunderfleet_kubelet.bootstrap.discovery import Server
-from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load_identity(root: Path) -> NodeIdentity | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise JoinError(f"{file}: cannot read ({error}); delete {folder} and join again") from None
+        raise JoinError(f"{file}: cannot read ({error}); delete {folder} and {join_again(options=' --replace')}") from None
 
 
 def save_identity(root: Path, server: Server, node_name: str, config_file: Path | None, ca: bytes, pair: Pair) -> NodeIdentity:
@@ -91,7 +91,8 @@ def usable_identity(root: Path, server: Server | None, node_name: str | None) ->
         )
     if node_name is not None and identity.node_name != node_name:
         raise JoinError(
-            f"{root} has the identity of node {identity.node_name}, not of {node_name}; use another --root, or the old name"
+            f"{root} has the identity of node {identity.node_name}, not of {node_name}; use another --root, or "
+            f"set nodeName: {identity.node_name} in the file of --config"
         )
     pair, now = read_pair(identity.client), datetime.now(UTC)
     if pair is not None and now < pair.leaf.not_valid_before_utc:

@@ -6,10 +6,11 @@ with the certificate, because a token may not read Nodes; and only after that is
 
 from pathlib import Path
 
+from thunderfleet_lib.csr.names import CLIENT_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.tls import write_private
 
-from thunderfleet_kubelet.bootstrap.certificates import CLIENT_SIGNER, obtain
+from thunderfleet_kubelet.bootstrap.certificates import obtain
 from thunderfleet_kubelet.bootstrap.discovery import Server, fetch_ca
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, identity_folder, save_identity
@@ -20,8 +21,8 @@ CERTIFICATE_SECONDS = 120.0
 def _refusal(server: Server, error: ApiError, what: str) -> JoinError:
     if error.status == 401:
         return JoinError(
-            f"{server.url} rejected the token: it has expired or is mistyped; create a new one with `thunderfleet token` on a "
-            "local cluster, with `kubeadm token create` on others"
+            f"{server.url} rejected the token: it has expired or is mistyped; create a new one with `thunderfleet local token` "
+            "on a local cluster, with `kubeadm token create` on others"
         )
     if error.status == 403:
         return JoinError(
@@ -39,8 +40,8 @@ async def _check_name(kube: Kube, node_name: str) -> None:
     renewed = ((lease or {}).get("spec") or {}).get("renewTime")
     seen = f"Lease last renewed at {renewed}" if renewed else "without a Lease"
     raise JoinError(
-        f"a Node named {node_name} already exists ({seen}); set another nodeName, or use --replace if this machine "
-        "replaces that one and the kubelet there has stopped"
+        f"a Node named {node_name} already exists ({seen}); set another nodeName in the file of --config, or use --replace "
+        "if this machine replaces that one and the kubelet there has stopped"
     )
 
 

@@ -133,8 +133,10 @@ class NodeController:
         have = {str(one.get("key")) for one in (current.get("spec") or {}).get("taints") or []}
         if self.machine.is_mac and TAINT_MACOS not in have:
             log.warning(
-                "node %s has no taint %s, and a kubelet cannot add a taint to an existing Node; "
-                "delete the Node so that the kubelet registers it with the taint",
+                "node %s has no taint %s, and a kubelet cannot add a taint to an existing Node: run "
+                "`kubectl taint node %s %s:NoSchedule`",
+                self.config.node_name,
+                TAINT_MACOS,
                 self.config.node_name,
                 TAINT_MACOS,
             )

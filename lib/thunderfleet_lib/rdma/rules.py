@@ -134,7 +134,10 @@ def _no_address(mac: str, port: Port) -> str:
         again = f"`sudo ifconfig {port.interface} inet {port.address}`"
         return f"{found}, though {port.interface} has {port.address}: run {again} on {mac} to set it again"
     command = f"`sudo ifconfig {port.interface} inet 10.0.0.1/30`"
-    return f"{found}: give both ends of the cable addresses of one network, such as {command} here and 10.0.0.2/30 there"
+    return (
+        f"{found}: give both ends of the cable addresses of one network, such as {command} on {mac} and 10.0.0.2/30 at the "
+        "other end"
+    )
 
 
 _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {
@@ -147,7 +150,8 @@ _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {
     ),
     Reason.NO_DEVICES: lambda mac, _: f"`ibv_devices` lists no device on {mac}: RDMA needs a Mac with Thunderbolt 5",
     Reason.DEVICE_MISSING: lambda mac, port: (
-        f"{mac} does not list {port.device or 'an RDMA device for the port'}: check the cable, and run `ibv_devices` on {mac}"
+        f"{mac} does not list {port.device or 'an RDMA device for the port'}: replug the cable, then run "
+        f"`ibv_devices` on {mac}; if it does not list the device either, reboot {mac}"
     ),
     Reason.BRIDGE_MEMBER: _bridge,
     Reason.PORT_DOWN: _down,

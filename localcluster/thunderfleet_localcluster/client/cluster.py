@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from thunderfleet_localcluster.client.addresses import check_addresses
-from thunderfleet_localcluster.client.control import end_cluster, running, send_command
+from thunderfleet_localcluster.client.control import end_cluster, running, running_beside, send_command
 from thunderfleet_localcluster.client.launch import (
     Event,
     Network,
@@ -97,6 +97,13 @@ class Machine(MachineInfo):
         return subprocess.CompletedProcess(list(argv), answer["code"], answer["stdout"], answer["stderr"])
 
 
+def _option(name: str, directory: Path | None) -> str:
+    """The option of the command line that chooses this cluster; empty for the default."""
+    if directory is not None:
+        return f" --dir {directory}"
+    return "" if name == DEFAULT_NAME else f" --name {name}"
+
+
 class Cluster:
     """A running cluster."""
 
@@ -135,7 +142,10 @@ class Cluster:
         parsed = parse_fleet(text, file)
         mode, reason = choose_network(network)
         if running(folder):
-            raise LocalClusterError(f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet down`")
+            option = _option(name, directory)
+            raise LocalClusterError(
+                f"cluster {name} is already running in {folder.root}; stop it with `thunderfleet local down{option}`"
+            )
         plan_layout(parsed, mode)
         if mode == "loopback":
             check_addresses(parsed)
@@ -168,7 +178,9 @@ class Cluster:
         """The running cluster ``name``. Raises LocalClusterError if it is not running."""
         folder = cluster_folder(name, directory)
         if not running(folder):
-            raise LocalClusterError(f"no cluster is running in {folder.root}; start one with `thunderfleet up`")
+            start = f"no cluster is running in {folder.root}; start one with `thunderfleet local up{_option(name, directory)}`"
+            others = [] if directory else running_beside(folder)
+            raise LocalClusterError(f"{start}, or name a running one: --name {', --name '.join(others)}" if others else start)
         try:
             state = json.loads(folder.state.read_text())
         except FileNotFoundError as error:

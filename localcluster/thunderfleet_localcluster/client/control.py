@@ -31,6 +31,15 @@ def running(folder: ClusterFolder) -> bool:
     return False
 
 
+def running_beside(folder: ClusterFolder) -> list[str]:
+    """The names of the clusters that are running in the folders beside ``folder``."""
+    found = []
+    for lock in sorted(folder.root.parent.glob(f"*/{folder.lock.name}")):
+        with contextlib.suppress(OSError):
+            found += [lock.parent.name] if running(ClusterFolder(lock.parent)) else []
+    return found
+
+
 def send_command(folder: ClusterFolder, command: Mapping[str, object], seconds: float) -> dict[str, Any]:
     """Send a command to the supervisor and return its answer. Raises LocalClusterError, also if the answer is an error."""
     try:

@@ -43,7 +43,7 @@ def choose_network(network: Network) -> tuple[Mode, str]:
     if problem is None:
         return "namespaces", ""
     if network == "namespaces":
-        raise LocalClusterError(f"cannot use network namespaces: {problem}")
+        raise LocalClusterError(f"cannot use network namespaces: {problem}; use --network loopback or auto")
     return "loopback", problem
 
 

@@ -4,5 +4,4 @@ demo     arguments and exit codes
 steps    the steps
 session  one run: cluster, kubectl, requests, comparison with mlx-lm
 model    which model the demo serves, and its questions
-follow   what a ModelDeployment waits for (pure)
 """

@@ -11,7 +11,6 @@ from thunderfleet_lib.hostcmd import BlockingHost, Failure
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.control import remove, running
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
-from thunderfleet_localcluster.demo.follow import is_ready
 from thunderfleet_localcluster.demo.session import (
     COMMAND_SECONDS,
     DEPLOYMENT,
@@ -25,6 +24,7 @@ from thunderfleet_localcluster.demo.session import (
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
+from thunderfleet_localcluster.run.follow import is_ready
 from thunderfleet_localcluster.shipped import shipped
 
 NAMESPACE = "thunderfleet-system"
@@ -128,8 +128,8 @@ def show_how_to_go_on(session: Session) -> None:
     say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
     say("      kubectl get md,np,tbl,pods")
-    say(f"      {sys.argv[0]} status --name {NAME}    # processes, addresses, logs")
-    say(f"      {sys.argv[0]} down --name {NAME}      # stop it")
+    say(f"      {sys.argv[0]} local status --name {NAME}    # processes, addresses, logs")
+    say(f"      {sys.argv[0]} local down --name {NAME}      # stop it")
 
 
 def leftovers(folder: ClusterFolder) -> list[str]:

@@ -16,7 +16,7 @@ from thunderfleet_localcluster.fleet.spec import Cable, Device, Fleet, Machine
 
 DEFAULT_FLEET = """\
 # Two Mac Studios with RDMA enabled, joined by a Thunderbolt 5 cable; a Mac mini with Thunderbolt 4 behind a hub; and two Linux
-# machines for the operator's replicas. This is the default fleet of `thunderfleet up`.
+# machines for the operator's replicas. This is the default fleet of `thunderfleet local up`.
 #
 # `jaccl: recorded` gives MLX on these Macs a stand-in for JACCL, because RDMA itself needs real hardware.
 machines:

@@ -58,7 +58,8 @@ def check_token(head: bytes, token: str) -> None:
             if scheme.lower() == b"basic" and hmac.compare_digest(_password(encoded), token.encode()):
                 return
     raise RefusedError(
-        "407 Proxy Authentication Required", "this proxy needs a token; use the proxy URL that `thunderfleet status` prints"
+        "407 Proxy Authentication Required",
+        "this proxy needs a token; use the proxy URL that `thunderfleet local status` prints",
     )
 
 

@@ -1,7 +1,7 @@
 """Network namespaces: entering them, checking whether this user may, and running ``ip`` in them.
 
 ``can_isolate`` tries everything that a cluster needs and returns the reason if something is refused, because ``thunderfleet
-up`` says why it uses loopback addresses instead.
+local up`` says why it uses loopback addresses instead.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The process that runs one cluster; all other processes of the cluster end with it.
 
-__main__       started by ``thunderfleet up``
+__main__       started by ``thunderfleet local up``
 process        lock, namespaces, first process of the PID namespace
 run            life of a cluster: start, commands, end
 startup        steps of the start, in order
@@ -12,5 +12,5 @@ control_plane  programs of the control plane
 changes        what a command changes: faults and network (pure)
 state          state file and status (pure)
 spec           what to run (pure)
-report         progress for ``thunderfleet up``
+report         progress for ``thunderfleet local up``
 """

@@ -1,4 +1,4 @@
-"""``python -m thunderfleet_localcluster.supervisor``: started by ``thunderfleet up``, not by people."""
+"""``python -m thunderfleet_localcluster.supervisor``: started by ``thunderfleet local up``, not by people."""
 
 import sys
 

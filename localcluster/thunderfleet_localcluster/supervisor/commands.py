@@ -99,7 +99,7 @@ class Commands:
 
     async def _token(self, command: Json) -> Json:
         node = str(command["node"]) if command.get("node") is not None else None
-        description = str(command.get("description") or "by thunderfleet token")
+        description = str(command.get("description") or "by thunderfleet local token")
         token = await self.cluster.joining.make_token(description, node)
         return {"token": token, "caHash": self.cluster.control_plane.pki.ca_hash}
 

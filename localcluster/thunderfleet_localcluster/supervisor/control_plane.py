@@ -187,7 +187,7 @@ class ControlPlane:
     async def _approve(self) -> None:
         pair = self.pki.pair("approver")
         async with Kube.with_files(self.at.server, self.pki.ca, certificate=pair.certificate, key=pair.key) as kube:
-            await Approver(kube).run()
+            await Approver(kube, frozenset({self.at.api})).run()
 
     def _background(self, work: Coroutine[Any, Any, None], what: str) -> None:
         task = asyncio.create_task(work)

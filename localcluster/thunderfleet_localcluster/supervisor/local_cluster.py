@@ -133,7 +133,7 @@ def claim_block() -> tuple[int, socket.socket]:
         return block, claim
     raise LocalClusterError(
         f"no free loopback addresses (127.{BLOCKS[0]}.0.0 to 127.{BLOCKS[-1]}.255.255 are in use); stop another local cluster "
-        "with `thunderfleet down --name NAME`"
+        "with `thunderfleet local down --name NAME`"
     )
 
 

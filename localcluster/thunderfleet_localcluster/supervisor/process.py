@@ -1,6 +1,6 @@
 """The supervisor's process: lock, namespaces, and the first process of the PID namespace.
 
-``thunderfleet up`` starts it with a pipe as standard input, the lifeline: if that ends before ``detach``, the cluster ends too.
+``thunderfleet local up`` starts it with a pipe as standard input, the lifeline. If that ends before ``detach``, all ends.
 Standard output carries progress as JSON lines, standard error is the log. Commands come through a UNIX socket.
 
 In namespace mode the process that was started stays outside and only holds the lock; the cluster runs in a child, the first
@@ -37,9 +37,9 @@ Listeners = tuple[socket.socket, socket.socket]
 
 
 def main() -> int:
-    """Entry point; ``thunderfleet up`` calls it."""
+    """Entry point; ``thunderfleet local up`` calls it."""
     parser = argparse.ArgumentParser(
-        prog="thunderfleet-supervisor", description="Run one local cluster; started by `thunderfleet up`."
+        prog="thunderfleet-supervisor", description="Run one local cluster; started by `thunderfleet local up`."
     )
     parser.add_argument("spec", type=Path, help="the cluster to run (JSON)")
     parser.add_argument("--folder", type=Path, required=True, help="the cluster's folder")

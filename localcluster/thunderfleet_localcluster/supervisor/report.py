@@ -1,4 +1,4 @@
-"""Progress of the start as JSON lines on standard output, for ``thunderfleet up``."""
+"""Progress of the start as JSON lines on standard output, for ``thunderfleet local up``."""
 
 import contextlib
 import json

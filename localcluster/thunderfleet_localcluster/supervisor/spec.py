@@ -1,4 +1,4 @@
-"""What one cluster consists of: written by ``thunderfleet up`` as JSON, read once by the supervisor. Pure."""
+"""What one cluster consists of: written by ``thunderfleet local up`` as JSON, read once by the supervisor. Pure."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -15,6 +15,7 @@ from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.image import version
+from thunderfleet_localcluster.paths import DEFAULT_NAME, users_kubeconfig
 from thunderfleet_localcluster.support.archive import Archive
 from thunderfleet_localcluster.support.redact import redact_object, redact_text
 from thunderfleet_localcluster.support.requests import OBJECTS, LogRequest, ObjectRequest, pod_logs, trimmed
@@ -51,17 +52,21 @@ def write_archive(
     directory: Path | None,
     tell: Callable[[str], None],
 ) -> tuple[Path, Sequence[str]]:
-    """Write the archive of the cluster in ``kubeconfig``, or of the local cluster ``name``.
+    """Write the archive of the cluster in ``kubeconfig``; without it, of the local cluster ``name``.
 
-    Returns its path and what could not be collected. Raises LocalClusterError.
+    If the local cluster with the default name does not run, the cluster is that of $KUBECONFIG or ~/.kube/config. Returns the
+    path of the archive and what could not be collected. Raises LocalClusterError.
     """
     cluster = None
     if kubeconfig is None:
         try:
             cluster = Cluster.attach(name, directory)
+            kubeconfig = cluster.kubeconfig
         except LocalClusterError as error:
-            raise LocalClusterError(f"{error}; --kubeconfig names another cluster", usage=error.usage) from error
-        kubeconfig = cluster.kubeconfig
+            kubeconfig = users_kubeconfig() if name == DEFAULT_NAME and directory is None else None
+            if kubeconfig is None:
+                text = f"{error}; for a cluster that is not local, name its kubeconfig with --kubeconfig FILE"
+                raise LocalClusterError(text, usage=error.usage) from error
     now = datetime.now(UTC)
     path = output or Path(f"thunderfleet-support-{now:%Y%m%d-%H%M%S}.tar.gz")
     with Archive(path, ARCHIVE_BYTES) as archive:

@@ -91,7 +91,10 @@ def _requested(request: ProbeRequest, peer: str, here: str, there: str, situatio
     if cable is None or cable.peer != peer:
         raise ProbeRefused(f"{node} has no link {request.link[:120] or '(no name)'} to {peer}", IN_USE_SECONDS)
     if request.transport is not settings.rdma.transport:
-        raise ProbeRefused(f"{node} measures cables over {settings.rdma.transport}, not {request.transport}")
+        raise ProbeRefused(
+            f"{node} measures cables over {settings.rdma.transport}, not {request.transport} (chart value "
+            f"agent.measure.rdma.transport): use --transport {settings.rdma.transport.lower()}"
+        )
     if cable.problem is not None:
         raise ProbeRefused(f"{node}: {cable.problem}")
     return rdma_probe(settings, Target(peer, "", request.link))

@@ -136,7 +136,9 @@ class DialRounds:
                 return DialOutcome(target, problem=str(error))
         interface = dial_plan.interface_of(own, answer.local)
         if target.interface is not None and interface != target.interface:
-            way = f"used {interface or answer.local} instead of {target.interface}: add a host route for the address"
+            family = "-inet6 " if ":" in target.address else ""
+            route = f"sudo route add {family}-host {target.address} -interface {target.interface}"
+            way = f"used {interface or answer.local} instead of {target.interface}: run `{route}`, which lasts until a restart"
             return DialOutcome(target, problem=f"{target.node} at {target.address}: the connection {way}")
         return DialOutcome(target, answer.rtt_microseconds, interface)
 

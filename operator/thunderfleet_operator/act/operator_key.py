@@ -50,9 +50,14 @@ async def operator_keys(kube: Kube, namespace: str, known: Keyring) -> Keyring:
 
 def _parse(name: str, data: Json) -> list[bytes]:
     """The keys, the newest first."""
-    advice = f"write a Secret with {MASTER_BYTES} random bytes as '{KEY_FIELD}', or delete it, and restart the operator"
-    if KEY_FIELD not in data or len(data) > MAX_KEYS:
-        raise ValueError(f"{name} must have a field '{KEY_FIELD}' and at most {MAX_KEYS} fields: {advice}")
+    again = "Then restart the operator; docs/operate.md says how to write the Secret"
+    lost = f"groups whose key is missing get OperatorKeyLost. {again}"
+    if KEY_FIELD not in data:
+        raise ValueError(
+            f"{name} has no field '{KEY_FIELD}': add it with {MASTER_BYTES} random bytes, keep the others. {again}"
+        )
+    if len(data) > MAX_KEYS:
+        raise ValueError(f"{name} has {len(data)} fields, at most {MAX_KEYS} are allowed: remove the oldest keys; {lost}")
     keys = []
     for field in (KEY_FIELD, *sorted(data.keys() - {KEY_FIELD})):
         try:
@@ -60,6 +65,10 @@ def _parse(name: str, data: Json) -> list[bytes]:
         except (binascii.Error, TypeError, ValueError):
             key = b""
         if len(key) < MASTER_BYTES:
-            raise ValueError(f"{name} has no key of at least {MASTER_BYTES} bytes in '{field}': {advice}")
+            raise ValueError(
+                f"{name} has no key of at least {MASTER_BYTES} bytes in '{field}': restore the field from a backup"
+                + (f", or write {MASTER_BYTES} random bytes to it" if field == KEY_FIELD else ", or remove it")
+                + f", and keep the others; {lost}"
+            )
         keys.append(key)
     return keys

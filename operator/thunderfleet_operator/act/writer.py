@@ -12,7 +12,7 @@ from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 from thunderfleet_operator.act import events
 from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.watch.cache import Cache, Collection
+from thunderfleet_operator.watch.cache import REQUESTS, Cache, Collection
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,16 @@ class Writer:
         self._cache[collection].put(
             await self._kube.patch(path, patch, content="application/json-patch+json", manager=FIELD_MANAGER)
         )
+
+    async def patch_approval(self, name: str, patch: Json) -> None:
+        """Applies a merge patch to the subresource ``approval`` of a certificate request."""
+        self._counted(REQUESTS.name, "patch-approval")
+        path = REQUESTS.item(None, name) + "/approval"
+        self._cache[REQUESTS].put(await self._kube.patch(path, patch, manager=FIELD_MANAGER))
+
+    def forget(self, collection: Collection, key: str, uid: str) -> None:
+        """Removes an object from the cache that a write found missing."""
+        self._cache[collection].forget(key, uid)
 
     async def delete(self, collection: Collection, namespace: str | None, name: str, uid: str) -> Json | None:
         """Deletes exactly this object, with its own grace period. The object while it terminates; None if it is gone."""

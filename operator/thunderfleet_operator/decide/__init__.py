@@ -16,4 +16,5 @@ status                status and Events of a ModelDeployment
 mac_usage             one round for a Mac: its part of the NodeProfile's status
 link                  one round for a cable
 link_status           conditions and columns of its ThunderboltLink
+serving_certificates  one round for the certificate requests of a Node
 """

@@ -183,7 +183,10 @@ def _rdma(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], spee
             return Verdict(False, Reason.END_MISSING, f"{text} {_agent(node)}")
     if not speed:
         text = f"neither {' nor '.join(link_ends(link))} reports a negotiated speed"
-        remedy = "run `system_profiler SPThunderboltDataType` on both and check these ports"
+        remedy = (
+            "run `system_profiler SPThunderboltDataType` on both; if these ports show no speed, replug the cable, then reboot "
+            "the Macs"
+        )
         return Verdict(False, Reason.SPEED_UNKNOWN, f"{text}: {remedy}")
     if speed <= THUNDERBOLT4_MBPS:
         hubs = _hubs(endpoints)

@@ -53,12 +53,13 @@ def _lowest(settings: PortRange, taken: AbstractSet[int], node: str, what: str) 
     for port in range(settings.first, settings.last + 1):
         if port not in taken:
             return port
-    raise NoPortsLeft(node, f"has no {what} port left in {settings.first}-{settings.last}")
+    remedy = "widen the chart's value operator.ports"
+    raise NoPortsLeft(node, f"has no {what} port left in {settings.first}-{settings.last} ({remedy})")
 
 
 def _gateway(settings: PortRange, taken: AbstractSet[int], node: str, wanted: int | None, before: RankPorts | None) -> int:
     if wanted is not None and wanted in taken:
-        raise NoPortsLeft(node, f"has port {wanted} (spec.server.port) in use by another pod")
+        raise NoPortsLeft(node, f"has port {wanted} in use already (unset spec.server.port, or set a free one)")
     if wanted is not None:
         return wanted
     if before and before.gateway not in taken and settings.first <= before.gateway <= settings.last:
@@ -73,7 +74,8 @@ def _block(settings: PortRange, taken: AbstractSet[int], node: str, size: int) -
         if clash is None:
             return tuple(range(first, first + size))
         first = clash + 1
-    raise NoPortsLeft(node, f"has no block of {size} ring ports left in {settings.first}-{settings.last}")
+    remedy = "widen the chart's value operator.ringPorts, or lower spec.bootstrap.attempts"
+    raise NoPortsLeft(node, f"has no block of {size} ring ports left in {settings.first}-{settings.last} ({remedy})")
 
 
 def allocate(

@@ -2,12 +2,23 @@
 
 from collections.abc import Iterable, Iterator
 
+from thunderfleet_lib.csr.names import NODE_PREFIX
+
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.nodes import read_node
 from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
 from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
-from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Collection
+from thunderfleet_operator.watch.cache import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    PODS,
+    REQUESTS,
+    Collection,
+)
 
 
 def work_key(collection: Collection, key: str) -> str:
@@ -41,6 +52,13 @@ def _fleet_keys(index: Index, collection: Collection, key: str) -> Iterator[str]
     yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
 
 
+def _requestor_keys(request: Json | None) -> Iterator[str]:
+    """A certificate request concerns the Node whose kubelet has sent it."""
+    user = str(((request or {}).get("spec") or {}).get("username") or "")
+    if user.startswith(NODE_PREFIX):
+        yield work_key(REQUESTS, user.removeprefix(NODE_PREFIX))
+
+
 def concerned(
     index: Index, collection: Collection, key: str, before: Json | None, after: Json | None, unplaced: Iterable[str]
 ) -> Iterator[str]:
@@ -50,7 +68,12 @@ def concerned(
     """
     if collection is NODES and _only_heartbeat(before, after):
         return
+    if collection is REQUESTS:
+        yield from _requestor_keys(after)
+        return
     item = after or before
+    if collection is NODES and key in index.requests_of:
+        yield work_key(REQUESTS, key)
     if collection in (DEPLOYMENTS, LINKS):
         yield work_key(collection, key)
     yield from (work_key(NODEPROFILES, node) for node in macs_of(collection, key, item))

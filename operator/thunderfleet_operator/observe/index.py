@@ -22,6 +22,7 @@ from thunderfleet_operator.observe.plans import Epoch, accepted, counts, newest_
 from thunderfleet_operator.observe.pods import Pod, proven, read_pod
 from thunderfleet_operator.observe.profiles import ProfileReader
 from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.requests import SentRequest, read_request
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import (
@@ -31,6 +32,7 @@ from thunderfleet_operator.watch.cache import (
     NODEPROFILES,
     NODES,
     PODS,
+    REQUESTS,
     SERVICES,
     Cache,
     Collection,
@@ -189,6 +191,26 @@ class Index:
     def service(self, key: str) -> Json | None:
         """A Service of ours."""
         return self._cache[SERVICES].items.get(key)
+
+    @property
+    def requests_of(self) -> Mapping[str, tuple[SentRequest, ...]]:
+        """By Node, the undecided requests of its kubelet for serving certificates, the newest first."""
+        raw = self._objects(REQUESTS, read_request)
+
+        def make() -> Mapping[str, tuple[SentRequest, ...]]:
+            newest = sorted((sent for sent in raw.values() if sent), key=lambda sent: (sent.created, sent.name), reverse=True)
+            return _grouped((sent.node, sent) for sent in newest)
+
+        return self._table("requests of", (REQUESTS,), make)
+
+    @property
+    def nodes_at(self) -> Mapping[str, tuple[str, ...]]:
+        """By address, the Nodes that publish it."""
+        return self._table(
+            "nodes at",
+            (NODES,),
+            lambda: _grouped((address, name) for name, node in self.nodes.items() for address in sorted(node.addresses)),
+        )
 
     # --- tables ------------------------------------------------------------------------------------------------------
 

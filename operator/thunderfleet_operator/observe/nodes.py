@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from thunderfleet_crds.names import LABEL_OS
+from thunderfleet_lib.csr.rules import is_control_plane, published_addresses
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import Json, deleting
 from thunderfleet_operator.placement import Taint
+
+OUR_KUBELET = "-thunderfleet."
+"""Part of the version that Thunderfleet's kubelet reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,12 @@ class Node:
     labels: Mapping[str, str] | None = None
     taints: tuple[Taint, ...] = ()
     deleting: bool = False
+    addresses: frozenset[str] = frozenset()
+    """All that it publishes, in the form in which certificate requests name them."""
+    ours: bool = False
+    """Whether its kubelet is Thunderfleet's."""
+    control_plane: bool = False
+    """Whether it runs an API server."""
 
     @property
     def mac(self) -> bool:
@@ -59,6 +69,11 @@ def boot_id(item: Json) -> str | None:
     return ((item.get("status") or {}).get("nodeInfo") or {}).get("bootID")
 
 
+def kubelet_version(item: Json) -> str:
+    """The version that the Node's kubelet reports."""
+    return str(((item.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") or "")
+
+
 def allocatable_bytes(item: Json) -> int:
     """Memory that pods may request. Raises ``ValueError`` if it is not a quantity."""
     return to_bytes(str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0))
@@ -89,4 +104,7 @@ def read_node(item: Json) -> Node:
         labels=item["metadata"].get("labels") or {},
         taints=taints(item),
         deleting=deleting(item),
+        addresses=published_addresses(item),
+        ours=OUR_KUBELET in kubelet_version(item),
+        control_plane=is_control_plane(item),
     )

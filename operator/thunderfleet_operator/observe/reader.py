@@ -7,6 +7,7 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_HASH
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
+from thunderfleet_lib.csr.parse import parse
 
 from thunderfleet_operator.observe.corrections import corrections
 from thunderfleet_operator.observe.index import Index
@@ -14,6 +15,7 @@ from thunderfleet_operator.observe.objects import annotation, owner_uid
 from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac, ServiceView
 from thunderfleet_operator.observe.plans import GroupView, Report, group_views
 from thunderfleet_operator.observe.proofs import Proof
+from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
 from thunderfleet_operator.observe.steadiness import Steadiness
 
 
@@ -112,3 +114,29 @@ def observe_link(index: Index, name: str, now: datetime) -> ObservedLink | None:
     """One cable; None if it has no ThunderboltLink that can be read."""
     link = index.links.get(name)
     return ObservedLink(link, now, index.nodes, index.profiles) if link is not None else None
+
+
+REQUESTS_AT_ONCE = 10
+"""Certificate requests of one Node that one round decides, so that a kubelet that sends thousands delays nothing else."""
+
+
+def _read(sent: SentRequest) -> ReadRequest:
+    try:
+        return ReadRequest(sent, parse(sent.spec))
+    except ValueError as error:
+        return ReadRequest(sent, str(error) or "invalid certificate request")
+
+
+def observe_requests(index: Index, name: str, now: datetime, api_server: frozenset[str]) -> ObservedRequests | None:
+    """The certificate requests of one Node; None if it is none of Thunderfleet's, or has no request."""
+    node, sent = index.live_nodes.get(name), index.requests_of.get(name, ())
+    if node is None or not node.ours or not sent:
+        return None
+    return ObservedRequests(
+        node=node,
+        requests=tuple(map(_read, sent[:REQUESTS_AT_ONCE])),
+        left=len(sent[REQUESTS_AT_ONCE:]),
+        addresses=index.nodes_at,
+        api_server=api_server,
+        now=now,
+    )

@@ -158,7 +158,7 @@ def _why_fallback(candidate: Candidate, request: Request) -> str:
         return ""
     preferred = allowed_splits(candidate.transport, request)[0]
     need = candidate.cohort.needs.bounds(preferred, candidate.score.macs)
-    return f" ({preferred}: {need if isinstance(need, str) else 'at least one rank would not fit'})"
+    return f" (not {preferred}: {need if isinstance(need, str) else 'at least one rank would not fit'})"
 
 
 def _layers(divided: Division) -> str:

@@ -65,8 +65,9 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
             return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
-        return f"has an incomplete copy of the model at {broken.path}: {broken.problem or 'files are missing'}"
-    return f"has not determined how much memory {found[0].path} needs: {found[0].problem or 'see the log of its agent'}"
+        return f"has an incomplete copy of the model at {broken.path} (copy it again): {broken.problem or 'files are missing'}"
+    wait = "wait; if this lasts for more than a few minutes, see the log of its agent"
+    return f"has not computed yet how much memory {found[0].path} needs: {found[0].problem or wait}"
 
 
 def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:

@@ -169,11 +169,12 @@ class Needs:
         needs = self.tensor(size)
         if not needs:
             entry = self._sizes.get(size)
-            why = entry.refusal if entry is not None and entry.refusal else "the agent has no size for this number of ranks"
+            if entry is None or not entry.refusal:
+                return f"the agents have published no size of the model for {size} {'ranks' if size > 1 else 'Mac'}"
             return (
-                f"mlx-lm cannot split the model over {size} ranks: {why}"
+                f"mlx-lm cannot split the model over {size} ranks: {entry.refusal}"
                 if size > 1
-                else f"the size of the model is unknown: {why}"
+                else f"the size of the model is unknown: {entry.refusal}"
             )
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
 

@@ -34,6 +34,18 @@ PARTS = {
 }
 """Display name and field of each part, in the order of comparison."""
 
+ABOUT = {
+    "transport": "how the ranks communicate",
+    "macs": "fewer is better",
+    "split": "whether the split suits the transport",
+    "shared": "Macs and cables that other groups use too; fewer is better",
+    "speed": "slowest hop; faster is better",
+    "bandwidth": "slowest memory of its Macs; faster is better",
+    "spread": "difference of free memory among its Macs; less is better",
+    "room": "free memory of its Macs; less is better, so that large Macs stay free",
+}
+"""What each part counts, and what is better."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Score:
@@ -96,4 +108,4 @@ class Score:
         for part, field_name in PARTS.items():
             if getattr(self, field_name) != getattr(winner, field_name):
                 return sentences[part].format(mine=mine[part], theirs=theirs[part], self=self, winner=winner)
-        return "equal score; the winner has more free memory or comes first by name"
+        return "equal score; the order of the Macs by free memory, then by name, decides"

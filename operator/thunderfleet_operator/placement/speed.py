@@ -104,7 +104,7 @@ def _correction(macs: Sequence[Mac], corrections: Mapping[str, float]) -> float:
 def unknown(model: ModelFacts, macs: Sequence[Mac]) -> str:
     """Why ``predict`` predicts nothing, as a clause."""
     if not model.active_bytes or not model.layer_bytes:
-        return f"no agent has published yet how much of {model.repository or model.path} is read for a token"
+        return f"no agent has published yet how many bytes of {model.repository or model.path} are read to generate a token"
     lacking = [mac for mac in macs if _rates(mac, model, CALIBRATED) is None]
     mac = min(lacking, key=lambda mac: mac.name)
     return f"{mac.name} has not measured itself yet, and its chip {mac.chip or '(not published)'} is not in the table of chips"

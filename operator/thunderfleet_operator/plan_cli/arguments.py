@@ -13,10 +13,13 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited, and may include configmaps; - is stdin",
+        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited; with configmaps in the list, "
+        "the cables and RDMA queue pairs that other groups use are exact; - is stdin",
     )
     plan.add_argument(
-        "--context", metavar="NAME", help="read the fleet from the cluster of this context of $KUBECONFIG instead"
+        "--context",
+        metavar="NAME",
+        help="read the fleet from the cluster of this context of $KUBECONFIG (default: ~/.kube/config) instead",
     )
     plan.add_argument("--deployment", type=Path, metavar="FILE", help="file with one ModelDeployment; - is stdin")
     plan.add_argument(
@@ -24,8 +27,8 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         action="append",
         default=[],
         metavar="CHANGE",
-        help="plan as if this cable were plugged in, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); may be "
-        "repeated",
+        help="plan as if this cable were plugged in, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); it replaces "
+        "the cables in these ports; may be repeated",
     )
     plan.add_argument("--without", action="append", default=[], metavar="MAC", help="plan without this Mac; may be repeated")
     plan.add_argument(

@@ -7,6 +7,7 @@ import yaml
 from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.placement.preferences import LABELS
+from thunderfleet_operator.placement.score import ABOUT
 from thunderfleet_operator.placement.units import gbits, gib
 from thunderfleet_operator.plan_cli.report import GroupReport, PlanReport, SpeedReport
 
@@ -106,7 +107,8 @@ def _placed(group: GroupReport) -> list[str]:
         lines += ["  cables:", *_columns(_hop_rows(group))]
     if group.predicted is not None:
         lines.append(f"  predicted: {_predicted(group.predicted)}")
-    lines += ["  score, compared from top to bottom:", *_columns([("PART", "VALUE"), *((p.part, p.text) for p in group.score)])]
+    parts = [(entry.part, entry.text, ABOUT[entry.part]) for entry in group.score]
+    lines += ["  score, compared from top to bottom:", *_columns([("PART", "VALUE", ""), *parts])]
     losers = [(", ".join(r.nodes), _label(r.transport), r.parallelism, _decode(r.predicted), r.why) for r in group.runners_up]
     if losers:
         return [*lines, "  runners-up:", *_columns([("MACS", "TRANSPORT", "SPLIT", "TOKENS/S", "WHY WORSE"), *losers])]

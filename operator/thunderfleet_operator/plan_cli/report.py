@@ -69,7 +69,10 @@ class ScorePartReport(_Report):
     """One part of the score."""
 
     part: str = Field(description="Name of the part. Parts are compared in the order of this list.")
-    value: int = Field(description="Lower is better. Speed is in negative Mbit/s; spread and room are in bytes.")
+    value: int = Field(
+        description="Lower is better. Speed is in negative Mbit/s. In bytes: spread, the difference of free memory among its "
+        "Macs, and room, their free memory in sum."
+    )
     text: str = Field(description="Human-readable value.")
 
 

@@ -24,7 +24,7 @@ MAX_BYTES = 2 * 2**30
 LOOK_SECONDS = 0.5
 NICE = 5
 PR_SET_PDEATHSIG = 1
-OUT_OF_MEMORY = f"needed more than {MAX_BYTES // 2**30} GiB of memory"
+OUT_OF_MEMORY = f"needed more than {MAX_BYTES // 2**30} GiB of memory; {wire.LIMIT_THE_MACS}"
 
 
 class Interned:

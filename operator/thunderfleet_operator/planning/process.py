@@ -54,7 +54,7 @@ class PlanningProcess:
                 found = await self._ask(question)
         except TimeoutError:
             await self.end()
-            raise PlanningFailed(f"did not answer within {self._seconds:g} s") from None
+            raise PlanningFailed(f"did not answer within {self._seconds:g} s; {wire.LIMIT_THE_MACS}") from None
         except (OSError, EOFError) as error:
             await self.end()
             raise PlanningFailed("ended without an answer; see the operator's log") from error

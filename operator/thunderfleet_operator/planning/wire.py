@@ -16,6 +16,8 @@ from thunderfleet_operator.placement.request import Request
 LENGTH = struct.Struct(">I")
 MAX_BYTES = 64 * 2**20
 """Of one message."""
+LIMIT_THE_MACS = "limit the Macs with spec.nodes.selector and spec.nodes.max"
+"""What to do when an answer takes too much time or memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,21 @@ from collections.abc import Container, Iterator, MutableMapping
 from dataclasses import dataclass, field
 
 from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
+from thunderfleet_lib.csr.names import REQUESTS as REQUESTS_PATH
+from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, version
+from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, undecided_only, version
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """One kind of object. ``selector``: a label selector that limits what is listed and watched."""
+    """One kind of object. ``selector`` and ``fields``: a label and a field selector that limit what is listed and watched."""
 
     name: str
     prefix: str
     selector: str | None = None
+    fields: str | None = None
 
     @property
     def path(self) -> str:
@@ -29,7 +32,8 @@ class Collection:
     @property
     def query(self) -> dict[str, object]:
         """The parameters of a list."""
-        return {"labelSelector": self.selector} if self.selector else {}
+        selectors = {"labelSelector": self.selector, "fieldSelector": self.fields}
+        return {name: selector for name, selector in selectors.items() if selector}
 
     def folder(self, namespace: str) -> str:
         """The path of the collection in one namespace."""
@@ -51,7 +55,11 @@ SECRETS = Collection("secrets", "/api/v1", _OURS)
 NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
-CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS)
+REQUESTS = Collection(
+    REQUESTS_PATH.rpartition("/")[2], REQUESTS_PATH.rpartition("/")[0], fields=f"spec.signerName={SERVING_SIGNER}"
+)
+"""Requests of kubelets for serving certificates."""
+CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS, REQUESTS)
 
 Kept = Packed | Json
 """An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""
@@ -116,9 +124,14 @@ class Store:
         new = version(item)
         if new <= _version(self.items.kept.get(key)) or new <= self.gone.get(key, -1):
             return False
-        self.items.kept[key] = Packed.of(plan_only(item) if self.collection is CONFIGMAPS else self._lean(item))
+        self.items.kept[key] = Packed.of(self._reduced(item))
         self.revision += 1
         return True
+
+    def _reduced(self, item: Json) -> Json:
+        if self.collection is CONFIGMAPS:
+            return plan_only(item)
+        return undecided_only(item) if self.collection is REQUESTS else self._lean(item)
 
     def drop(self, item: Json) -> bool:
         """Removes an object that was deleted; False if it is not known."""

@@ -65,6 +65,8 @@ def settings() -> kopf.OperatorSettings:
     for collection in CACHED:
         if collection.selector:
             found.watching.label_selectors[collection.name] = collection.selector
+        if collection.fields:
+            found.watching.field_selectors[collection.name] = collection.fields
     return found
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE
 from thunderfleet_crds.plan import PLAN_BYTES, PLAN_KEY
+from thunderfleet_lib.csr.names import NODE_PREFIX
+from thunderfleet_lib.csr.parse import REQUEST_BYTES
 from thunderfleet_lib.kube import Json
 
 NOTE_BYTES = 16 * 1024
@@ -38,6 +40,21 @@ def plan_only(item: Json) -> Json:
         "annotations": {name: notes[name][:NOTE_BYTES] for name in _ANNOTATIONS if name in notes},
     }
     return {"metadata": found, "data": {PLAN_KEY: text}}
+
+
+def undecided_only(item: Json) -> Json:
+    """What the operator reads of a certificate request; of one that is decided, or that no Node sent, only its name.
+
+    A kubelet can send any number of requests of a megabyte each.
+    """
+    metadata, spec = item["metadata"], item["spec"]
+    found: Json = {"metadata": {key: metadata[key] for key in (*_METADATA, "creationTimestamp") if key in metadata}}
+    user = str(spec.get("username") or "")
+    if (item.get("status") or {}).get("conditions") or not user.startswith(NODE_PREFIX):
+        return found
+    kept = {key: spec.get(key) for key in ("signerName", "username", "groups", "usages")}
+    # One byte more than the parser accepts, so that it refuses a longer one.
+    return {**found, "spec": {**kept, "request": str(spec.get("request") or "")[: REQUEST_BYTES + 1]}}
 
 
 def digest_of(models: object) -> bytes:

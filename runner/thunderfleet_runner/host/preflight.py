@@ -102,10 +102,13 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
         tensors = weightfiles.read(folder)
         return Passed(_digest(folder, tensors), sum(tensor.nbytes for tensor in tensors))
     except weightfiles.IncompleteModel as error:
-        text = f"the model in {folder} on node {entry.node} is incomplete: {error}"
+        text = f"the model in {folder} on node {entry.node} is incomplete: {error}; download it again"
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, text)) from error
     except OSError as error:
-        text = f"the model in {folder} on node {entry.node} cannot be read: {error.strerror} ({error.filename})"
+        text = (
+            f"the model in {folder} on node {entry.node} cannot be read: {error.strerror} ({error.filename}); let all users of "
+            f"the Mac read it (sudo chmod -R a+rX {folder}) and enter all folders above it"
+        )
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNREADABLE, text)) from error
 
 

@@ -56,7 +56,8 @@ def test_an_rdma_probe_needs_a_link_to_that_peer() -> None:
 
 def test_an_rdma_probe_needs_the_same_transport_and_a_cable_without_a_problem() -> None:
     ring = RDMA.model_copy(update={"transport": MeasurementTransport.RING})
-    assert refused(ring) == ("a measures cables over RDMA, not Ring", None)
+    why = "a measures cables over RDMA, not Ring (chart value agent.measure.rdma.transport): use --transport rdma"
+    assert refused(ring) == (why, None)
     both_ring = replace(FREE, settings=MeasureSettings(rdma=Rdma(transport=MeasurementTransport.RING)))
     assert accepted(ring, both_ring).kind is ProbeKind.RDMA
     broken = replace(FREE, view=replace(VIEW, cables={LINK: replace(CABLE, problem="no JACCL")}))

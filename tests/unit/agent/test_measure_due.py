@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_agent.measure.ledger import FILE, Ledger
@@ -59,6 +60,11 @@ def plan(history: dict[Key, History], now: float, closed: dict[Key, str] | None 
     options = {"node": "a", "started": 0.0, "spread": 30.0, "now": now, **more}
     spent, budget = options.pop("spent", ()), options.pop("budget", 10**9)
     return due(ALL, history, closed or {}, spent, budget, **options)  # type: ignore[arg-type]
+
+
+def test_defaults_are_those_of_the_chart() -> None:
+    values = yaml.safe_load((Path(__file__).parents[3] / "charts/thunderfleet/values.yaml").read_text())
+    assert parse(json.dumps(values["agent"]["measure"])) == MeasureSettings()
 
 
 def test_what_is_missing_runs_and_what_is_fresh_does_not() -> None:

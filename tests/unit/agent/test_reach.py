@@ -323,7 +323,7 @@ async def test_silence_and_garbage_have_an_end(make_identity: Any, monkeypatch: 
 
 
 async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
-    listening: Listening, make_identity: Any, kube: Any
+    listening: Listening, make_identity: Any, kube: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """studio-1 reaches studio-2 over LAN and cable; the cable's dial that leaves by another interface does not count."""
     target, _, known = listening
@@ -353,6 +353,7 @@ async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
     lost = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)), ports={1: "en2"}).status
     assert await rounds.round(lost, [CABLE])
     assert {fact.address: fact.state.value for fact in rounds.facts} == {"127.0.0.1": "Reachable", "127.0.0.2": "Suspect"}
+    assert "instead of en2: run `sudo route add -host 127.0.0.2 -interface en2`" in caplog.text
     # studio-2 no longer knows us: every reachable address becomes Suspect, and Unreachable after three rounds.
     known.clear()
     for _ in range(3):

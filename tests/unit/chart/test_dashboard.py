@@ -24,6 +24,8 @@ Render = Callable[..., list[Json]]
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 # Labels that Prometheus adds to every scraped sample.
 TARGET_LABELS = {"instance", "le"}
+# Labels that the PodMonitor of runners adds.
+POD_LABELS = {"namespace", "pod", "thunderfleet_io_deployment"}
 # Of kube-state-metrics, in the one alert that needs it.
 FOREIGN = {"kube_node_status_condition": {"node", "condition", "status"}, "kube_node_spec_taint": {"node", "key"}}
 METRIC = re.compile(r"\b((?:thunderfleet|kube)_[a-z0-9_]+)\b")
@@ -74,9 +76,10 @@ def panels(dashboard: Json) -> list[Json]:
 
 def wrong(expression: str, known: dict[str, set[str]]) -> list[str]:
     """Unknown metric names and labels in an expression."""
-    names = set(METRIC.findall(expression))
+    names = set(METRIC.findall(expression)) - POD_LABELS
     problems = [f"no program exports {name}" for name in sorted(names - set(known))]
-    labels = set(TARGET_LABELS).union(*(known.get(name, set()) for name in names))
+    by_pod = POD_LABELS if any(name.startswith("thunderfleet_runner_") for name in names) else set()
+    labels = TARGET_LABELS.union(by_pod, *(known.get(name, set()) for name in names))
     used = {label.strip() for group in GROUPING.findall(expression) for label in group.split(",") if label.strip()}
     used |= set(MATCHED.findall(expression))
     problems += [f"no metric in it has the label {label}" for label in sorted(used - labels)]

@@ -24,7 +24,9 @@ from thunderfleet_crds.names import (
     MANAGED_BY,
     RUNNER_NAME,
 )
+from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_operator import cli as operator_cli
+from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
 from thunderfleet_operator.act.operator_key import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT
 from thunderfleet_operator.watch.cache import CACHED
@@ -96,6 +98,21 @@ def test_the_operators_own_names_are_those_of_its_code(render: Render) -> None:
         resource: rule["resourceNames"] for rule in role["rules"] for resource in rule["resources"] if "resourceNames" in rule
     }
     assert names == {"leases": [LEASE_NAME], "secrets": [KEY_SECRET]}
+
+
+def test_the_operator_approves_for_one_signer_and_reads_two_objects_past_its_cache(render: Render) -> None:
+    role = find(render(), "ClusterRole", "thunderfleet-operator")
+    limited = {
+        (resource, verb): rule["resourceNames"]
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if "resourceNames" in rule
+    }
+    read = {path.rsplit("/", 2)[1]: [path.rsplit("/", 1)[1]] for path in (SERVICE, ENDPOINTS)}
+    assert limited == {("signers", "approve"): [SERVING_SIGNER], **{(kind, "get"): names for kind, names in read.items()}}
+    unlimited = [rule for rule in role["rules"] if "resourceNames" not in rule]
+    assert not [rule for rule in unlimited if "get" in rule["verbs"] or "signers" in rule["resources"]]
 
 
 def test_the_operators_names_are_reserved_for_it(render: Render) -> None:

@@ -50,14 +50,14 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
     code = re.findall(r"`([^`\n]+)`|^\$ (.+)$", page, re.MULTILINE)
     found = []
     for text in (one or other for one, other in code):
-        for program, command, rest in re.findall(rf"(?:^|[ /|]){PROGRAM} ([a-z][a-z-]*)(?!\S)([^#|]*)", text):
+        for program, command, rest in re.findall(rf"(?:^|[ /|]){PROGRAM} ((?:local )?[a-z][a-z-]*)(?!\S)([^#|]*)", text):
             found.append((f"{program} {command}", re.findall(r"(?<!\S)--[a-z-]+", rest)))
     return found
 
 
 def test_the_check_of_commands_sees_commands_and_options() -> None:
-    text = "run `sudo thunderfleet-kubelet join --token T`\n$ thunderfleet up --check | tee x # with --that\n"
-    assert commands(text) == [("thunderfleet-kubelet join", ["--token"]), ("thunderfleet up", ["--check"])]
+    text = "run `sudo thunderfleet-kubelet join --token T`\n$ thunderfleet local up --check | tee x # with --that\n"
+    assert commands(text) == [("thunderfleet-kubelet join", ["--token"]), ("thunderfleet local up", ["--check"])]
 
 
 def test_commands_in_pages_exist() -> None:

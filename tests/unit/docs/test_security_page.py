@@ -24,6 +24,8 @@ FORGERY = "unit/operator/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
 USERS = "unit/kubelet/test_pods_users.py"
 ON_MACS = "e2e/test_pods_on_macs.py"
+CERTIFICATES = "unit/operator/test_serving_certificates.py"
+LIVE_CERTIFICATES = "e2e/test_certificates.py"
 JOINING = "e2e/test_joining.py"
 LISTENER = "unit/lib/test_listener.py"
 STRANGERS = "unit/runner/test_strangers.py"
@@ -80,6 +82,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "root on a Mac, and so": (
         *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list"),
         *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
+        f"{CERTIFICATES}::test_a_mac_that_publishes_the_address_of_another_gets_no_certificate_for_it",
+        f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
     ),
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
@@ -105,6 +109,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_kubelet.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
+    "agent: throughput |": ("unit/agent/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",),
+    "agent: ring |": UNPROTECTED,
     "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
     "operator | `operator.metricsPort`": ("operator-metrics", "operator-healthz"),
     "runner: control": (
@@ -117,7 +123,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{STRANGERS}::test_a_stranger_at_every_stage",
         "unit/runner/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
     ),
-    "A local cluster (`thunderfleet up`)": ADVICE,
+    "runner: relay of a ring": ("unit/runner/test_relay_group.py::test_strays_at_the_relays_ports_are_harmless",),
+    "A local cluster (`thunderfleet local up`)": ADVICE,
     "API server | its address": ("api-version", "version"),
     "etcd, scheduler, controller manager": (
         "etcd",
@@ -143,7 +150,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
-    "`thunderfleet token --node NAME`": (
+    "`thunderfleet local token --node NAME`": (
         f"{JOINING}::test_a_bound_token_joins_its_name_and_no_other",
         f"{JOINING}::test_a_bound_token_takes_over_its_node_when_told_to",
     ),
@@ -155,6 +162,28 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**On other clusters**": ADVICE,
     "kubeadm binds the ClusterRole": ADVICE,
     "Where that matters, delete": ADVICE,
+    "If it has ended, run": ADVICE,
+    "**Serving certificates**": (
+        "csr-approve-serving",
+        f"{LIVE_CERTIFICATES}::test_the_operator_approves_the_certificate_of_a_mac",
+    ),
+    "A request must come from the Node itself": (
+        "csr-serving-other",
+        f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
+        "unit/lib/test_csr.py::test_what_can_never_be_right_is_denied_at_once",
+    ),
+    "An address of the API server is denied": (
+        f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
+        f"{CERTIFICATES}::test_no_mac_gets_a_certificate_for_the_api_server",
+    ),
+    "Requests of other kubelets, users and signers": (
+        "csr-approve",
+        f"{CERTIFICATES}::test_nothing_else_is_touched",
+    ),
+    "A local cluster without the chart": (
+        "unit/controlplane/test_approver.py::test_without_the_operator_serving_certificates_are_decided_here",
+        "unit/controlplane/test_approver.py::test_with_the_operator_serving_certificates_are_left_to_it",
+    ),
     "**Agents** use the service account token": (
         "e2e/test_chart.py::test_a_bound_token_names_its_node",
         "e2e/test_chart.py::test_a_token_without_a_node_writes_nothing",
@@ -244,9 +273,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "The priority classes `system-cluster-critical`": ("pod-priority", f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs"),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,
+    "A container sees the files of the Mac": ADVICE,
+    "Its volumes are below": (
+        "unit/kubelet/test_pods_running.py::test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name",
+    ),
     "Model folders must be readable": ADVICE,
     "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
     # Requests and models
+    "The values of that Secret are read": ("unit/runner/test_supervisor_cli.py::test_every_value_of_the_secret_is_a_key",),
+    "To revoke an API key": ADVICE,
     "A group whose `spec.server.apiKeySecret`": (
         "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
         "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_stops_the_supervisor",

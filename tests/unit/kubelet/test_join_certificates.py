@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet.bootstrap import renewer
 from thunderfleet_kubelet.bootstrap.certificates import (
-    CLIENT_SIGNER,
-    SERVING_SIGNER,
     CertificateError,
     Pair,
     csr_object,
@@ -29,6 +27,7 @@ from thunderfleet_kubelet.bootstrap.certificates import (
 )
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.tls import write_private
 
@@ -193,7 +192,7 @@ async def test_obtaining_ends_with_a_sentence(answer: Any, words: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_obtaining_has_a_limit_that_says_what_to_do() -> None:
-    with pytest.raises(CertificateError, match="kubectl certificate approve csr-1"):
+    with pytest.raises(CertificateError, match=r"csr-1 was not signed .*`kubectl get csr`"):
         await ask(Signer(), limit=0.05)
 
 

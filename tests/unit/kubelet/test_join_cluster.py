@@ -226,7 +226,7 @@ async def test_a_ca_that_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> N
 
 async def test_a_token_that_ran_out(cluster: Cluster, tmp_path: Path) -> None:
     cluster.tokens.clear()
-    with pytest.raises(JoinError, match=r"expired .* `thunderfleet token`") as caught:
+    with pytest.raises(JoinError, match=r"expired .* `thunderfleet local token`") as caught:
         await do(cluster, tmp_path / "root")
     assert TOKEN not in str(caught.value)
     assert identities.load_identity(tmp_path / "root") is None
@@ -265,7 +265,7 @@ async def test_half_an_identity_is_none(cluster: Cluster, tmp_path: Path) -> Non
     identity.client.unlink()
     assert identities.usable_identity(root, cluster.server, "studio-1") is None
     (identity.folder / "cluster.json").write_text("{")
-    with pytest.raises(JoinError, match=r"cluster\.json: cannot read .*join again"):
+    with pytest.raises(JoinError, match=r"cluster\.json: cannot read .*`thunderfleet-kubelet join --replace` again"):
         identities.load_identity(root)
 
 

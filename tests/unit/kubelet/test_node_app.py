@@ -186,14 +186,25 @@ async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
     monkeypatch.setattr(kubelet.kube(), "create", unknown)
-    with pytest.raises(CertificateError, match="join again"):
+    with pytest.raises(
+        CertificateError, match=r"`thunderfleet-kubelet join` again .*`kubeadm token create --print-join-command`"
+    ):
         await kubelet.credentials.request_client()
+
+
+async def test_a_damaged_serving_certificate_is_requested_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = identity(tmp_path)
+    known.serving.write_text("half a file")
+    reader = Reader(Commands([]), mac=False)
+    kubelet = Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading), Awake(None))
+    assert kubelet.credentials.serving.pair is None
+    assert "serving.pem is damaged; requesting another certificate" in caplog.text
 
 
 async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:
     known = identity(tmp_path)
     known.client.unlink()
-    with pytest.raises(JoinError, match="join again"):
+    with pytest.raises(JoinError, match=r"`thunderfleet-kubelet join` again .*--node studio-1`"):
         reader = Reader(Commands([]), mac=False)
         Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading), Awake(None))
 

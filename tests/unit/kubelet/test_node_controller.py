@@ -225,6 +225,7 @@ async def test_a_node_without_its_taint_is_reported(world: World, caplog: pytest
     world.kube.put(PATH, {"metadata": {"name": "studio-1"}, "spec": {}, "status": {}})
     await world.node.register()
     assert "node studio-1 has no taint thunderfleet.io/macos" in caplog.text
+    assert "run `kubectl taint node studio-1 thunderfleet.io/macos:NoSchedule`" in caplog.text
 
 
 async def test_an_api_server_that_is_away_is_waited_for(

@@ -132,7 +132,7 @@ def test_identity(container: Json, of_pod: Json, image_user: str, own: PodUser |
         ({"runAsUser": 1000}, None, KubeletUser(0, 0, ((0, 1),)), "user namespace maps only user 0"),
         ({"runAsUser": 1000}, None, KubeletUser(501, 20), "the kubelet is not root.*its own user, 501"),
         ({"supplementalGroups": [5]}, None, KubeletUser(501, 20), "supplementary groups"),
-        ({"runAsUser": 70_002}, OWN, ROOT, "cannot run as user 70002: podUsers reserves it for a pod of this node"),
+        ({"runAsUser": 70_002}, OWN, ROOT, "cannot run as user 70002: podUsers in the kubelet's configuration reserves it"),
         ({"runAsGroup": 70_002}, OWN, ROOT, "cannot run as group 70002"),
         ({"runAsUser": 5000, "supplementalGroups": [70_000]}, OWN, ROOT, "cannot run as group 70000"),
         ({"fsGroup": 70_099}, OWN, ROOT, "cannot run as group 70099"),

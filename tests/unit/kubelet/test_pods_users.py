@@ -199,7 +199,7 @@ async def test_a_spec_cannot_name_the_user_of_another_pod(world: World) -> None:
     await world.until(lambda: reasons() == ["CreateContainerConfigError"] * 2)
     for name in ("u", "g"):
         waiting = state(world.api.pod(name)["status"])["waiting"]
-        assert f"{user}: podUsers reserves it for a pod of this node" in waiting["message"]
+        assert f"{user}: podUsers in the kubelet's configuration reserves it" in waiting["message"]
 
 
 # The end

@@ -98,7 +98,7 @@ def test_the_token_is_the_password_or_the_only_word(text: str) -> None:
     ],
 )
 def test_without_the_token_the_proxy_asks_for_it(line: bytes) -> None:
-    with pytest.raises(RefusedError, match="thunderfleet status") as caught:
+    with pytest.raises(RefusedError, match="thunderfleet local status") as caught:
         check_token(b"GET http://127.0.0.5/ HTTP/1.1\r\n" + line + b"\r\n\r\n", TOKEN)
     assert caught.value.status == "407 Proxy Authentication Required"
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thunderfleet_localcluster import paths
 from thunderfleet_localcluster.cli import main
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.support.archive import Archive
@@ -230,8 +231,31 @@ def test_an_unreachable_api_server_is_a_problem_in_the_archive(tmp_path: Path, c
     assert SECRET not in "".join(found.values())
 
 
+@pytest.mark.parametrize("by", ["KUBECONFIG", "~/.kube/config"])
+def test_without_a_local_cluster_the_cluster_is_that_of_kubectl(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home" / ".kube"
+    home.mkdir(parents=True)
+    monkeypatch.setattr(Path, "home", lambda: home.parent)
+    monkeypatch.setattr(paths, "state_folder", lambda: tmp_path / "clusters")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    file = kubeconfig(home, port)
+    if by == "KUBECONFIG":
+        monkeypatch.setenv("KUBECONFIG", str(file))
+    else:
+        file.rename(home / "config")
+    output = tmp_path / "s.tar.gz"
+    _, problems = write_archive(output, None, None, "thunderfleet", None, lambda text: None)
+    assert any("objects/nodes.json: " in problem and str(port) in problem for problem in problems), problems
+    with pytest.raises(LocalClusterError, match="no cluster is running"):
+        write_archive(output, None, None, "demo", None, lambda text: None)
+
+
 def test_without_a_cluster_the_archive_names_the_way_to_another_one(tmp_path: Path) -> None:
-    with pytest.raises(LocalClusterError, match=r"no cluster is running in .*--kubeconfig names another cluster"):
+    with pytest.raises(LocalClusterError, match=r"no cluster is running in .*--kubeconfig FILE"):
         write_archive(tmp_path / "s.tar.gz", None, None, "none", tmp_path / "c", lambda text: None)
     with pytest.raises(LocalClusterError, match="cannot use kubeconfig") as caught:
         write_archive(tmp_path / "s.tar.gz", tmp_path / "missing", None, "none", None, lambda text: None)

@@ -124,7 +124,7 @@ def test_no_transport_that_mlx_does_not_support(wanted: RequestedTransport) -> N
     fleet = Fleet(macs, (cable("a", "b"),))
     found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted, min_nodes=2)))
     assert found.reason == "TransportUnavailable"
-    assert "of a, b: each of a, b runs an MLX without the jaccl backend" in found.message
+    assert "of a, b: each of a, b runs an MLX without the jaccl backend (it needs macOS 26.2 or newer)" in found.message
     assert f"each of a, b cannot use {wanted}: its MLX 0.32.4 supports only ring" in found.message
 
 
@@ -161,7 +161,7 @@ def test_queue_pairs_of_a_device_are_a_budget() -> None:
     found = placed(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV)))
     assert found.transport is Transport.RING
     none = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
-    assert "RDMA device rdma_b_a of b has no free queue pairs" in none.message
+    assert "RDMA device rdma_b_a of b has no free queue pairs, because other groups use them" in none.message
     # Behind a hub, one device connects to two Macs.
     facts = model((4, 4, 4), tensor={1: (12,), 2: None, 3: (4, 4, 4)})
     three = [mac(name, 5, facts, backends=BOTH) for name in "abc"]
@@ -509,7 +509,7 @@ def test_missing_memory_is_reported_in_bytes() -> None:
     found = refused(plan(Fleet(macs, mesh("abc", rdma="off")), Request(path=PATH, memory=NO_KV)))
     assert found.reason == "NoRoom"
     ring = next(miss for miss in found.near_misses if miss.transport is Transport.RING)
-    assert ring.message == "TCP ring of a, b, c: a has 128 GiB free, needs 200 GiB for its rank of 3 (Pipeline)"
+    assert ring.message == "TCP ring of a, b, c: a has 128 GiB free, needs 200 GiB as one of 3 ranks (Pipeline)"
     assert ring.missing_bytes == 72 * GIB, "layers are whole"
     alone = next(miss for miss in found.near_misses if miss.transport is Transport.NONE)
     assert alone.message == "a has 128 GiB free, the whole model needs 400 GiB"

@@ -193,7 +193,10 @@ def test_two_macs_that_reach_each_other_over_the_lan_alone_get_no_ring_over_thei
     found = plan(fleet, replace(REQUEST, max_nodes=2))
     assert isinstance(found, Placement) and found.cables == ("", "")
     assert all(rank.relay is not None and rank.relay.address.startswith("10.") for rank in found.ranks)
-    assert ring_problem(fleet, fleet.cables["ab"]) == f"a cannot reach b at {at('b', 'a')}"
+    assert ring_problem(fleet, fleet.cables["ab"]) == (
+        f"a cannot reach b at {at('b', 'a')}: check that both ends of the cable have addresses of one network "
+        f"(`ping {at('b', 'a')}` on a)"
+    )
 
 
 @pytest.mark.parametrize("faster", ["ab", "second"])

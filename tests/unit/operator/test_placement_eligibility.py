@@ -78,22 +78,23 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             replace(MAC, models=(replace(MODEL, complete=False, problem="x is missing"),)),
             REQUEST,
-            "has an incomplete copy of the model at /m: x is missing",
+            "has an incomplete copy of the model at /m (copy it again): x is missing",
         ),
         (
             replace(MAC, models=(replace(MODEL, complete=False),)),
             REQUEST,
-            "has an incomplete copy of the model at /m: files are missing",
+            "has an incomplete copy of the model at /m (copy it again): files are missing",
         ),
         (
             replace(MAC, models=(unsized("/m", "one"), unsized("/n", "two"))),
             REQUEST,
-            "has not determined how much memory /m needs: one",
+            "has not computed yet how much memory /m needs: one",
         ),
         (
             replace(MAC, models=(unsized("/m", ""),)),
             REQUEST,
-            "has not determined how much memory /m needs: see the log of its agent",
+            "has not computed yet how much memory /m needs: wait; if this lasts for more than a few minutes, see the log of "
+            "its agent",
         ),
     ],
 )

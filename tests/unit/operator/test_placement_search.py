@@ -309,13 +309,10 @@ def test_why_a_model_cannot_be_divided() -> None:
     assert needs(()).bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: the sizes of its layers are unknown"
     refused = Needs(ModelFacts(PATH, layer_bytes=(1, 1), pipeline_refusal="no pipeline"), NO_KV)
     assert refused.bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: no pipeline"
-    assert (
-        needs((1, 1)).bounds(Split.TENSOR, 2)
-        == "mlx-lm cannot split the model over 2 ranks: the agent has no size for this number of ranks"
-    )
+    assert needs((1, 1)).bounds(Split.TENSOR, 2) == "the agents have published no size of the model for 2 ranks"
     heads = Needs(ModelFacts(PATH, tensor=(TensorFacts(2, refusal="heads do not divide"),)), NO_KV)
     assert heads.bounds(Split.TENSOR, 2) == "mlx-lm cannot split the model over 2 ranks: heads do not divide"
-    assert heads.bounds(Split.NONE, 1) == "the size of the model is unknown: the agent has no size for this number of ranks"
+    assert heads.bounds(Split.NONE, 1) == "the agents have published no size of the model for 1 Mac"
     assert needs((1, 1), _2=(5,)).tensor(2) == (), "a rank without figures"
 
 

@@ -196,8 +196,8 @@ def test_memory_that_is_asked_for_suffices_for_whole_layers() -> None:
     assert isinstance(found, Unplaceable)
     ring = next(miss for miss in found.near_misses if miss.transport is Transport.RING)
     assert ring.message == (
-        "TCP ring of m00, m01: m00 has 180 GiB free, needs 195 GiB for its rank of 2 (Pipeline);"
-        " m01 has 180 GiB free, needs 189 GiB for its rank of 2 (Pipeline)"
+        "TCP ring of m00, m01: m00 has 180 GiB free, needs 195 GiB as one of 2 ranks (Pipeline);"
+        " m01 has 180 GiB free, needs 189 GiB as one of 2 ranks (Pipeline)"
     )
     assert check(fleet, facts, request)
 
@@ -212,7 +212,7 @@ def test_a_jaccl_entry_names_cable_memory_and_every_problem_of_a_mac() -> None:
     assert found.near_misses[0].message == (
         "JACCL mesh of a, b: b is cordoned (kubectl uncordon b) and has the taint gpu:NoSchedule, which spec.nodes.tolerations"
         " does not tolerate and does not have /models/a on disk; copy it into one of its model folders;"
-        " each of a, b has 8 bytes free, needs 10 bytes for its rank of 2 (Tensor); a ↔ b: no Thunderbolt cable"
+        " each of a, b has 8 bytes free, needs 10 bytes as one of 2 ranks (Tensor); a ↔ b: no Thunderbolt cable"
     )
 
 
@@ -223,7 +223,9 @@ def test_a_ring_that_lacks_a_queue_pair_says_so() -> None:
     found = plan(Fleet(macs, [one]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL_RING))
     assert isinstance(found, Unplaceable)
     messages = [miss.message for miss in found.near_misses]
-    assert "JACCL ring of a, b: RDMA device rdma_en2 of a has too few free queue pairs: 1, needs 2" in messages
+    assert (
+        "JACCL ring of a, b: RDMA device rdma_en2 of a has 1 free queue pairs, needs 2; other groups use the others" in messages
+    )
 
 
 @settings(deadline=None)

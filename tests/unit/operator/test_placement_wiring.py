@@ -176,9 +176,10 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     world.later(60)
     await world.round()
     message = world.condition("Placed")[2]
-    assert "a better placement exists for group 0, but serving groups are not moved: studio-1, studio-2" in message
+    assert "a better placement exists for group 0: on studio-1, studio-2; currently" in message
     assert "currently TCP ring instead of JACCL mesh" in message
     assert world.md.status.groups[0].epoch == 1
+    assert "run `kubectl scale md/md -n ns --replicas=0`, wait until their pods are gone" in message
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(conditions=[]))
     world.later(60)
     await world.round()

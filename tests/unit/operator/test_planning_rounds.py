@@ -11,6 +11,7 @@ from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.placement import Unplaceable, WherePlaced
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
+from thunderfleet_operator.planning.wire import LIMIT_THE_MACS
 from thunderfleet_operator.reconcile import PATIENCE_SECONDS
 from thunderfleet_operator.watch import leader as election
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES
@@ -154,7 +155,8 @@ async def test_a_hung_planner_costs_neither_the_lease_nor_other_rounds(world: Wo
             await until_async(lambda version=version: leases.version > version + 3, "the Lease is renewed")  # type: ignore[misc]
             assert leader.leading() and not worker.stuck
         await until_async(lambda: failed(world), "status says what is wrong")
-        assert world.condition("Placed")[2] == "the planner did not answer within 3 s" and process.pid is None
+        assert world.condition("Placed")[2] == f"the planner did not answer within 3 s; {LIMIT_THE_MACS}"
+        assert process.pid is None
         assert leader.leading()
     finally:
         for part in parts:

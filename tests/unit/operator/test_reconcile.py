@@ -541,6 +541,27 @@ async def test_ending_since_when_it_was_asked(world: World) -> None:
     assert (group.last_failure.reason, group.last_failure.time) == ("PodDeleted", world.now)
 
 
+async def test_a_group_is_placed_better_after_the_procedure_that_status_names(world: World) -> None:
+    world.deploy()
+    await world.serve()
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    world.later(60)
+    await world.round()
+    message = world.condition("Placed")[2]
+    assert "a better placement exists for group 0: on big-1; currently" in message
+    assert "run `kubectl scale md/md -n ns --replicas=0`, wait until their pods are gone, and run" in message
+    assert message.endswith("`kubectl scale md/md -n ns --replicas=1`")
+    world.edit(replicas=0)
+    for _ in range(3):
+        await world.round()
+        world.end_pods()
+        world.later(30)
+    assert not world.pods()
+    world.edit(replicas=1)
+    await world.round()
+    assert [rank.node for rank in world.md.status.groups[0].ranks] == ["big-1"]
+
+
 async def test_a_better_placement_is_reported_in_time_and_moves_nothing(world: World) -> None:
     world.deploy()
     await world.serve()
@@ -552,9 +573,6 @@ async def test_a_better_placement_is_reported_in_time_and_moves_nothing(world: W
     assert again is not None and again <= 30, "asked moments ago: asked once more later"
     world.later(again)
     await world.round()
-    assert (
-        "a better placement exists for group 0, but serving groups are not moved: big-1; currently TCP ring"
-        in world.condition("Placed")[2]
-    )
+    assert "a better placement exists for group 0: on big-1; currently TCP ring" in world.condition("Placed")[2]
     group = world.md.status.groups[0]
     assert (group.epoch, [rank.node for rank in group.ranks]) == (1, nodes)

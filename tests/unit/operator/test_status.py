@@ -156,7 +156,7 @@ def test_a_rank_keeps_what_its_report_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("step", "more", "phase", "message"),
     [
-        (NextStep(Step.GIVE_UP, failure()), {}, GroupPhase.GAVE_UP, "0 of 4 restarts used (spec.recovery.maxRestarts); change"),
+        (NextStep(Step.GIVE_UP, failure()), {}, GroupPhase.GAVE_UP, "0 of 4 restarts used; to retry, raise spec"),
         (NextStep(Step.BACK_OFF, failure(), NOW), {}, GroupPhase.BACKING_OFF, "restart 1 of 4 at 00:00:00 UTC; last f"),
         (NextStep(Step.BACK_OFF, failure(link="x", message="a is out"), NOW), {}, GroupPhase.BACKING_OFF, "a is out; the g"),
         (NextStep(Step.DRAIN), {}, GroupPhase.DRAINING, "the spec has changed: admitting no new requests; the"),
@@ -287,10 +287,9 @@ def test_a_group_that_fails_is_degraded() -> None:
 
 
 def test_a_better_place_is_mentioned() -> None:
-    assert (
-        "a better placement exists for group 0, but serving groups are not moved: c"
-        in conditions(built(outcome(better="c")))["Placed"][2]
-    )
+    message = conditions(built(outcome(better="c")))["Placed"][2]
+    assert "a better placement exists for group 0: on c. Serving groups are not moved" in message
+    assert "--replicas=0`, wait until their pods are gone, and run `kubectl scale md/" in message
 
 
 def test_long_messages_are_cut() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.link_controller import LinkController
@@ -72,6 +73,9 @@ class World:
         self.version = 0
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.writes: list[tuple[str, str]] = []
+        self.reads: list[str] = []
+        """Paths of objects that were read past the cache."""
+        self.host = "https://192.168.64.1:6443"
         self.refuse: Callable[[str, str], ApiError | None] = lambda verb, path: None
         self.reports: dict[int, tuple[int, Report]] = {}
         self.drained: list[tuple[int, int]] = []
@@ -91,6 +95,7 @@ class World:
         self.index = Index(self.cache, lambda: self.keys)
         writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
         self.links = LinkController(self.index, writer, lambda: self.now)
+        self.certificates = CertificateController(groups, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
         drains = Drains(groups, lambda: self.now.timestamp())
         executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys)
@@ -175,10 +180,25 @@ class World:
 
     async def patch(self, path: str, body: Any, content: str = "", manager: str | None = None) -> Json:
         self._check("patch", path)
+        if path.endswith("/approval"):
+            return self._approve(path.removesuffix("/approval"), body)
         item = self.objects[path.removesuffix("/status")]
         assert body[0]["op"] == "test" and body[1]["op"] == "remove"
         del item["status"]["endpoints"][int(body[1]["path"].rsplit("/", 1)[1])]
         return self._stamp(item)
+
+    def _approve(self, path: str, body: Json) -> Json:
+        if path not in self.objects:
+            raise ApiError(404, "NotFound", f"{path} not found")
+        item = self.objects[path]
+        if item["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", f"{path} has been modified")
+        item["status"] = copy.deepcopy(body["status"])
+        return self._stamp(item)
+
+    async def get_or_none(self, path: str) -> Json | None:
+        self.reads.append(path)
+        return copy.deepcopy(self.objects.get(path))
 
     async def delete(self, path: str, *, uid: str | None = None, **_: Any) -> Json | None:
         self._check("delete", path)

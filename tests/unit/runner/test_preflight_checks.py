@@ -46,7 +46,7 @@ def test_a_file_that_was_cut_short_is_named(group: Any) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     fault = refused(group.plan, group.plan.ranks[0])
     assert (fault.fault, fault.reason) == (FaultClass.CONFIGURE, "ModelIncomplete")
-    assert "model.safetensors" in fault.message
+    assert "model.safetensors" in fault.message and fault.message.endswith("; download it again")
 
 
 def test_memory_that_others_use_is_waited_for(group: Any) -> None:

@@ -50,12 +50,13 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str |
             known = ", ".join(sorted(images)) or "none"
             message = (
                 f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
-                f"configuration (configured: {known})"
+                f"configuration and restart the kubelet (configured: {known})"
             )
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
     if not folder.is_dir():
         raise ImageError(
-            "ImageInspectError", f"image {name!r}: folder {folder} not found; correct images in the kubelet's configuration"
+            "ImageInspectError",
+            f"image {name!r}: folder {folder} not found; correct images in the kubelet's configuration and restart the kubelet",
         )
     file = folder / "config.json"
     try:

@@ -116,8 +116,8 @@ def _check_other_pods(name: str, uid: int, groups: set[int], own: PodUser) -> No
     for kind, number in [("user", uid), *(("group", group) for group in sorted(groups))]:
         if number != own.id and number in own.all_pods:
             raise ContainerConfigError(
-                f"container {name!r} cannot run as {kind} {number}: podUsers reserves it for a pod of this node; "
-                "use a number outside of podUsers, or leave it out"
+                f"container {name!r} cannot run as {kind} {number}: podUsers in the kubelet's configuration "
+                "reserves it for pods that name no user; use a number outside of podUsers, or leave it out"
             )
 
 

@@ -60,16 +60,22 @@ def placed(
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
     pending = any(outcome.waits and deployment.spec.recovery.failback is FailbackPolicy.WHEN_IDLE for outcome in outcomes)
     reason = Reason.FAILBACK_PENDING if pending else Reason.PLACED
-    return Verdict(True, reason, _joined([*where, *map(_better, outcomes)]))
+    return Verdict(True, reason, _joined([*where, *(_better(outcome, deployment) for outcome in outcomes)]))
 
 
-def _better(outcome: Outcome) -> str:
+def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
     """Whether there is a better placement for a group, and when it goes there."""
     index = outcome.view.index
     if outcome.waits is not None:
-        return f"group {index} {outcome.waits}" + (f"; a better placement exists: {outcome.better}" if outcome.better else "")
+        better = f"; a better placement exists: on {outcome.better}" if outcome.better else ""
+        return f"group {index} {outcome.waits}{better}"
     if outcome.better is not None:
-        return f"a better placement exists for group {index}, but serving groups are not moved: {outcome.better}"
+        meta = deployment.metadata
+        scale = f"kubectl scale md/{meta.name} -n {meta.namespace} --replicas"
+        return (
+            f"a better placement exists for group {index}: on {outcome.better}. Serving groups are not moved; to place all "
+            f"groups again, run `{scale}=0`, wait until their pods are gone, and run `{scale}={deployment.spec.replicas}`"
+        )
     return ""
 
 

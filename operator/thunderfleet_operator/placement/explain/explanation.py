@@ -179,8 +179,8 @@ def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacRe
         parts.append(f"and {more} more {'reason' if more == 1 else 'reasons'} for other Macs")
     if search.budget.exhausted:
         parts.append("the search reached its step limit, so a placement may exist: limit the Macs with spec.nodes.selector")
-    wanted = f"{request.min_nodes} Macs" if request.min_nodes > 1 else "a Mac"
-    return f"{request.model} cannot be placed on {wanted}: " + "; ".join(dict.fromkeys(parts))
+    wanted = f" on {request.min_nodes} or more Macs" if request.min_nodes > 1 else ""
+    return f"{request.model} cannot be placed{wanted}: " + "; ".join(dict.fromkeys(parts))
 
 
 def _by_transports(best: Iterable[Miss]) -> list[str]:

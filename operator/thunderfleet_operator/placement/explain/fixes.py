@@ -29,7 +29,10 @@ from thunderfleet_operator.placement.result import Changes, NearMiss
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import joined_pairs
 
-NO_RANK_0 = "no Mac is reachable from all others yet; waiting for their agents"
+NO_RANK_0 = (
+    "no Mac is reachable from all others yet; if this lasts for more than a minute, check that the agents run and that the "
+    "Macs reach each other over the LAN (status.reachability in `kubectl get np -o yaml`)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,12 @@ def _queue_pairs(way: Way, order: Sequence[str], lacking: Mapping[tuple[str, str
             wanted[key] = wanted.get(key, 0) + 1
             left[key] = end.queue_pairs
     return [
-        (node, device, f"RDMA device {device} of {node} has too few free queue pairs: {left[node, device]}, needs {count}")
+        (
+            node,
+            device,
+            f"RDMA device {device} of {node} has {left[node, device]} free queue pairs, needs {count}; other groups use "
+            "the others",
+        )
         for (node, device), count in wanted.items()
         if count > left[node, device]
     ]

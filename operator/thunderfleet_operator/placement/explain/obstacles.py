@@ -50,7 +50,8 @@ class HopObstacles:
     def _problem(self, cable: Cable) -> str:
         problem = (rdma_problem(cable) if self._rdma else ring_problem(self._fleet, cable)) or "cannot be used"
         full = [f"RDMA device {end.device} of {end.node}" for end in (cable.a, cable.b) if end.device and end.queue_pairs < 1]
-        more = f", and {' and '.join(full)} {'have' if len(full) > 1 else 'has'} no free queue pairs"
+        has = "have" if len(full) > 1 else "has"
+        more = f", and {' and '.join(full)} {has} no free queue pairs, because other groups use them"
         return problem + more if self._rdma and cable.rdma_problem is not None and full else problem
 
 
@@ -69,16 +70,19 @@ def mac_lacks(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTrans
         found.insert(0, request.no_ring_ports[mac.name])
     own = [model for model in wanted_model(mac, request) if model.complete and model.sized]
     if mac.profiled and own and cohort.model not in own:
-        found.append(f"has different files of {request.model} at {own[0].path} than the others")
+        found.append(f"has different files of {request.model} at {own[0].path} than the others (copy the same files to all)")
     return " and ".join(found)
 
 
 def _software(mac: Mac, cohort: Cohort, transport: PlacedTransport) -> list[str]:
     found = []
     if mlx_versions(mac) != cohort.mlx:
-        found.append(f"runs {_versions(mlx_versions(mac))}, the others {_versions(cohort.mlx)}")
+        found.append(
+            f"runs {_versions(mlx_versions(mac))}, the others {_versions(cohort.mlx)} (install the same versions on all)"
+        )
     if transport is not Transport.NONE and backend(transport) not in mac.backends:
-        found.append(f"runs an MLX without the {backend(transport)} backend")
+        needs = " (it needs macOS 26.2 or newer)" if transport in RDMA_TRANSPORTS else ""
+        found.append(f"runs an MLX without the {backend(transport)} backend{needs}")
     return found
 
 

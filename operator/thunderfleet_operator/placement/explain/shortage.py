@@ -28,7 +28,7 @@ def rank_text(mac: Mac, need: int, split: PlacedSplit, size: int) -> str:
     free, needed, allocatable = distinct_gib(mac.free_bytes, need, max(mac.allocatable_bytes, mac.free_bytes))
     of = f" of {allocatable}" if mac.allocatable_bytes > mac.free_bytes else ""
     has = f"has {free}{of} free, " if mac.free_bytes or of else ""
-    return f"{has}needs {needed} for its rank of {size} ({split})"
+    return f"{has}needs {needed} as one of {size} ranks ({split})"
 
 
 def least_missing(free: Sequence[int], need: Bounds) -> int:

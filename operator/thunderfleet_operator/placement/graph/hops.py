@@ -69,7 +69,7 @@ def rdma_problem(cable: Cable) -> str | None:
         if end.device is None:
             return f"{end.node} has no RDMA device at its end"
         if end.queue_pairs < 1:
-            return f"RDMA device {end.device} of {end.node} has no free queue pairs"
+            return f"RDMA device {end.device} of {end.node} has no free queue pairs, because other groups use them"
     return None
 
 
@@ -80,10 +80,16 @@ def ring_problem(fleet: Fleet, cable: Cable) -> str | None:
         return problem
     for end in (cable.a, cable.b):
         if not end.address:
-            return f"{end.node} has no address at its end of the cable"
+            return (
+                f"{end.node} has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
+                "10.0.0.1/30 and 10.0.0.2/30"
+            )
     for near, far in ((cable.a, cable.b), (cable.b, cable.a)):
         if fleet.fails(near.node, far.node, far.address or ""):
-            return f"{near.node} cannot reach {far.node} at {far.address}"
+            return (
+                f"{near.node} cannot reach {far.node} at {far.address}: check that both ends of the cable have addresses of "
+                f"one network (`ping {far.address}` on {near.node})"
+            )
     return None
 
 

@@ -7,7 +7,7 @@ Json = dict[str, Any]
 
 CONDITIONS = ("ModelResolved", "Placed", "Bootstrapped", "Ready")
 """In the order in which they become true."""
-# The scheduler's reason lists every node; that the chosen Mac is not free yet is all that matters.
+# The scheduler's reason lists every node; that the chosen Mac has no room yet is all that matters.
 _UNSCHEDULED = re.compile(
     r"(?:waiting for the scheduler to bind )?pod (\S+)(?: to (\S+?))?: \d+/\d+ nodes are available.*", re.DOTALL
 )
@@ -25,7 +25,7 @@ def waiting_for(deployment: Json) -> str:
         found = condition(deployment, name)
         if found.get("status") != "True":
             return f"{name}: {without_scheduler_noise(str(found.get('message') or found.get('reason') or 'not reported yet'))}"
-    return "the operator to report on the last change"
+    return "waiting for the operator to report on the last change"
 
 
 def without_scheduler_noise(message: str) -> str:
@@ -33,8 +33,10 @@ def without_scheduler_noise(message: str) -> str:
     found = _UNSCHEDULED.search(message)
     if found is None:
         return message
-    where = f" on {found[2]}" if found[2] else ""
-    return f"{message[: found.start()]}pod {found[1]} waits until the previous pod{where} has ended"
+    where = found[2] or "its Mac"
+    return (
+        f"{message[: found.start()]}pod {found[1]} waits until {where} has room for it, such as when the previous pod has ended"
+    )
 
 
 def is_ready(deployment: Json, parallelism: str | None = None) -> bool:
@@ -44,3 +46,15 @@ def is_ready(deployment: Json, parallelism: str | None = None) -> bool:
     groups = deployment.get("status", {}).get("groups", [])
     split = parallelism is None or (bool(groups) and groups[0].get("parallelism") == parallelism)
     return ready.get("status") == "True" and current and split
+
+
+def obstacle(deployment: Json) -> str | None:
+    """Why the newest spec cannot be placed as things are; None while there is hope without a change."""
+    for name in ("ModelResolved", "Placed"):
+        found = condition(deployment, name)
+        current = found.get("observedGeneration") == deployment["metadata"]["generation"]
+        if found.get("status") == "False" and current:
+            return f"{found.get('reason')}: {found.get('message')}"
+    if any(group.get("state") == "GaveUp" for group in deployment.get("status", {}).get("groups", [])):
+        return f"GaveUp: {condition(deployment, 'Degraded').get('message') or 'all restarts are used'}"
+    return None

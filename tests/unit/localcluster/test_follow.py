@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.demo.follow import condition, is_ready, waiting_for, without_scheduler_noise
 from thunderfleet_localcluster.demo.model import the_model
+from thunderfleet_localcluster.run.follow import condition, is_ready, waiting_for, without_scheduler_noise
 
 
 def deployment(conditions: dict[str, tuple[str, str]], generation: int = 2) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def test_the_first_condition_that_is_not_true_is_shown(missing: str) -> None:
 def test_a_condition_that_is_not_reported_yet() -> None:
     assert waiting_for({"metadata": {"generation": 1}}) == "ModelResolved: not reported yet"
     assert condition({"metadata": {"generation": 1}}, "Ready") == {}
-    assert waiting_for(deployment(READY)) == "the operator to report on the last change"
+    assert waiting_for(deployment(READY)) == "waiting for the operator to report on the last change"
 
 
 NOISE = (
@@ -46,9 +46,12 @@ NOISE = (
     [
         (
             f"group 0: Starting: waiting for the scheduler to bind pod tiny-0-e2-0 to studio-1: {NOISE}",
-            "group 0: Starting: pod tiny-0-e2-0 waits until the previous pod on studio-1 has ended",
+            "group 0: Starting: pod tiny-0-e2-0 waits until studio-1 has room for it, such as when the previous pod has ended",
         ),
-        (f"pod tiny-0-e2-0: {NOISE}", "pod tiny-0-e2-0 waits until the previous pod has ended"),
+        (
+            f"pod tiny-0-e2-0: {NOISE}",
+            "pod tiny-0-e2-0 waits until its Mac has room for it, such as when the previous pod has ended",
+        ),
         ("group 0: Loading: rank 0 on studio-1", "group 0: Loading: rank 0 on studio-1"),
     ],
 )

@@ -1,0 +1,6 @@
+"""Certificate requests of kubelets (CertificateSigningRequests): for kubelets that send them and for approvers.
+
+names  paths, signers and groups
+parse  what a request asks for
+rules  which serving certificates are approved, and why; pure
+"""

@@ -1,0 +1,109 @@
+"""``thunderfleet run`` as a user types it: a prompt, a pipe, a chat at a terminal, and a model that no Mac has."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.line import MODEL, READY_SECONDS, Line
+from tests.support.waiting import until
+
+COMMAND = [sys.executable, "-m", "thunderfleet_localcluster", "run"]
+NAME, NAMESPACE = "tiny-run", "run-e2e"
+
+
+@pytest.fixture(scope="module")
+def there(line: Line) -> Iterator[tuple[str, ...]]:
+    """The arguments for a namespace of its own."""
+    line.kubectl("create", "namespace", NAMESPACE)
+    yield ("--name", NAME, "-n", NAMESPACE)
+    line.kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=25s")
+
+
+def environment(line: Line) -> dict[str, str]:
+    """No proxy: the kubeconfig of a local cluster brings it."""
+    return {**os.environ, "KUBECONFIG": str(line.cluster.kubeconfig)}
+
+
+def run(line: Line, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments, f"--timeout={READY_SECONDS:.0f}"]
+    return subprocess.run(
+        command, input=text, env=environment(line), capture_output=True, text=True, timeout=READY_SECONDS + 60, check=False
+    )
+
+
+def test_a_prompt_creates_what_a_pipe_finds(line: Line, there: tuple[str, ...]) -> None:
+    first = run(line, MODEL, *there, "--prompt", "Hello")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.strip() and "created ModelDeployment tiny-run" in first.stderr
+    second = run(line, MODEL, *there, text="Hello")
+    assert second.returncode == 0, second.stderr
+    assert "using ModelDeployment tiny-run" in second.stderr
+    found = json.loads(line.kubectl("get", "md", NAME, "-n", NAMESPACE, "-o", "json"))
+    assert found["spec"]["model"]["repository"] == MODEL
+    other = run(line, "other/model", *there, text="Hello")
+    assert other.returncode == 2 and f"serves {MODEL}; use another --name" in other.stderr
+
+
+class Terminal:
+    """The command at a pseudo-terminal."""
+
+    def __init__(self, line: Line, *arguments: str) -> None:
+        self.end, child = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], env=environment(line), stdin=child, stdout=child, stderr=child, start_new_session=True
+        )
+        os.close(child)
+        self.said = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.end, text.encode())
+
+    def until(self, text: str, count: int = 1) -> None:
+        """Reads until ``text`` has come ``count`` times."""
+        limit = time.monotonic() + READY_SECONDS
+        while self.said.count(text) < count:
+            assert time.monotonic() < limit, self.said
+            if select.select([self.end], [], [], 1.0)[0]:
+                try:
+                    self.said += os.read(self.end, 65536).decode("utf-8", "replace")
+                except OSError:
+                    assert self.said.count(text) >= count, self.said
+                    return
+
+
+def test_a_chat_ends_with_ctrl_d_and_the_model_keeps_serving(line: Line, there: tuple[str, ...]) -> None:
+    terminal = Terminal(line, MODEL, *there)
+    try:
+        terminal.until(">>> ")
+        terminal.type("Hello\n")
+        terminal.until(">>> ", 2)
+        terminal.type("Tell me more\n")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until(">>> ", 3)
+        terminal.type("\x04")
+        terminal.until("keeps serving")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait(30)
+        os.close(terminal.end)
+    status = json.loads(line.kubectl("get", "md", NAME, "-n", NAMESPACE, "-o", "json"))["status"]
+    assert status["endpoint"] in terminal.said
+    ready = next(one for one in status["conditions"] if one["type"] == "Ready")
+    assert ready["status"] == "True"
+
+
+def test_a_model_that_no_mac_has_ends_with_three(line: Line, there: tuple[str, ...]) -> None:
+    done = run(line, "nobody/has-this", "-n", NAMESPACE, text="Hello")
+    assert done.returncode == 3, done.stderr
+    assert "ModelNotFound" in done.stderr and "kubectl delete md has-this -n run-e2e" in done.stderr
+    line.kubectl("delete", "md", "has-this", NAME, "-n", NAMESPACE, "--timeout=25s")
+    until(lambda: not line.items("pods", "-n", NAMESPACE), "its pods are gone")
