@@ -26,7 +26,9 @@ from thunderfleet_operator.placement import (
     ModelFacts,
     Placement,
     Request,
+    Taint,
     TensorFacts,
+    better,
     plan,
 )
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, Cache
@@ -275,6 +277,57 @@ def hard(repeats: int) -> list[Figure]:
     return figures
 
 
+def unlike(count: int) -> Iterator[tuple[str, Fleet, Request]]:
+    """Fleets in which nothing has room, with much to explain, and what to ask."""
+    model = large_model(9_000 * GIB)
+    fleet = racks(count, model)
+    asked = Request(repository="org/large", memory=NO_KV, policy=PlacementPolicy.FEWEST)
+    changes: tuple[dict[str, Any], ...] = (
+        {"schedulable": False},
+        {"taints": (Taint("dedicated", "x"),)},
+        {"models": ()},
+        {"mlx_version": "9"},
+        {"ready": False},
+        {},
+        {},
+    )
+    members = list(fleet.macs.values())
+    broken = [replace(mac, **changes[i % len(changes)]) for i, mac in enumerate(members)]
+    versions = [replace(mac, mlx_version=str(i % 20)) for i, mac in enumerate(members)]
+    folders = [replace(mac, models=(replace(model, path=f"/{mac.name}"),)) for mac in members]
+    yield "full", fleet, asked
+    yield "each lacks something", Fleet(broken, fleet.cables.values()), asked
+    yield "20 versions of MLX", Fleet(versions, fleet.cables.values()), asked
+    yield "a folder for each Mac", Fleet(folders, fleet.cables.values()), asked
+
+
+def advice(repeats: int, say: Say) -> list[Figure]:
+    """1,000 Macs: why nothing has room, and whether a running group has a better place, beside a plan that succeeds."""
+    placed, request = racks(1_000, large_model(900 * GIB)), Request(path=PATH, memory=NO_KV, policy=PlacementPolicy.FEWEST)
+    found = plan(placed, request)
+    if not isinstance(found, Placement):
+        raise AssertionError("a rack of the largest Macs has room")
+    running = replace(request, current=found.nodes)
+    kinds: list[tuple[str, Callable[[], object], str, int]] = [
+        ("a better place", lambda: better(_anew(placed), running, found.transport), "for a group that runs", 2)
+    ]
+    for kind, fleet, asked in unlike(1_000):
+        why = plan(fleet, asked)
+        if isinstance(why, Placement) or not why.near_misses:
+            raise AssertionError(f"nothing has room, and why is explained: {kind}")
+        text = f"why there is none, with {len(why.near_misses)} near misses"
+        kinds.append((kind, lambda fleet=fleet, asked=asked: plan(_anew(fleet), asked), text, 15))  # type: ignore[misc]
+    figures = []
+    for kind, work, text, most in kinds:
+        # In alternation: load slows both sides.
+        samples = [(_seconds(work, 1)[0], _seconds(lambda: plan(_anew(placed), request), 1)[0]) for _ in range(repeats)]
+        ours, theirs = (_ms(tuple(side)) for side in zip(*samples, strict=True))
+        name, note = f"placement advice 1000, {kind}", f"1000 Macs in racks of {RACK}; {text}"
+        figures.append(Figure(name, "ms", ours, theirs, "a plan that succeeds", Bound("<=", most), note))
+        say(f"{name}: {figures[-1].value:.0f} ms")
+    return figures
+
+
 # --- the snapshot ---
 
 
@@ -410,6 +463,7 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
 def figures(repeats: int, say: Say) -> list[Figure]:
     """All of them."""
     found = [*against_listing(repeats), *one_switch(repeats), *growing(repeats, say), *full(repeats), *hard(repeats)]
+    found += advice(repeats, say)
     return [*found, *snapshot_figures(repeats, 1_000, say)]
 
 

@@ -3,10 +3,12 @@
 Layers follow free memory, but they are whole, and those that do not fit move to a neighbor. So the same Macs in another order
 divide the model otherwise, which matters where Macs are unlike and layers few. The search by score takes the first order in
 which every rank fits.
+
+Of a few ranks every order is compared. Of more, two ranks change places as long as that is faster.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Split
@@ -16,8 +18,12 @@ from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 from thunderfleet_operator.placement.speed import predict
 
-MOST = 5
+EVERY = 5
 """Most ranks of which every order is compared."""
+MOST = 8
+"""Most ranks that are put in another order at all."""
+ROUNDS = 3
+"""Most changes of places."""
 STEPS = 10
 """What it takes to divide a model in one order."""
 
@@ -29,6 +35,16 @@ class _Order(NamedTuple):
 
     speed: float
     kinds: tuple[Kind, ...]
+
+
+def _neighbors(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The same ring from each rank on and in both directions, which needs no other hops, and with two ranks exchanged."""
+    for around in (order, order[::-1]):
+        yield from (around[i:] + around[:i] for i in range(len(order)))
+    for one, other in combinations(range(len(order)), 2):
+        changed = list(order)
+        changed[one], changed[other] = order[other], order[one]
+        yield tuple(changed)
 
 
 def _kind(mac: Mac) -> Kind:
@@ -46,20 +62,43 @@ class Orders:
         """By cohort, transport and kinds of Macs."""
 
     def faster(self, candidate: Candidate, speed: float) -> Candidate | None:
-        """The fastest order of a pipeline's Macs that works, if it is faster than the candidate's with its ``speed``."""
+        """A faster order of a pipeline's Macs that works, compared with the candidate's with its ``speed``; None if none does.
+
+        The fastest of every order for a few ranks, and of those tried for more.
+        """
         macs = candidate.found.graph.members(candidate.found.order)
         if candidate.split is not Split.PIPELINE or len(macs) > MOST or len({_kind(mac) for mac in macs}) == 1:
             return None
-        for order in self._orders(candidate.cohort, candidate.transport, macs):
-            if order.speed <= speed:
+        orders = self._every(candidate, macs) if len(macs) <= EVERY else self._exchanged(candidate)
+        for found, ways in orders:
+            if found <= speed:
                 return None
-            for places in self._places(candidate, order.kinds):
+            for places in ways:
                 if not self._budget.step():
                     return None
-                found = self._search.in_order(candidate, places)
-                if found is not None:
-                    return found
+                other = self._search.in_order(candidate, places)
+                if other is not None:
+                    return other
         return None
+
+    def _every(self, candidate: Candidate, macs: Sequence[Mac]) -> Iterator[tuple[float, Iterator[tuple[int, ...]]]]:
+        """All orders of kinds by speed, the fastest first, each with the orders of the candidate's Macs."""
+        for order in self._orders(candidate.cohort, candidate.transport, macs):
+            yield order.speed, self._places(candidate, order.kinds)
+
+    def _exchanged(self, candidate: Candidate) -> list[tuple[float, list[tuple[int, ...]]]]:
+        """Orders of the candidate's Macs in which ranks changed places, and again from the fastest of them, by speed."""
+        macs, tried = candidate.found.graph.macs, dict[tuple[int, ...], float]()
+        best = candidate.found.order
+        for _ in range(ROUNDS):
+            start = best
+            for order in _neighbors(start):
+                if order not in tried:
+                    tried[order] = self._speed(candidate.cohort, candidate.transport, [macs[i] for i in order])
+            best = max(tried, key=lambda order: (tried[order], order))
+            if best == start:
+                break
+        return sorted(((speed, [order]) for order, speed in tried.items()), reverse=True)
 
     def _orders(self, cohort: Cohort, transport: PlacedTransport, macs: Sequence[Mac]) -> list[_Order]:
         """Those in which every rank has room, the fastest first."""
@@ -67,23 +106,22 @@ class Orders:
         kinds = sorted(map(_kind, macs))
         key = (id(cohort), transport, *kinds)
         if key not in self._known:
-            found = (self._order(cohort, transport, of_kind, order) for order in dict.fromkeys(permutations(kinds)))
-            self._known[key] = sorted((order for order in found if order is not None), reverse=True)
+            orders = dict.fromkeys(permutations(kinds))
+            found = (_Order(self._speed(cohort, transport, [of_kind[kind] for kind in order]), order) for order in orders)
+            self._known[key] = sorted((order for order in found if order.speed), reverse=True)
         return self._known[key]
 
-    def _order(
-        self, cohort: Cohort, transport: PlacedTransport, of_kind: dict[Kind, Mac], kinds: tuple[Kind, ...]
-    ) -> _Order | None:
+    def _speed(self, cohort: Cohort, transport: PlacedTransport, macs: Sequence[Mac]) -> float:
+        """The predicted speed with the Macs in this order; 0 if a rank has no room or no steps are left."""
         if not self._budget.afford(STEPS):
-            return None
-        macs = [of_kind[kind] for kind in kinds]
+            return 0
         divided = cohort.needs.divide(Split.PIPELINE, [mac.free_bytes for mac in macs])
         if divided is None:
-            return None
+            return 0
         shares, request = [last - first for first, last in divided.layers], self._search.request
         model, factors = cohort.model, request.corrections
-        speed = predict(model, macs, transport, Split.PIPELINE, shares, request.lengths, corrections=factors)
-        return _Order(speed.decode, kinds) if speed is not None else None
+        found = predict(model, macs, transport, Split.PIPELINE, shares, request.lengths, corrections=factors)
+        return found.decode if found is not None else 0
 
     @staticmethod
     def _places(candidate: Candidate, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:

@@ -21,7 +21,8 @@ from thunderfleet_operator.placement.speed import bandwidth, predict, unknown
 MORE_MACS = 8
 """So many Macs more than the fewest are considered."""
 CLASSES = 5
-"""Most classes of memory bandwidth among which groups are searched, besides all Macs."""
+"""Most classes of memory bandwidth among which groups are searched, besides all Macs. If there are more bandwidths, those that
+are about equal are one class."""
 PIPELINES = 16
 """So many pipelines of one size are compared: each of their Macs counts for the speed, not only the slowest."""
 ALIKE = MEMORY_STEP
@@ -98,9 +99,12 @@ class _Parts:
             fleet, request = self.whole.fleet, self.whole.request
             factors, others = request.corrections, request.corrections.get("", 1.0)
             rates = {name: int(rate * factors.get(fleet.macs[name].chip, others)) for name, rate in self._rates.items()}
-            buckets = Buckets(rates.values(), MEMORY_STEP)
-            edges = sorted({buckets.of(rate) for rate in rates.values()})[1:][-CLASSES:]
-            groups = ([name for name, rate in rates.items() if buckets.of(rate) >= edge] for edge in edges)
+            edges = sorted(set(rates.values()))[1:]
+            if len(edges) > CLASSES:
+                buckets = Buckets(rates.values(), MEMORY_STEP)
+                edges = sorted(set(map(buckets.of, rates.values())))[1:][-CLASSES:]
+            # An edge is the lowest rate of its bucket.
+            groups = ([name for name, rate in rates.items() if rate >= edge] for edge in edges)
             self._classes = [CandidateSearch(fleet, request, StepBudget(self._steps), only=names) for names in groups]
         return self._classes
 

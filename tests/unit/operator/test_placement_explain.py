@@ -1,6 +1,8 @@
 """The explanation when there is no placement: near misses, and why each Mac cannot be used."""
 
+import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import Split, Transport
@@ -20,6 +22,8 @@ from thunderfleet_operator.placement import (
     plan,
 )
 from thunderfleet_operator.placement.cohorts import cohorts
+from thunderfleet_operator.placement.explain import explanation
+from thunderfleet_operator.placement.explain.fixes import fix
 from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_SETTING, Miss, by_message, listed, named
 from thunderfleet_operator.placement.explain.obstacles import helpful_macs
 
@@ -273,3 +277,60 @@ def test_a_rank_0_that_is_not_reached_yet_is_waited_for() -> None:
     found = refused(Fleet(macs, [cable("a", "b", **ends)]), request(transport=Transport.JACCL))
     assert found.reason == "NotYetObserved"
     assert found.near_misses[0].message.startswith("JACCL mesh of a, b: no Mac is reachable from all others yet; if this lasts")
+
+
+# --- many cohorts ---
+
+
+def own_files(count: int, free: int = 4) -> Fleet:
+    """Macs on one switch, each with the model in a folder of its own: none can form a group with another."""
+    names = [f"m{i:03d}" for i in range(count)]
+    dials = {name: Dials.of((other, f"10.1.0.{i}") for i, other in enumerate(names) if other != name) for name in names}
+    return Fleet(
+        Mac(name, f"10.1.0.{i}", free, models=(model(5, 5, path=f"/{name}"),), backends=BOTH, dials=dials[name])
+        for i, name in enumerate(names)
+    )
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_near_misses_of_many_cohorts_cost_as_much_as_those_of_a_few(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    looked = 0
+
+    def counted(*arguments: Any) -> Miss | None:
+        nonlocal looked
+        looked += 1
+        return fix(*arguments)
+
+    monkeypatch.setattr("thunderfleet_operator.placement.explain.transports.fix", counted)
+    counts = []
+    for count in (10, 20, 40):
+        looked = 0
+        found = refused(own_files(count), Request(repository="org/a", memory=NO_KV, min_nodes=least))
+        assert found.near_misses and len(found.macs) == count
+        counts.append(looked)
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def test_the_cohorts_that_lack_least_are_explained() -> None:
+    fleet = own_files(10)
+    fleet = fleet.changed([replace(fleet.macs["m008"], free_bytes=9)])
+    found = refused(fleet, Request(repository="org/a", memory=NO_KV, max_nodes=1))
+    assert found.near_misses[0].message == "m008 has 9 bytes free, the whole model needs 10 bytes"
+    assert found.near_misses[0].missing_bytes == 1
+
+
+def test_near_misses_end_at_a_limit_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = own_files(4)
+    asked = Request(repository="org/a", memory=NO_KV, min_nodes=2)
+    assert any(miss.changes for miss in refused(fleet, asked).near_misses)
+    monkeypatch.setattr(explanation, "STEPS", 0)
+    found = refused(fleet, asked)
+    assert not any(miss.changes for miss in found.near_misses)
+    assert found.message.startswith("org/a cannot be placed on 2 or more Macs: ")
+
+
+def test_of_several_folders_the_one_that_needs_least_counts() -> None:
+    unknown = ModelFacts("/z", "org/a", bytes=9, layer_bytes=(9,))
+    for models in itertools.permutations((model(5, 5), model(4, 4, path="/b"), unknown)):
+        found = refused(Fleet([mac("a", 3, models[0], models=models)]), Request(repository="org/a", memory=NO_KV))
+        assert found.macs == (MacReason("a", "has 3 bytes free, the whole model needs 8 bytes"),)

@@ -327,3 +327,48 @@ def test_every_question_has_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert confirm(fleet, request, found) and present(fleet, request, found.transport, found.split)
     assert better(fleet, request) is None
     assert len(budgets) == 5 and set(budgets) == {400_000}
+
+
+def bandwidths(seed: int) -> Fleet:
+    """Eight Macs whose memory bandwidths were measured, in at most six classes, and some cables of different speeds."""
+    dice = random.Random(seed)
+    facts = replace(model(38, 80, 4), tensor=(TensorFacts(3, (13 * GIB,) * 3),), pipeline_refusal="no pipeline")
+    members = macs("abcdefgh", "M3 Ultra", 80, 40, facts)
+    measured = [replace(mac, memory_bandwidth=dice.randrange(400_000, 700_000, 1_000)) for mac in members]
+    cables = [replace(cable, speed_mbps=dice.choice((80_000, 120_000))) for cable in mesh("abcdefgh") if dice.random() < 0.6]
+    return Fleet(measured, cables)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32))
+def test_bandwidths_of_a_class_cost_at_most_their_ratio(seed: int) -> None:
+    fleet = bandwidths(seed)
+    joined = {frozenset((cable.a.node, cable.b.node)) for cable in fleet.cables.values()}
+    speeds = []
+    for names in itertools.combinations(fleet.macs, 3):
+        if all(frozenset(pair) in joined for pair in itertools.combinations(names, 2)):
+            members = [fleet.macs[name] for name in names]
+            speed = predict(members[0].models[0], members, Transport.JACCL, Split.TENSOR)
+            assert speed is not None
+            speeds.append(speed.decode)
+    request = Request(path="/m", memory=NO_KV, policy=FASTEST, min_nodes=3, max_nodes=3, transport=Transport.JACCL)
+    found = plan(fleet, request)
+    assert isinstance(found, Placement) == bool(speeds)
+    if isinstance(found, Placement):
+        assert found.predicted is not None
+        # The score decides between those of which none is faster than another by a tenth.
+        assert found.predicted.decode * 1.21 * 1.1 >= max(speeds)
+
+
+@pytest.mark.parametrize(("count", "size"), [(6, 1), (7, 2)])
+def test_of_up_to_six_bandwidths_the_fastest_is_found(monkeypatch: pytest.MonkeyPatch, count: int, size: int) -> None:
+    members = [
+        replace(mac, memory_bandwidth=800_000 + 1_000 * i, free_bytes=(50 + i) * GIB)
+        for i, mac in enumerate(macs("abcdefg"[:count], "M3 Ultra", 80, 50, model(38, 80, 4)))
+    ]
+    fastest = members[-1].name
+    # Two Macs are twice as fast as the Mac that the score prefers, and not twice as fast as the fastest.
+    predicts(
+        monkeypatch, lambda nodes, _: 20.2 if len(nodes) == 2 else 0.0 if len(nodes) > 2 else 10.2 if fastest in nodes else 10.0
+    )
+    assert len(chosen(Fleet(members, mesh("abcdefg"[:count]))).nodes) == size

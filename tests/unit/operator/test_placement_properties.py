@@ -177,6 +177,7 @@ def arrangements(
     """Orders of these Macs that the transport allows, with what they share and their slowest hop."""
     macs = fleet.macs
     used = sum(macs[name].in_use for name in names)
+    hop_of = {pair: hop(fleet, *pair, transport, request, lan) for pair in itertools.permutations(names, 2)}
     for order in itertools.permutations(names):
         size = len(order)
         if size == 1:
@@ -185,7 +186,7 @@ def arrangements(
         pairs = list(itertools.combinations(order, 2))
         if transport is not Transport.JACCL:
             pairs = [(order[i], order[(i + 1) % size]) for i in range(size)]
-        hops = [found for one, other in pairs if (found := hop(fleet, one, other, transport, request, lan)) is not None]
+        hops = [found for pair in pairs if (found := hop_of[pair]) is not None]
         if len(hops) < len(pairs) or not reachable(fleet, order):
             continue
         cables = [cable for _, cable in hops if cable is not None]

@@ -30,7 +30,7 @@ from thunderfleet_operator.placement.chips import chip
 from thunderfleet_operator.placement.speed import CALIBRATED
 from thunderfleet_operator.plan_cli import render, report
 
-from tests.unit.operator.published import ROWS, errors, fitted, held_out, tables
+from tests.unit.operator.published import ROWS, Row, errors, fitted, held_out, tables
 
 GB = 10**9
 DOCS = Path(__file__).parents[3] / "docs" / "speeds.md"
@@ -57,6 +57,13 @@ def test_published_measurements_that_were_held_out_are_predicted(what: str) -> N
     )
     assert [getattr(fit, name) for name in names] == pytest.approx([getattr(CALIBRATED, name) for name in names])
     assert statistics.median(map(abs, errors(rows, what, CALIBRATED))) <= 0.15
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}, {row.macs} x {row.chip}")
+def test_no_published_row_is_far_off(row: Row) -> None:
+    found = [*errors([row], "decode", CALIBRATED), *errors([row], "prefill", CALIBRATED)]
+    assert len(found) == (row.decode is not None) + (row.prefill is not None) > 0
+    assert all(1 / 1.45 <= 1 + error <= 1.45 for error in found)
 
 
 def test_the_documentation_shows_what_is_predicted() -> None:

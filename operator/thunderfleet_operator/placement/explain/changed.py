@@ -56,13 +56,18 @@ def changed(
     return made, replace(request, avoid=avoid, no_ring_ports=ports)
 
 
-def has_placement(fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit, nodes: Sequence[str]) -> bool:
-    """Whether exactly these Macs take the group over this transport."""
+def has_placement(
+    fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit, nodes: Sequence[str], budget: StepBudget
+) -> bool:
+    """Whether exactly these Macs take the group over this transport. What it takes to find out is spent from ``budget``."""
     wanted = request.transport if transport is Transport.NONE else transport
     splits = Split.AUTO if split is Split.NONE else split
     size = len(nodes)
     asked = replace(request, min_nodes=size, max_nodes=size, current=(), transport=wanted, split=splits)
-    return next(CandidateSearch(fleet, asked, StepBudget(STEPS), only=nodes).candidates(1), None) is not None
+    own = StepBudget(STEPS)
+    found = next(CandidateSearch(fleet, asked, own, only=nodes).candidates(1), None)
+    budget.spend(STEPS - own.left)
+    return found is not None
 
 
 def _all_reached(mac: Mac, macs: Mapping[str, Mac]) -> Dials:

@@ -1,6 +1,7 @@
 """The answer of a search that found nothing: near misses by transport, a reason for every Mac, and a short message."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest, nsmallest
 
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
@@ -13,22 +14,29 @@ from thunderfleet_operator.placement.explain.shortage import alone_text
 from thunderfleet_operator.placement.explain.transports import single_mac_misses, transport_misses
 from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.memory import Bounds, Needs
-from thunderfleet_operator.placement.preferences import LABELS, allowed_transports, backend
+from thunderfleet_operator.placement.preferences import LABELS, MAX_RANKS, allowed_transports, backend
 from thunderfleet_operator.placement.result import Changes, MacReason, NearMiss, Unplaceable
+from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 NO_MACS = "the cluster has no Mac: run `thunderfleet-kubelet join` on a Mac"
 NEAR_MISSES = 16
 """Most near misses in an answer."""
+COHORTS = 3
+"""Most cohorts whose near misses are looked for: if every Mac has its own files, there are as many cohorts as Macs."""
+STEPS = 40_000
+"""Step limit of all near misses together."""
 
 
 def explain(search: CandidateSearch) -> Unplaceable:
     """Why a search found nothing."""
     if not search.fleet.macs:
         return Unplaceable(Reason.NO_MACS, NO_MACS)
-    cohorts = search.cohorts or _possible_cohorts(search)
+    cohorts = _promising(search.cohorts) or _possible_cohorts(search)
     kinds = allowed_transports(search.request) if cohorts else ()
-    by_transport = [*_unreached(search), *filter(None, (_misses(search, cohorts, kind) for kind in kinds))]
+    shares = _shares(StepBudget(STEPS), len(kinds))
+    found = (_misses(search, cohorts, kind, share) for kind, share in zip(kinds, shares, strict=True))
+    by_transport = [*_unreached(search), *filter(None, found)]
     best = sorted((misses[0] for misses in by_transport), key=lambda miss: miss.order)
     rest = sorted((miss for misses in by_transport for miss in misses[1:]), key=lambda miss: miss.order)
     macs = _mac_reasons(search)
@@ -47,6 +55,21 @@ def _different(misses: Iterable[Miss]) -> tuple[NearMiss, ...]:
     for miss in misses:
         found.setdefault(miss.near.message, miss.near)
     return tuple(found.values())
+
+
+def _promising(cohorts: Sequence[Cohort]) -> list[Cohort]:
+    """The cohorts with the least memory missing, then those with the most Macs, in their order."""
+    if len(cohorts) <= COHORTS:
+        return list(cohorts)
+
+    def order(position: int) -> tuple[int, int, int]:
+        cohort = cohorts[position]
+        need = cohort.needs.bounds(Split.NONE, 1)
+        together = need.together if isinstance(need, Bounds) else cohort.model.bytes
+        free = nlargest(MAX_RANKS, (mac.free_bytes for mac in cohort.macs.values()))
+        return max(0, together - sum(free)), -len(cohort.macs), position
+
+    return [cohorts[i] for i in sorted(nsmallest(COHORTS, range(len(cohorts)), key=order))]
 
 
 def _possible_cohorts(search: CandidateSearch) -> list[Cohort]:
@@ -73,14 +96,23 @@ def _unreached(search: CandidateSearch) -> list[list[Miss]]:
     return found
 
 
-def _misses(search: CandidateSearch, cohorts: Sequence[Cohort], transport: PlacedTransport) -> list[Miss]:
+def _shares(budget: StepBudget, count: int) -> Iterator[StepBudget]:
+    """Divides a budget. What one share leaves is for those that follow."""
+    for number in range(count):
+        share = StepBudget(budget.left // (count - number))
+        budget.spend(share.left)
+        yield share
+        budget.spend(-max(0, share.left))
+
+
+def _misses(search: CandidateSearch, cohorts: Sequence[Cohort], transport: PlacedTransport, budget: StepBudget) -> list[Miss]:
     """The near misses of a transport, the cheapest to mend first."""
     found: list[Miss] = []
-    for cohort in cohorts:
+    for cohort, share in zip(cohorts, _shares(budget, len(cohorts)), strict=True):
         if transport is not Transport.NONE:
-            found += transport_misses(search, cohort, transport)
+            found += transport_misses(search, cohort, transport, share)
         elif search.request.min_nodes == 1:
-            found += single_mac_misses(search, cohort)
+            found += single_mac_misses(search, cohort, share)
     return sorted(found, key=lambda miss: miss.order)
 
 
@@ -95,18 +127,20 @@ def _reason(search: CandidateSearch, best: Sequence[Miss]) -> Reason:
 def _mac_reasons(search: CandidateSearch) -> tuple[MacReason, ...]:
     """Why each Mac cannot be used, by name."""
     ports = search.request.no_ring_ports
+    alone = _alone_needs(search) if search.request.min_nodes == 1 else {}
     reasons = [MacReason(name, why) for name, why in search.ineligible.items()]
     reasons += [
-        MacReason(name, _eligible_reason(search, mac) + (f", and {ports[name]}" if name in ports else ""))
+        MacReason(name, _eligible_reason(search, mac, alone) + (f", and {ports[name]}" if name in ports else ""))
         for name, mac in search.eligible.items()
     ]
     return tuple(sorted(reasons, key=lambda entry: entry.node))
 
 
-def _eligible_reason(search: CandidateSearch, mac: Mac) -> str:
-    """Why an eligible Mac is not used."""
+def _eligible_reason(search: CandidateSearch, mac: Mac, alone: Mapping[str, int | str]) -> str:
+    """Why an eligible Mac is not used. ``alone``: see ``_alone_needs``; empty if a group needs more Macs."""
     request = search.request
-    parts = [_alone_reason(search, mac)] if request.min_nodes == 1 else []
+    need = alone.get(mac.name)
+    parts = [need if isinstance(need, str) else alone_text(mac, need)] if need is not None else []
     if not mac.backends.intersection(backend(transport) for transport in allowed_transports(request)[1:]):
         group = "join a group" if request.transport is Transport.AUTO else f"use {request.transport}"
         has = f"supports only {', '.join(sorted(mac.backends))}" if mac.backends else "has no backend"
@@ -119,11 +153,17 @@ def _eligible_reason(search: CandidateSearch, mac: Mac) -> str:
     return f"is in no set of {request.min_nodes} Macs with the required links and memory"
 
 
-def _alone_reason(search: CandidateSearch, mac: Mac) -> str:
-    """Why a Mac does not hold the whole model alone."""
-    needs = [cohort.needs.bounds(Split.NONE, 1) for cohort in search.cohorts if mac.name in cohort.macs]
-    known = [need.together for need in needs if isinstance(need, Bounds)]
-    return alone_text(mac, min(known)) if known else str(needs[0])
+def _alone_needs(search: CandidateSearch) -> dict[str, int | str]:
+    """By Mac, the least memory that the whole model needs on it, or why that is not known."""
+    found: dict[str, int | str] = {}
+    for cohort in search.cohorts:
+        bounds = cohort.needs.bounds(Split.NONE, 1)
+        need = bounds.together if isinstance(bounds, Bounds) else bounds
+        for name in cohort.macs:
+            before = found.setdefault(name, need)
+            if isinstance(need, int) and (isinstance(before, str) or need < before):
+                found[name] = need
+    return found
 
 
 def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacReason]) -> str:

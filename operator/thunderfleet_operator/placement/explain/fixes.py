@@ -26,6 +26,7 @@ from thunderfleet_operator.placement.graph.coordinators import coordinators
 from thunderfleet_operator.placement.preferences import LABELS, RDMA_TRANSPORTS
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Changes, NearMiss
+from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import joined_pairs
 
 NO_RANK_0 = (
@@ -44,6 +45,8 @@ class Way:
     transport: PlacedTransport
     split: PlacedSplit
     hops: HopObstacles
+    budget: StepBudget
+    """Of all sets that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ def fix(way: Way, order: Sequence[str], obstacles: Mapping[str, Obstacle]) -> Mi
 
     ``obstacles``: by Mac that cannot take part, what is missing on it.
     """
+    # Every Mac of the set is compared with every other.
+    way.budget.spend(len(order) ** 2)
     joining = _joining(way, order, tuple(name for name in order if name in obstacles))
     order, changes = joining.order, joining.changes
     fleet, _ = changed(way.fleet, way.request, way.cohort, way.transport, order, changes)
@@ -74,7 +79,7 @@ def fix(way: Way, order: Sequence[str], obstacles: Mapping[str, Obstacle]) -> Mi
     if not changes:
         return None
     fleet, request = changed(way.fleet, way.request, way.cohort, way.transport, order, changes)
-    if not has_placement(fleet, request, way.transport, way.split, order):
+    if not has_placement(fleet, request, way.transport, way.split, order, way.budget):
         return None
     missing = sum(max(0, need - mac.free_bytes) for mac, need in zip(members, needs, strict=True))
     texts = _texts(way, {mac.name: mac for mac in members}, short, obstacles, joining.texts)

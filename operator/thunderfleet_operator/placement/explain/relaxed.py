@@ -62,6 +62,7 @@ def cheapest_set(
     # By the rules of a ring and without reachability, memory alone decides about a set.
     fitting = Fitting(Fleet(pool), way.cohort.needs, Transport.RING, way.split, size, need, shortlist, budget)
     search_sets(SetSearch(graph, size, need, shortlist, budget, fitting.consider), way.transport)
+    way.budget.spend(MAX_STEPS - budget.left)
     if not shortlist.entries:
         return None
     return tuple(mac.name for mac in graph.members(shortlist.entries[0].order))

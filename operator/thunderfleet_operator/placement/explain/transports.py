@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
 from thunderfleet_operator.placement.explain.fixes import Way, fix
@@ -23,6 +23,7 @@ from thunderfleet_operator.placement.preferences import (
     backend,
 )
 from thunderfleet_operator.placement.result import NearMiss
+from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 HELPFUL = 8
@@ -43,8 +44,8 @@ class _Pool:
         return least_missing([mac.free_bytes for mac in self.macs[:size]], need)
 
 
-def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport) -> list[Miss]:
-    """What keeps these Macs from forming a group over this transport."""
+def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, budget: StepBudget) -> list[Miss]:
+    """What keeps these Macs from forming a group over this transport. Once ``budget`` is spent, no more sets are looked at."""
     request, label = search.request, LABELS[transport]
     least, most = max(2, request.min_nodes), request.max_nodes or MAX_RANKS
     if transport is Transport.JACCL:
@@ -56,7 +57,7 @@ def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedT
         return []
     excluded = request.no_ring_ports if transport is Transport.RING else {}
     able = [mac for mac in cohort.macs.values() if backend(transport) in mac.backends and mac.name not in excluded]
-    made = _Explanation(search, cohort, transport, range(least, most + 1))
+    made = _Explanation(search, cohort, transport, range(least, most + 1), budget)
     misses = made.misses(_Pool(_ranked(able), {}))
     if all(miss.cost >= COST_MEMORY for miss in misses):
         # Perhaps nothing has to be bought.
@@ -64,7 +65,7 @@ def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedT
     return [*misses, *made.refused.values()]
 
 
-def single_mac_misses(search: CandidateSearch, cohort: Cohort) -> list[Miss]:
+def single_mac_misses(search: CandidateSearch, cohort: Cohort, budget: StepBudget) -> list[Miss]:
     """What keeps single Macs from holding the whole model: the largest, and one that need only be mended."""
     need = cohort.needs.bounds(Split.NONE, 1)
     able = _ranked(list(cohort.macs.values()))
@@ -75,13 +76,10 @@ def single_mac_misses(search: CandidateSearch, cohort: Cohort) -> list[Miss]:
     helpful = [mac for mac in _ranked(list(search.fleet.macs.values())) if mac.name not in cohort.macs]
     big = [mac for mac in helpful if mac.free_bytes >= need.together]
     obstacles = helpful_macs(big, search.request, cohort, Transport.NONE, 1) or pool.obstacles
-    way = _way(search, cohort, Transport.NONE, Split.NONE)
+    hops = HopObstacles(search.fleet, Transport.NONE)
+    way = Way(search.fleet, search.request, cohort, Transport.NONE, Split.NONE, hops, budget)
     names = [*(mac.name for mac in able[:1]), *islice(obstacles, 1)]
     return [miss for name in names if (miss := fix(way, (name,), obstacles)) is not None]
-
-
-def _way(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, split: PlacedSplit) -> Way:
-    return Way(search.fleet, search.request, cohort, transport, split, HopObstacles(search.fleet, transport))
 
 
 def _ranked(macs: Sequence[Mac]) -> list[Mac]:
@@ -106,13 +104,15 @@ def _with_helpful(
 class _Explanation:
     """Of one transport and cohort."""
 
-    def __init__(self, search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, sizes: range) -> None:
+    def __init__(
+        self, search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, sizes: range, budget: StepBudget
+    ) -> None:
         self._search = search
         self._cohort = cohort
         self._sizes = sizes
         hops = HopObstacles(search.fleet, transport)
         self._ways = [
-            Way(search.fleet, search.request, cohort, transport, split, hops)
+            Way(search.fleet, search.request, cohort, transport, split, hops, budget)
             for split in allowed_splits(transport, search.request)
         ]
         self.refused: dict[str, Miss] = {}
@@ -141,6 +141,8 @@ class _Explanation:
         """Sets of so many Macs in the order of a ring: with room, with the most memory, and with the fewest missing hops."""
         way, seen = self._ways[number], set[frozenset[str]]()
         for macs, any_memory in ((pool.macs, False), (pool.macs[:size], True), (pool.macs, True)):
+            if way.budget.left <= 0:
+                return
             order = cheapest_set(way, macs, size, pool.obstacles, any_memory=any_memory)
             if order is not None and frozenset(order) not in seen:
                 seen.add(frozenset(order))

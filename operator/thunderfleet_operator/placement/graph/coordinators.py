@@ -57,23 +57,26 @@ def _routes(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind
     return found
 
 
-def _route(fleet: Fleet, one: str, other: Mac, known: Route | None, published: bool, order: tuple[Kind, ...]) -> Route | None:
+def _by_others(fleet: Fleet, other: Mac, order: tuple[Kind, ...]) -> list[Route]:
+    """The ways to a Mac that any other has used, the best first."""
+    kinds = ((address, other.kinds.get(address, UNKNOWN)) for address in fleet.reached_addresses(other.name))
+    # The address of a port is reached over that port's cable only.
+    return sorted((Proof.OTHERS, address_rank(kind, order), at) for at, kind in kinds if kind.kind is not Kind.THUNDERBOLT)
+
+
+def _route(
+    fleet: Fleet, one: str, other: Mac, known: Route | None, by_others: Sequence[Route] | None, order: tuple[Kind, ...]
+) -> Route | None:
     """How the Mac ``one`` dials ``other``; None if nothing shows that it can. ``known``: by its own dials and cables.
 
-    ``published``: whether any Mac of the group publishes what it has dialled.
+    ``by_others``: the ways that any Mac has used; None if no Mac of the group publishes what it has dialled.
     """
-    if not published and other.address:
+    if by_others is None and other.address:
         proof = Proof.ITSELF if known is not None else Proof.OTHERS
         return proof, address_rank(other.kinds.get(other.address, UNKNOWN), order), other.address
-    if not published or (known is not None and known[0] is Proof.ITSELF):
+    if by_others is None or (known is not None and known[0] is Proof.ITSELF):
         return known
-    routes = [known] if known is not None else []
-    for address in fleet.reached_addresses(other.name):
-        kind = other.kinds.get(address, UNKNOWN)
-        # The address of a port is reached over that port's cable only.
-        if kind.kind is not Kind.THUNDERBOLT and not fleet.fails(one, other.name, address):
-            routes.append((Proof.OTHERS, address_rank(kind, order), address))
-    return min(routes, default=None)
+    return next((route for route in by_others if not fleet.fails(one, other.name, route[2])), known)
 
 
 def coordinators(fleet: Fleet, macs: Sequence[Mac], transport: PlacedTransport) -> dict[str, dict[str, str]]:
@@ -87,8 +90,9 @@ def coordinators(fleet: Fleet, macs: Sequence[Mac], transport: PlacedTransport) 
     known = [(mac.name, _routes(fleet, mac, by_name, order)) for mac in macs]
     ranked = []
     for zero in macs:
+        by_others = _by_others(fleet, zero, order) if published else None
         found = [
-            (name, _route(fleet, name, zero, to.get(zero.name), published, order)) for name, to in known if name != zero.name
+            (name, _route(fleet, name, zero, to.get(zero.name), by_others, order)) for name, to in known if name != zero.name
         ]
         routes = {name: route for name, route in found if route is not None}
         if len(routes) == len(found):
