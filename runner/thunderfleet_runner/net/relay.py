@@ -97,7 +97,7 @@ class Relays:
         """Ends all relays; when it returns, no socket and no task is left."""
         self._closed = True
         if self._server is not None:
-            self._server.close()
+            await _stop(self._server)
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -138,7 +138,7 @@ class Relays:
             return
         self._dialled.set_result(local)
         if self._server is not None:
-            self._server.close()
+            await _stop(self._server)
 
     async def _local(self, hop: int) -> "_Local":
         """Our rank's end of the hop into rank ``hop``."""
@@ -274,6 +274,18 @@ class Relays:
     def _say(self, fault: Fault) -> None:
         if not self._closed:
             self._broken(fault)
+
+
+async def _stop(server: asyncio.Server) -> None:
+    """Stops listening; every connection that was accepted has been handed over.
+
+    asyncio makes the transport of a connection one turn of its loop after it was accepted, and drops the connection without
+    closing it if the server is closed by then.
+    """
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    await asyncio.sleep(0)
+    server.close()
 
 
 NOT_YET = 425

@@ -382,14 +382,19 @@ async def test_three_macs_that_want_each_other_at_once_all_get_measured(tmp_path
 
 @pytest.mark.parametrize("count", quick([12], [12, 30]))
 async def test_a_fleet_measures_every_pair_within_its_bytes(
-    tmp_path: Path, until: Until, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, count: int
+    tmp_path: Path,
+    until: Until,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
 ) -> None:
     """Bounded connections, bounded bytes a minute, every pair done."""
     # All agents share one interpreter here, so probes send few echoes and bytes.
     monkeypatch.setattr(streams, "ECHOES", 4)
     monkeypatch.setattr(streams, "WARM_ECHOES", 1)
     monkeypatch.setattr(streams, "CHUNK", FEW // 16)
-    logging.getLogger("thunderfleet_agent").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, logger="thunderfleet_agent")
     budget = 8 * count * FEW
     chosen = settings(sockets={**SOCKETS, "streams": 1, "everySeconds": 3600})
     # Below the minimum of the chart value.

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
 import ssl
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -336,6 +338,29 @@ async def test_a_connection_that_is_accepted_while_relays_close_is_closed(
     await asyncio.sleep(0)
     assert pair[1].is_closing()
     far.close()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_stray_that_connects_as_the_relay_stops_listening_is_closed(
+    make_relayed: MakeGroup, make_keys: Callable[[Path], Path], tmp_path: Path, turns: int
+) -> None:
+    relays = relay.Relays(make_relayed(2).plan, 0, 1, control.client_tls(make_keys(tmp_path)), none)
+    target = await relays.start(lambda _: 0, 0, os.getpid)
+    assert target is not None and relays._server is not None
+    with socket.create_connection(relays._server.sockets[0].getsockname()) as stray:
+        # The loop has accepted the connection after one of these numbers of turns, and not handed it over yet.
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            await relays.close()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            gc.collect()
+        assert not [str(one.message) for one in found]
+        stray.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert stray.recv(1) == b""
 
 
 async def _ask(group: Any, rank: int, keys: Path, **changes: object) -> int:
