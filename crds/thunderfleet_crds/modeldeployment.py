@@ -244,8 +244,8 @@ class PlacementSpec(ApiModel):
         description="How predicted speed decides. Fewest starts with the fewest Nodes; it uses more Nodes only if they are "
         "predicted to be at least 2 times as fast, and Tensor instead of Pipeline only if it is predicted to be at least 1.5 "
         "times as fast. Fastest uses more Nodes, or Tensor, if they are predicted to be at least 1.1 times as fast. If the "
-        "speed cannot be predicted, the best transport decides, then the smallest number of Nodes. Running groups are not "
-        "moved.",
+        "speed cannot be predicted, the best transport decides (JACCL, then JACCLRing, then Ring), then the smallest number of "
+        "Nodes. Running groups are not moved.",
     )
 
 

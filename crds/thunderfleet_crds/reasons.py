@@ -121,7 +121,8 @@ class Reason(StrEnum):
     BELOW_THUNDERBOLT5 = (
         "BelowThunderbolt5",
         "The cable runs at 40 Gb/s or less; RDMA needs Thunderbolt 5.",
-        "Use a Thunderbolt 5 cable, without a Thunderbolt 3 or 4 hub in between.",
+        "If both Macs have Thunderbolt 5, use a Thunderbolt 5 cable, without a Thunderbolt 3 or 4 hub in between; otherwise "
+        "RDMA is not possible between them.",
         (On.RDMA_USABLE, On.READY, FAILURE),
     )
 
@@ -322,7 +323,7 @@ class Reason(StrEnum):
     )
     TRANSPORT_UNAVAILABLE = (
         "TransportUnavailable",
-        "The MLX of too few Macs supports the transport, or the transport allows fewer Macs than spec.nodes.min.",
+        "Too few Macs have an MLX that supports the transport, or the transport allows fewer Macs than spec.nodes.min.",
         "Set spec.transport to Auto, update macOS on the Macs that the message lists, or lower spec.nodes.min.",
         (On.PLACED, On.READY),
     )

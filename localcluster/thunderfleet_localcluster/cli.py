@@ -92,8 +92,9 @@ def _run_command(commands: _Parsers) -> None:
         "run",
         "serve a model in any cluster, and chat with it",
         "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
-        "afterwards. Models are not downloaded yet: it must be in a model folder of the Macs. Exit code 3: the model cannot be "
-        "placed as things are. Example: thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'",
+        "afterwards. Models are not downloaded: MODEL must already be in a model folder of the Macs (the chart's value "
+        "agent.modelFolders). Exit code 3: the model cannot be placed as things are. Example: thunderfleet run "
+        "mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'",
         cluster=False,
     )
     run.add_argument("model", metavar="MODEL", help="organization/name, as in a model folder of the Macs")

@@ -114,7 +114,8 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"queue pair to INIT", FaultClass.RETRY, Reason.QUEUE_PAIR_INIT,
           "the RDMA device could not initialize a queue pair; if this repeats, reboot this Mac"),
     _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
-          "the RDMA device has no IPv4 address: give the Thunderbolt interface one and take it out of the bridge"),
+          "the RDMA device has no IPv4 address: give both ends of the cable IPv4 addresses of one network; the condition "
+          "BridgeFree of the NodeProfile says whether the interface is a member of a bridge"),
     _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
           "the RDMA device rejected a request: check the cable"),
     _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,

@@ -65,7 +65,7 @@ RDMA = {
     "book-2.tb1--studio-3.tb4": ("Usable", "both ends"),
     "studio-1.tb3--studio-4.tb1": ("BridgeMember", "run `sudo ifconfig bridge0 deletem en2` on studio-4"),
     "mini-1.tb1--studio-2.tb3": ("BelowThunderbolt5", "use a Thunderbolt 5 cable"),
-    "mini-2.tb1--studio-3.tb3": ("BelowThunderbolt5", "connect the Macs without OWC Thunderbolt Hub"),
+    "mini-2.tb1--studio-3.tb3": ("BelowThunderbolt5", "connect them without OWC Thunderbolt Hub"),
     "book-1.tb2--studio-2.tb4": ("RDMADisabled", "start book-1 in Recovery, run `rdma_ctl enable`"),
 }
 

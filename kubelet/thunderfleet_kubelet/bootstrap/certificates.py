@@ -119,12 +119,14 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
                     if not error.transient:
                         raise
     except TimeoutError:
-        approver = "Thunderfleet's operator, which approves it, and " if signer == SERVING_SIGNER else ""
+        who = "the controller manager, which approves and signs it, runs"
+        if signer == SERVING_SIGNER:
+            who = "Thunderfleet's operator, which approves it, and the controller manager, which signs it, run"
         raise CertificateError(
             f"certificate request {name} was not signed within {limit:g} s; approving it now has no effect, because a new "
             "request follows, from the next `thunderfleet-kubelet join` or from the running kubelet. Check that "
-            f"{approver}the controller manager, which signs it, run. Or approve the new request yourself within {limit:g} s: "
-            "`kubectl get csr`, `kubectl certificate approve NAME`"
+            f"{who}. Or approve the new request yourself within {limit:g} s: `kubectl get csr`, "
+            "`kubectl certificate approve NAME`"
         ) from None
     pair = Pair(key, certificate)
     _check(pair)

@@ -53,7 +53,7 @@ class Conversation:
             with error:
                 raise _refusal(error.code, error.read(ERROR_BYTES)) from None
         except (OSError, http.client.HTTPException) as error:
-            raise NotServing(f"{endpoint}: {error}") from error
+            raise NotServing(f"cannot reach {endpoint} from this machine: {error}") from error
         self._keep(turn, answer)
 
     def _keep(self, turn: list[Json], answer: list[str]) -> None:
@@ -97,7 +97,7 @@ def _refusal(status: int, body: bytes) -> LocalClusterError:
     except ValueError:
         text = body.decode("utf-8", "replace").strip()[:500]
     if status == 401:
-        return LocalClusterError("the model requires an API key; set THUNDERFLEET_API_KEY to one", usage=True)
+        return LocalClusterError("the model requires an API key: set THUNDERFLEET_API_KEY to one that it accepts", usage=True)
     if status in (502, 503, 504):
         return NotServing(f"the group does not serve now: {text or status}")
     return LocalClusterError(f"the request was refused ({status}): {text}")

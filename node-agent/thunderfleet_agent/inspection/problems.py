@@ -75,7 +75,8 @@ def port_problems(port: ThunderboltPort, status: NodeProfileStatus) -> Iterator[
         if slowest and generation(slowest) != "TB5":
             way = f" through {', '.join(peer.through)}" if peer.through else ""
             peer_name = peer.name or "the peer"
-            yield f"the connection to {peer_name}{way} runs at {speed_text(slowest)}: RDMA needs Thunderbolt 5 cables and hubs"
+            needs = "RDMA needs Thunderbolt 5 Macs, cables and hubs"
+            yield f"the connection to {peer_name}{way} runs at {speed_text(slowest)}: {needs}"
 
 
 def _rdma_fault(port: ThunderboltPort, status: NodeProfileStatus) -> str | None:

@@ -190,9 +190,9 @@ def _rdma(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], spee
         return Verdict(False, Reason.SPEED_UNKNOWN, f"{text}: {remedy}")
     if speed <= THUNDERBOLT4_MBPS:
         hubs = _hubs(endpoints)
-        remedy = f"connect the Macs without {hubs}, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
-        text = f"the cable runs at {speed / 1000:g} Gb/s; RDMA needs Thunderbolt 5 (above 40 Gb/s) at both Macs"
-        return Verdict(False, Reason.BELOW_THUNDERBOLT5, f"{text}: {remedy}")
+        remedy = f"connect them without {hubs}, or use a Thunderbolt 5 hub" if hubs else "use a Thunderbolt 5 cable"
+        text = f"the cable runs at {speed / 1000:g} Gb/s; RDMA needs Thunderbolt 5 (above 40 Gb/s)"
+        return Verdict(False, Reason.BELOW_THUNDERBOLT5, f"{text}: if both Macs have it, {remedy}")
     statuses = {node: profile.status if (profile := profiles.get(node)) else None for node in endpoints}
     sides = {node: (_stack(status), _rdma_port(endpoints[node], status)) for node, status in statuses.items()}
     found = rules.first_fault(sides.values())

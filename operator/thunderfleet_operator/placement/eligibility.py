@@ -59,15 +59,18 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
         commits = " and ".join(str(model.revision) for model in others[:2])
         return f"has commit {commits} of {request.model}, not {request.revision}, which spec.model.revision asks for"
     if not found:
-        return f"does not have {request.model} on disk; copy it into one of its model folders"
+        where = "there" if request.path is not None else f"to {request.model} below a folder of agent.modelFolders"
+        return f"does not have {request.model} on disk; copy it {where}"
     for model in found:
         if model.complete and model.sized:
             return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
         return f"has an incomplete copy of the model at {broken.path} (copy it again): {broken.problem or 'files are missing'}"
-    wait = "wait; if this lasts for more than a few minutes, see the log of its agent"
-    return f"has not computed yet how much memory {found[0].path} needs: {found[0].problem or wait}"
+    path, problem = found[0].path, found[0].problem
+    if problem:
+        return f"does not know how much memory {path} needs (its agent tries again every 5 minutes): {problem}"
+    return f"computes how much memory {path} needs; if this lasts for more than a few minutes, see the log of its agent"
 
 
 def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:

@@ -33,8 +33,11 @@ class LayersReport(_Report):
 class RelayReport(_Report):
     """A hop carried by supervisors."""
 
-    address: str = Field(description="Address at which one supervisor dials the other.")
-    backwards: bool = Field(description="Whether the next rank's supervisor dials, instead of this one's.")
+    address: str = Field(description="Address that is dialed.")
+    backwards: bool = Field(
+        description="Whether this rank's supervisor dials that of the previous rank; otherwise the previous rank's dials this "
+        "one's."
+    )
 
 
 class RankReport(_Report):

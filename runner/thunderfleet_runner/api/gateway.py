@@ -132,7 +132,7 @@ class Gateway:
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(
                 401,
-                "authentication required: send the header Authorization: Bearer <key>",
+                "the API key is missing or not accepted: send the header Authorization: Bearer <key>",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

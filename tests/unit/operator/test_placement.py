@@ -382,7 +382,7 @@ def test_a_repository_may_lie_elsewhere_on_every_mac() -> None:
         ({"taints": (Taint("own", "x"),)}, "taint own=x:NoSchedule"),
         ({"address": None}, "no InternalIP"),
         ({"profiled": False}, "no NodeProfile"),
-        ({"models": ()}, "does not have /models/a on disk; copy it into one of its model folders"),
+        ({"models": ()}, "does not have /models/a on disk; copy it there"),
         ({"models": (ModelFacts(PATH, complete=False, problem="model-2 is missing"),)}, "model-2 is missing"),
         ({"models": (ModelFacts(PATH, sized=False),)}, "see the log of its agent"),
     ],
@@ -589,7 +589,7 @@ def _misses(found: Placement | Unplaceable) -> dict[Transport, str]:
     ("what", "text"),
     [
         ({"schedulable": False}, "c is cordoned (kubectl uncordon c)"),
-        ({"models": ()}, "c does not have /models/a on disk; copy it into one of its model folders"),
+        ({"models": ()}, "c does not have /models/a on disk; copy it there"),
         ({"ready": False}, "c is not Ready"),
         ({"mlx_version": "0.31.0"}, "c runs MLX 0.31.0 with mlx-lm (unknown), the others MLX (unknown) with mlx-lm (unknown)"),
         (None, "needs 3 Macs, 2 available: join 1 more to the cluster (thunderfleet-kubelet join)"),

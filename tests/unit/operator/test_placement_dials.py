@@ -195,7 +195,7 @@ def test_two_macs_that_reach_each_other_over_the_lan_alone_get_no_ring_over_thei
     assert all(rank.relay is not None and rank.relay.address.startswith("10.") for rank in found.ranks)
     assert ring_problem(fleet, fleet.cables["ab"]) == (
         f"a cannot reach b at {at('b', 'a')}: check that both ends of the cable have addresses of one network "
-        f"(`ping {at('b', 'a')}` on a)"
+        f"(`ping {at('b', 'a')}` on a); if they have, see the log of the agent on a"
     )
 
 

@@ -53,7 +53,7 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             replace(MAC, models=()),
             REQUEST,
-            "does not have org/m on disk; copy it into one of its model folders",
+            "does not have org/m on disk; copy it to org/m below a folder of agent.modelFolders",
         ),
         (
             MAC,
@@ -68,12 +68,12 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             replace(MAC, models=(replace(MODEL, repository="org/other"),)),
             replace(REQUEST, revision="def"),
-            "does not have org/m on disk; copy it into one of its model folders",
+            "does not have org/m on disk; copy it to org/m below a folder of agent.modelFolders",
         ),
         (
             MAC,
             Request(path="/n", repository="org/m", revision="def"),
-            "does not have /n on disk; copy it into one of its model folders",
+            "does not have /n on disk; copy it there",
         ),
         (
             replace(MAC, models=(replace(MODEL, complete=False, problem="x is missing"),)),
@@ -88,13 +88,12 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             replace(MAC, models=(unsized("/m", "one"), unsized("/n", "two"))),
             REQUEST,
-            "has not computed yet how much memory /m needs: one",
+            "does not know how much memory /m needs (its agent tries again every 5 minutes): one",
         ),
         (
             replace(MAC, models=(unsized("/m", ""),)),
             REQUEST,
-            "has not computed yet how much memory /m needs: wait; if this lasts for more than a few minutes, see the log of "
-            "its agent",
+            "computes how much memory /m needs; if this lasts for more than a few minutes, see the log of its agent",
         ),
     ],
 )

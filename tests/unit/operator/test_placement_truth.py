@@ -211,7 +211,7 @@ def test_a_jaccl_entry_names_cable_memory_and_every_problem_of_a_mac() -> None:
     assert isinstance(found, Unplaceable)
     assert found.near_misses[0].message == (
         "JACCL mesh of a, b: b is cordoned (kubectl uncordon b) and has the taint gpu:NoSchedule, which spec.nodes.tolerations"
-        " does not tolerate and does not have /models/a on disk; copy it into one of its model folders;"
+        " does not tolerate and does not have /models/a on disk; copy it there;"
         " each of a, b has 8 bytes free, needs 10 bytes as one of 2 ranks (Tensor); a ↔ b: no Thunderbolt cable"
     )
 

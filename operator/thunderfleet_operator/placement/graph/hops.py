@@ -88,7 +88,7 @@ def ring_problem(fleet: Fleet, cable: Cable) -> str | None:
         if fleet.fails(near.node, far.node, far.address or ""):
             return (
                 f"{near.node} cannot reach {far.node} at {far.address}: check that both ends of the cable have addresses of "
-                f"one network (`ping {far.address}` on {near.node})"
+                f"one network (`ping {far.address}` on {near.node}); if they have, see the log of the agent on {near.node}"
             )
     return None
 
