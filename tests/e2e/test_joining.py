@@ -146,7 +146,7 @@ def test_a_token_gets_no_more_than_a_node(joining: Joining) -> None:
 
     for signer, text in (
         (SERVING_SIGNER, "is not node modest"),
-        (CLIENT_SIGNER, "no DNS names and addresses"),
+        (CLIENT_SIGNER, "must not have DNS names or addresses"),
     ):
         name = asyncio.run(ask("modest", signer))
 
