@@ -68,6 +68,8 @@ def test_a_working_studio(shapes: Any) -> None:
     assert status.hardware is not None and status.hardware.memory == "96Gi"
     assert (status.hardware.cpu_cores, status.hardware.gpu_cores) == (28, 60)
     assert status.hardware.gpu_memory_limit_bytes == 72 * 2**30
+    raised = profile(observed(shapes, sysctl={"hw.memsize": str(96 * 2**30), "iogpu.wired_limit_mb": "81920"}), NOW).status
+    assert raised.hardware is not None and raised.hardware.gpu_memory_limit_bytes == 80 * 2**30
     assert status.thunderbolt is not None and status.thunderbolt.links == 1
     first, second = status.thunderbolt.ports
     assert (first.interface, first.rdma_device, first.speed_mbps) == ("en2", "rdma_en2", 80_000)

@@ -89,6 +89,7 @@ def test_bytes_are_written_as_the_api_server_writes_them(size: int) -> None:
     [
         (Readings(True, "critical", 1, 10), "MemoryPressure", "True"),
         (Readings(None, "?", 1, 10), "MemoryPressure", "Unknown"),
+        (Readings(False, "", 9, 10), "PIDPressure", "False"),
         (Readings(False, "", 10, 10), "PIDPressure", "True"),
         (Readings(False, "", None, 10), "PIDPressure", "Unknown"),
     ],

@@ -211,6 +211,14 @@ def test_a_cable_counts_as_steady_after_twice_as_long_each_time() -> None:
     assert needed_seconds(99) == STEADY_LIMIT_SECONDS
 
 
+def test_the_number_of_interruptions_is_told() -> None:
+    found = Steadiness().with_fleet(fleet_of(False), 0.0)
+    for count, times in enumerate(("once", "2 times"), 1):
+        found = found.with_fleet(fleet_of(True), 10 * count).with_fleet(fleet_of(False), 10 * count + 1)
+        mark = found.marked.cables["c0"].unsteady
+        assert mark is not None and f"it was interrupted {times} and counts" in mark.problem
+
+
 def test_interruptions_are_forgotten_after_the_limit_and_kept_until_then() -> None:
     past = Steadiness().with_fleet(fleet_of(False), 0).with_fleet(fleet_of(True), 1).with_fleet(fleet_of(False), 2)
     assert dict(past.with_fleet(past.fleet, 1801.9).known)[Key("c0", False)].count == 1

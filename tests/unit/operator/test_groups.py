@@ -282,6 +282,11 @@ def test_where_a_model_was_looked_for() -> None:
     assert "copy it to org/name below a folder" in found.message
 
 
+def test_a_message_names_eight_macs_and_counts_the_others() -> None:
+    found = resolve(Fleet(tuple(Mac(f"m{number}", "1", 1) for number in range(9))), Request(path="/nope"))
+    assert "m7 has no models and 1 more;" in found.message and "m8" not in found.message
+
+
 def test_without_macs_the_missing_mac_is_the_reason_everywhere() -> None:
     found = resolve(Fleet(), Request(repository="org/name"))
     assert (found.found, found.reason) == (False, "NoMacs") and "thunderfleet-kubelet join" in found.message

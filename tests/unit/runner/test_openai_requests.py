@@ -77,6 +77,7 @@ def test_no_fields_crash_the_parser_and_what_passes_can_be_framed(
         ({"top_k": 256}, "top_k"),
         ({"logit_bias": {"256": 1}}, "logit_bias"),
         ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"0" * 12: 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"xtc_threshold": 0.6}, "xtc_threshold"),
         ({"adapters": "x"}, "adapters"),
