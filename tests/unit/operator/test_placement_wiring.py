@@ -214,7 +214,7 @@ async def test_status_lists_what_is_missing_on_every_mac(world: World, make_mode
     entries = world.md.status.unplaceable
     lacks = {node: entry.message for entry in entries if entry.transport is None for node in entry.nodes}
     assert set(lacks) == set(fleet_of(world).macs)
-    assert "is cordoned" in lacks["mini"] and "copy it into one of its model folders" in lacks["small-3"]
+    assert "is cordoned" in lacks["mini"] and "copy it to org/tiny below a folder" in lacks["small-3"]
     assert any(entry.transport is not None for entry in entries), "and the near misses"
     assert len([entry for entry in entries if entry.transport is None]) < len(lacks), "what several lack stands there once"
 
