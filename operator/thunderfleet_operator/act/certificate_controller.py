@@ -1,6 +1,7 @@
 """One round for the certificate requests of a Node's kubelet: approves or denies serving certificates.
 
-The operator is the only approver. It decides requests that kubelets of Thunderfleet send, and no others.
+Where the chart is installed, the operator is the only approver. It decides requests that kubelets of Thunderfleet send, and no
+others.
 """
 
 import logging

@@ -170,7 +170,8 @@ class Needs:
         if not needs:
             entry = self._sizes.get(size)
             if entry is None or not entry.refusal:
-                return "the agents compute the sizes of a model for 1 to 16 ranks, and only for 1 if mlx-lm cannot build it"
+                known = "agents compute sizes for 1 to 16 ranks, and only for 1 if mlx-lm cannot build the model"
+                return f"the size of the model for {size} {'ranks' if size > 1 else 'rank'} is not known: {known}"
             return (
                 f"mlx-lm cannot split the model over {size} ranks: {entry.refusal}"
                 if size > 1

@@ -392,6 +392,8 @@ async def test_a_pulled_cable_is_named_at_once_and_left_after_a_moment(lan: Worl
     lan.later(0.1)
     await lan.round()
     assert (group(lan).epoch, group(lan).restarts) == (2, 0), "a cable costs no restart"
+    _, reason, message = lan.condition("Ready")
+    assert reason == "PortDown" and CABLE in message and "group 0: Starting" in message, "the next placement has begun"
     plan_ = Plan.model_validate_json(lan.cache[CONFIGMAPS].items["ns/md-0-e2"]["data"][PLAN_KEY])
     assert plan_.links == ("", "") and all(rank.relay for rank in plan_.ranks)
     old = [pod for name, pod in lan.pods().items() if name.startswith("md-0-e1-")]

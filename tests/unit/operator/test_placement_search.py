@@ -311,13 +311,15 @@ def test_why_a_model_cannot_be_divided() -> None:
     assert refused.bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: no pipeline"
     assert (
         needs((1, 1)).bounds(Split.TENSOR, 2)
-        == "the agents compute the sizes of a model for 1 to 16 ranks, and only for 1 if mlx-lm cannot build it"
+        == "the size of the model for 2 ranks is not known: agents compute sizes for 1 to 16 ranks, and only for 1 if mlx-lm "
+        "cannot build the model"
     )
     heads = Needs(ModelFacts(PATH, tensor=(TensorFacts(2, refusal="heads do not divide"),)), NO_KV)
     assert heads.bounds(Split.TENSOR, 2) == "mlx-lm cannot split the model over 2 ranks: heads do not divide"
     assert (
         heads.bounds(Split.NONE, 1)
-        == "the agents compute the sizes of a model for 1 to 16 ranks, and only for 1 if mlx-lm cannot build it"
+        == "the size of the model for 1 rank is not known: agents compute sizes for 1 to 16 ranks, and only for 1 if mlx-lm "
+        "cannot build the model"
     )
     assert needs((1, 1), _2=(5,)).tensor(2) == (), "a rank without figures"
 
